@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from app import db, objects
 from app.db import Begin, timestamp
-from app.db.base import utc_now
 from app.db.tables import TERMINAL, File, Job, SweptJob, WebhookDelivery
 from app.files import service as files
 from app.objects import marks, reconciler
@@ -60,7 +59,7 @@ def sweep(storage: Storage, begin: Begin) -> None:
     objects.sweep(storage, begin, give_up=marks.is_trusted(mark))
     pruning.prune(begin)
     with begin() as session:
-        is_old = WebhookDelivery.created_at < utc_now() - _DELIVERIES_STAY
+        is_old = WebhookDelivery.created_at < db.clock(session) - _DELIVERIES_STAY
         session.execute(delete(WebhookDelivery).where(is_old, WebhookDelivery.status != "pending"))
 
 
@@ -74,7 +73,7 @@ def sweep_files(begin: Begin) -> None:
 def sweep_attempts(begin: Begin, stay: timedelta = _ATTEMPTS_STAY) -> None:
     """Of jobs that ended long enough ago, attempts that neither published nor hold anything go, and checkpoints."""
     with begin() as session:
-        is_over = Job.status.in_(TERMINAL) & (Job.finished_at < utc_now() - stay)
+        is_over = Job.status.in_(TERMINAL) & (Job.finished_at < db.clock(session) - stay)
         due = select(Job).where(is_over, Job.id.not_in(select(SweptJob.job_id))).limit(_AT_ONCE)
         for job in session.scalars(due.with_for_update(skip_locked=True)):
             session.add(SweptJob(job_id=job.id))

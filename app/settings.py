@@ -13,6 +13,7 @@ from urllib.parse import quote
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from app.addresses import is_listed
 from app.errors import Unfit
 from app.variable_groups import PREFIX, Group, GroupSource
 from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
@@ -29,6 +30,7 @@ def _listed(text: Any) -> Any:
     return tuple(name.strip() for name in text.split(",") if name.strip()) if isinstance(text, str) else text
 
 
+PolicyEndpoint = Literal["agent", "guard", "unattested"]  # endpoints whose addresses are in policies
 Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
 
 
@@ -113,8 +115,12 @@ class Settings(BaseSettings):
     serving_adapters_dir: Path | None = None  # that the API writes and that server reads, under the same path
     serving_drain_s: float = Field(default=30.0, gt=0, le=3600)  # that a load waits for running replies to end
     serving_canary_s: float = Field(default=15.0, gt=0, le=3600)  # between two looks at which weights answer there
+    # Keys of endpoints that a policy names; each goes to the addresses listed beside it, between commas, and nowhere
+    # else: a policy that names another address has it asked without a key.
     unattested_api_key: SecretStr | None = None  # of servers that a policy names as not attested
+    unattested_urls: Names = None  # with /v1, as the policy has them
     guard_api_key: SecretStr | None = None  # of the moderation endpoint that a policy names
+    guard_urls: Names = None  # likewise
     max_reply_tokens: int = Field(default=16_384, ge=1)  # of one reply
 
     # Prompts of each suite that the checkpoint of an epoch is audited with; fewer than 20 decide nothing. 0: ends of
@@ -138,6 +144,7 @@ class Settings(BaseSettings):
     audit_engine: Annotated[AuditEngine, NoDecode] = AuditEngine()  # SPARD_AUDIT_ENGINE is its name, and so on
     judge_api_key: SecretStr | None = None
     agent_api_key: SecretStr | None = None  # of the auditing agent's endpoint, which a policy names
+    agent_urls: Names = None  # the addresses that get this key, between commas; an agent elsewhere is asked without it
     agent_errors: Path | None = None  # what `spard measure-agent --json` made of its false positives
     judge_errors: Path | None = None  # what `spard judge --json` measured of it; without it the gate never passes
     gate: Annotated[GateThresholds, NoDecode] = GateThresholds()  # SPARD_GATE_MAX_ASR, ...: where no policy names it
@@ -155,12 +162,32 @@ class Settings(BaseSettings):
         return init_settings, GroupSource(settings_cls, GROUPS), env_settings
 
     def judge_key(self, judge: JudgeSpec) -> str | None:
-        """Return the key of a judge's or the auditing agent's endpoint, if it is set."""
-        if self.agent_api_key and judge.api_key_env == AGENT_KEY:
-            return self.agent_api_key.get_secret_value()
+        """Return the key of a judge's or the auditing agent's endpoint, if it is set.
+
+        The agent's address comes from a policy, so its key is for addresses that `agent_urls` lists alone.
+        """
+        if judge.api_key_env == AGENT_KEY:
+            return self.policy_key("agent", judge.base_url or "")
         if self.judge_api_key and judge.api_key_env == JudgeSpec().api_key_env:
             return self.judge_api_key.get_secret_value()
         return os.environ.get(judge.api_key_env)
+
+    def policy_key(self, kind: PolicyEndpoint, url: str) -> str | None:
+        """Return the key for an endpoint that a policy names; None unless its address is listed beside the key."""
+        key, urls = self._keys_of_policies()[kind]
+        return key.get_secret_value() if key and is_listed(url, urls or ()) else None
+
+    def keys_without_addresses(self) -> list[str]:
+        """Return the variables that list the addresses of a key which is set, where none is listed."""
+        pairs = self._keys_of_policies().items()
+        return [f"{PREFIX}{kind}_urls".upper() for kind, (key, urls) in pairs if key and not urls]
+
+    def _keys_of_policies(self) -> dict[PolicyEndpoint, tuple[SecretStr | None, tuple[str, ...] | None]]:
+        return {
+            "agent": (self.agent_api_key, self.agent_urls),
+            "guard": (self.guard_api_key, self.guard_urls),
+            "unattested": (self.unattested_api_key, self.unattested_urls),
+        }
 
     def database(self) -> str:
         """Return the database's URL, which may hold a password; SQLite in `data_dir` unless one is set."""

@@ -112,7 +112,7 @@ def _hanging(outages: Outages) -> Iterator[None]:
             outages.storage_back.wait()
         return write(self, key, content)
 
-    LocalStorage.write = hanging  # type: ignore[method-assign]
+    LocalStorage.write = hanging  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:

@@ -136,7 +136,8 @@ def _run(*command: str, environment: dict[str, str] | None = None) -> None:
 def reference(merged: Path, prompts: Sequence[str]) -> Iterator[Reply]:
     """Yield the greedy reply of transformers in float32 to each prompt."""
     tokenizer: Any = AutoTokenizer.from_pretrained(merged)
-    model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+    model.eval()
     for prompt in prompts:
         turns = [{"role": "user", "content": prompt}]
         text: str = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WAITING = 256  # questions; a child that asks faster waits in its pipe
 _LOOK_S = 0.2
+_NO_KEY = "none"  # without one, the client would read the variable of a key that is for other addresses
 
 Tell = Callable[[Message], None]  # writes a line to the child
 KeyOf = Callable[[JudgeSpec], str | None]
@@ -86,7 +87,7 @@ class Desk:
                 judge = self._judges[number]
                 # openai takes a second to import, and most workers never need it.
                 endpoint = importlib.import_module("spard.evaluation.judges.endpoint")
-                self._chats[number] = endpoint.open_chat(judge, self._key_of(judge))
+                self._chats[number] = endpoint.open_chat(judge, self._key_of(judge) or _NO_KEY)
             return self._chats[number]
 
 

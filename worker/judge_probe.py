@@ -6,12 +6,22 @@ import json
 import os
 from http.client import HTTPException
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from spard.config import JudgeSpec
 
 _OPENAI = "https://api.openai.com/v1"
 _PASSING = (408, 409, 429)  # and 5xx: what may be otherwise in a while
+
+
+class _StaysHere(HTTPRedirectHandler):
+    """Follows no redirect: the key is for the named server alone."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Have the redirect raised as an error."""
+
+
+_OPENER = build_opener(_StaysHere)
 
 
 def answers(spec: JudgeSpec, key: str | None) -> bool:
@@ -22,7 +32,7 @@ def answers(spec: JudgeSpec, key: str | None) -> bool:
     url = f"{address.rstrip('/')}/chat/completions"
     request = Request(url, json.dumps(asked).encode(), headers)  # noqa: S310 - the provider's own address
     try:
-        with urlopen(request, timeout=spec.timeout_s):  # noqa: S310 - likewise
+        with _OPENER.open(request, timeout=spec.timeout_s):
             return True
     except HTTPError as error:
         return error.code < 500 and error.code not in _PASSING

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
 from app.catalog import marks
 from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
-from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
 from app.errors import NotFound
 from app.policies import service as policies
@@ -230,7 +230,7 @@ def _tuned_of(serving: Serving, project_id: str) -> Select[Job]:
     """Select the project's jobs whose model exists, by no waiver that has ended, and that nothing withholds."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
-    is_out = waived_until.is_(None) | (waived_until > int(utc_now().timestamp()))
+    is_out = waived_until.is_(None) | (waived_until > db.now())
     is_kept = marks.is_there(serving)
     return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 

@@ -64,7 +64,7 @@ def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str
     archive = checkpoint_models.archive(session, job, checkpoint)
     if archive is None:
         raise _not_there(checkpoint)
-    OwnModel(checkpoint_models.name_of(job, checkpoint), job, archive, checkpoint).check(caller)
+    OwnModel(checkpoint_models.name_of(job, checkpoint), job, archive, checkpoint).check(session, caller)
     audit_log.record(session, "checkpoint.downloaded", checkpoint.id, sha256=archive["sha256"])
     return file_name, archive
 

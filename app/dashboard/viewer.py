@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fastapi import Depends, Request
 
@@ -54,7 +54,23 @@ class Viewer:
         return "customer" in self.principal.scopes
 
 
+def check_origin(request: Request) -> None:
+    """Raise Forbidden for a form that another site has sent.
+
+    Browsers say by `Sec-Fetch-Site` whether it was; older ones name the site in `Origin`. What sends neither is no
+    browser, and no page of another site can have it sent.
+    """
+    if request.method in ("GET", "HEAD"):
+        return
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    hosts = {request.headers.get(name, "").lower() for name in ("host", "x-forwarded-host")} - {""}
+    is_own = site in ("same-origin", "none") if site else origin is None or urlsplit(origin).netloc.lower() in hosts
+    if not is_own:
+        raise Forbidden("Send this form from its own page, not from another site.", code="stale_form")
+
+
 def _signed_in(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
+    check_origin(request)
     principal = signed_in_browser(request, engine, settings, caller)
     if principal is None:
         raise SignInNeeded(_address(request))

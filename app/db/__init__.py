@@ -9,6 +9,7 @@ from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
     SchemaState,
+    clock,
     downgrade_schema,
     joined,
     look,
@@ -29,6 +30,7 @@ __all__ = [
     "Reader",
     "SchemaState",
     "brief_lock_waits",
+    "clock",
     "downgrade_schema",
     "holds_nul",
     "is_conflict",

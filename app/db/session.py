@@ -129,6 +129,11 @@ class timestamp(FunctionElement[datetime]):  # noqa: N801 - likewise
     inherit_cache = True
 
 
+def clock(session: Session) -> datetime:
+    """Return the database's time, by which all processes of a deployment decide what has expired."""
+    return session.scalars(select(timestamp())).one()
+
+
 @compiles(now, "postgresql")
 def _now_postgres(element: now, compiler: Any, **kw: Any) -> str:
     return "extract(epoch FROM clock_timestamp())::float8"

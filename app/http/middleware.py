@@ -49,7 +49,9 @@ class Envelope:
             if message["type"] == "http.response.start":
                 started = True
                 scope["state"]["status"] = message["status"]
-                MutableHeaders(scope=message).update({"x-request-id": request_id, **scope["state"].get("headers", {})})
+                headers = MutableHeaders(scope=message)
+                headers.update({"x-request-id": request_id, **scope["state"].get("headers", {})})
+                _keep_private(scope, headers)
             await send(message)
 
         structlog.contextvars.clear_contextvars()
@@ -71,6 +73,12 @@ class Envelope:
         finally:
             _note(scope, time.perf_counter() - began)
         return None
+
+
+def _keep_private(scope: Scope, headers: MutableHeaders) -> None:
+    """Have no browser and no proxy keep an answer of the API, unless its route says how long it may be kept."""
+    if scope["path"].startswith("/v1/") and headers.get("cache-control", "no-cache") == "no-cache":
+        headers["cache-control"] = "private, no-store"
 
 
 def _note(scope: Scope, seconds: float) -> None:

@@ -117,7 +117,8 @@ def _taken(
     limiter: FixedWindowRateLimiter, item: RateLimitItemPerMinute, ids: tuple[str, str], is_allowed: bool
 ) -> Taken:
     window = limiter.get_window_stats(item, *ids)
-    return Taken(is_allowed, item.amount, window.remaining, max(0.0, window.reset_time - time.time()))
+    left_s = min(max(0.0, window.reset_time - time.time()), item.get_expiry())  # Redis may keep another time
+    return Taken(is_allowed, item.amount, window.remaining, left_s)
 
 
 def _duration(seconds: float) -> str:

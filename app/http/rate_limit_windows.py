@@ -6,6 +6,7 @@ more than all else that is done about limits. Here a window that is over is begu
 
 from __future__ import annotations
 
+import math
 import time
 from threading import Lock
 
@@ -22,7 +23,7 @@ class WindowsInMemory(Storage):
     def __init__(self) -> None:
         super().__init__()
         self._lock = Lock()
-        self._windows: dict[str, tuple[int, float]] = {}  # the count, and when the window is over, in Unix seconds
+        self._windows: dict[str, tuple[int, float]] = {}  # the count, and the monotonic time of its end
 
     @property
     def base_exceptions(self) -> type[Exception]:
@@ -31,9 +32,9 @@ class WindowsInMemory(Storage):
 
     def incr(self, key: str, expiry: float, amount: int = 1) -> int:
         """Count in a window, which lasts `expiry` seconds if it is new, and return its count."""
-        now = time.time()
+        now = time.monotonic()
         with self._lock:
-            count, end = self._windows.get(key, (0, 0.0))
+            count, end = self._windows.get(key, (0, -math.inf))
             if end <= now:
                 self._make_room(now)
                 count, end = 0, now + expiry
@@ -43,11 +44,14 @@ class WindowsInMemory(Storage):
     def get(self, key: str) -> int:
         """Return the count of a window; 0 for one that is over."""
         count, end = self._windows.get(key, (0, 0.0))
-        return count if end > time.time() else 0
+        return count if end > time.monotonic() else 0
 
     def get_expiry(self, key: str) -> float:
-        """Return when a window is over; now for one that is."""
-        return max(self._windows.get(key, (0, 0.0))[1], time.time())
+        """Return when a window is over in Unix seconds, as the library counts; now for one that is.
+
+        Windows are kept by the monotonic clock, so that a clock that is set back lengthens none.
+        """
+        return time.time() + max(self._windows.get(key, (0, 0.0))[1] - time.monotonic(), 0.0)
 
     def check(self) -> bool:
         """Return True: memory is always available."""

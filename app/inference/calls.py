@@ -9,9 +9,10 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
 from app.db import now
-from app.db.base import new_id, utc_now
+from app.db.base import new_id
 from app.db.tables import InferenceCall
 from app.db.tables.inference import RUNNING
 from app.errors import Reserved
@@ -78,6 +79,7 @@ def admit(
     most, reserved = _reserve(session, caller, model, most, ask["n"])
     call = InferenceCall(
         id=new_id("call_"),
+        created_at=db.clock(session),
         project_id=caller.project_id,
         key_id=caller.key_id,
         endpoint=endpoint,
@@ -159,5 +161,5 @@ def _was_called(session: Session, call: InferenceCall) -> bool:
         if call.archive_sha256 is None
         else InferenceCall.archive_sha256 == call.archive_sha256
     )
-    of_project = (InferenceCall.project_id == call.project_id) & (InferenceCall.created_at > utc_now() - _DAY)
+    of_project = (InferenceCall.project_id == call.project_id) & (InferenceCall.created_at > db.clock(session) - _DAY)
     return session.scalar(select(InferenceCall.id).where(of_project, same, bytes_of).limit(1)) is not None

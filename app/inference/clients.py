@@ -16,6 +16,7 @@ from httpx2 import Limits
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+NO_KEY = "none"  # what is sent where there is no key: the client wants one
 _MOST = 16  # open ones; a policy may name other servers again and again
 _IDLE_S = 2.0  # until an unused connection is closed: sooner than servers do it, who may close while one is taken
 
@@ -66,5 +67,5 @@ def _opened(url: str, key: str) -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # half a second to import, and few services need it
 
     limits = Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=_IDLE_S)
-    http = DefaultAsyncHttpxClient(limits=limits)
+    http = DefaultAsyncHttpxClient(limits=limits, follow_redirects=False)  # bodies are for the named server alone
     return AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)

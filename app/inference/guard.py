@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.errors import InvalidRequest, Unavailable
-from app.inference.clients import Clients
+from app.inference.clients import NO_KEY, Clients
 from app.inference.protocol import Ask
 from app.policies.schemas import GuardRule
 from app.settings import Settings
@@ -62,7 +62,7 @@ def guard_of(rule: GuardRule | None, settings: Settings, clients: Clients) -> Gu
     """Return the guard that a policy names; None where it names none."""
     if rule is None:
         return None
-    return Guard(rule, settings.guard_api_key.get_secret_value() if settings.guard_api_key else "none", clients)
+    return Guard(rule, settings.policy_key("guard", rule.base_url) or NO_KEY, clients)
 
 
 def _read(ask: Ask) -> Iterator[str]:

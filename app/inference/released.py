@@ -10,10 +10,10 @@ from typing import NoReturn
 
 from sqlalchemy.orm import Session
 
-from app.db.tables import ApiKey, BaseModelEntry
-from app.errors import Forbidden, NotFound, Unauthorized
+from app.db.tables import BaseModelEntry
+from app.errors import Forbidden, NotFound
 from app.jobs.checkpoint_models import OwnModel, own_model
-from app.keys import service as keys
+from app.keys.access import find_ended
 from app.keys.service import Principal
 from app.policies import service as policies
 from app.policies.schemas import Policy
@@ -70,15 +70,14 @@ def released(session: Session, caller: Principal, name: str, settings: Settings)
     own = own_model(session, caller.project_id, name)
     if own is None or own.job.model in policy.serving.paused:
         refuse(name)
-    found = _own(own, caller)
+    found = _own(session, own, caller)
     return found if _is_prompted(own) else replace(found, server=_server(name, policy))
 
 
 def check_again(session: Session, caller: Principal, model: Released, settings: Settings) -> None:
-    """Raise unless the same bytes are released to the caller still, and the key is good."""
-    key = session.get(ApiKey, caller.key_id, populate_existing=True)
-    if key is None or not keys.is_good(key):
-        raise Unauthorized("The API key is no longer valid.")
+    """Raise unless the same bytes are released to the caller still, who may still call."""
+    if error := find_ended(session, [caller]).get(caller):
+        raise error
     if released(session, caller, model.name, settings) != model:
         refuse(model.name)
 
@@ -107,9 +106,9 @@ def _server(name: str, policy: Policy) -> Server | None:
     return named.get(name)
 
 
-def _own(own: OwnModel, caller: Principal) -> Released:
+def _own(session: Session, own: OwnModel, caller: Principal) -> Released:
     try:
-        own.check(caller)
+        own.check(session, caller)
     except Forbidden:
         refuse(own.name)
     adapter, job = own.adapter, own.job

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import InferenceCall, Project, StoredReply
 from app.errors import NotFound
 from app.http.pagination import Page, page
@@ -69,14 +69,14 @@ def keep(session: Session, call: InferenceCall, model: Released, ask: Ask, repli
     stored.prompt = ask["prompt"] if ask["messages"] is None else ask["messages"]
     stored.job_id = model.archive.job_id if model.archive else None
     stored.created_at = call.created_at  # the call stays: where the texts stood is known when they are erased
-    stored.expires_at = utc_now() + timedelta(days=days)
+    stored.expires_at = db.clock(session) + timedelta(days=days)
     session.add(stored)
 
 
 def listed(session: Session, project_id: str, after: str | None, limit: int) -> Page[StoredReply]:
     """Return a page of what is stored of a project and has not expired; who read it goes into the audit log."""
     _check(session, project_id)
-    own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > utc_now())
+    own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > db.timestamp())
     expired = select(StoredReply.created_at).where(StoredReply.project_id == project_id, StoredReply.id == after)
     erased = select(InferenceCall.created_at).where(InferenceCall.project_id == project_id, InferenceCall.id == after)
     left = (expired, erased)

@@ -16,7 +16,7 @@ from openai import APIConnectionError, APIError, APIStatusError
 
 from app.db import Begin
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
-from app.inference.clients import Clients
+from app.inference.clients import NO_KEY, Clients
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask, Finish, Proof, Said, Token
 from app.inference.released import Released, Server
@@ -52,8 +52,7 @@ class Unattested:
         """Nothing runs for it here."""
 
     async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
-        key = self._settings.unattested_api_key
-        secret = key.get_secret_value() if key else "none"
+        secret = self._settings.policy_key("unattested", server.url) or NO_KEY
         try:
             async with self._clients.of(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions

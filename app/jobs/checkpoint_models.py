@@ -30,10 +30,10 @@ class OwnModel:
     adapter: Adapter | None
     checkpoint: JobCheckpoint | None = None  # None: it is what the job has made
 
-    def check(self, caller: Principal) -> None:
+    def check(self, session: Session, caller: Principal) -> None:
         """Raise Forbidden where its adapter was released to the provider only, or its waiver has expired."""
         if self.checkpoint is None or self.checkpoint.kind == FINAL:
-            release.check(caller, self.job)
+            release.check(session, caller, self.job)
         elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
             raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
 

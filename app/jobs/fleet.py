@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import case, delete, func, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.db import now
-from app.db.base import utc_now
 from app.db.tables import Job, JobStatus, Project, Waiver, WebhookDelivery, WorkerRow
 from app.jobs import scheduling, shares
 from app.jobs.fleet_schemas import QueueOut, WorkerOut
@@ -102,7 +102,7 @@ def queue(session: Session) -> list[QueueOut]:
 
 def undecided(session: Session) -> Undecided:
     """Count what waits for a decision of the provider."""
-    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
+    is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
     counts = [
         select(func.count()).where(is_open),
         select(func.count()).where(WebhookDelivery.status == "failed"),

@@ -60,7 +60,7 @@ def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
     model = _held(session, caller.project_id, ask.model)
     if model is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
-    model.check(caller)
+    model.check(session, caller)
     lineage = (*_before(model.job), model.job.id)
     if len(lineage) >= LONGEST:
         message = f"{ask.model} is the last of {LONGEST} jobs on top of each other; start from the base model."

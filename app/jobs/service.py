@@ -53,6 +53,7 @@ def create(
     quotas.check_job(session, caller.project_id)
     need = need_of(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
     job = Job(
+        created_at=db.clock(session),
         id=job_id,
         project_id=caller.project_id,
         key_id=caller.key_id,
@@ -176,7 +177,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
-    release.check(caller, job)
+    release.check(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
     return job, job.adapter
 

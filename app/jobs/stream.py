@@ -10,56 +10,27 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field, replace
 
 from anyio import CapacityLimiter, Event, move_on_after, sleep, to_thread
 from anyio.lowlevel import RunVar
 from fastapi.sse import ServerSentEvent
-from sqlalchemy import Engine, String, and_, column, func, select, values
-from sqlalchemy import Integer as Int
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine
 
 from app import db
-from app.db.tables import TERMINAL, Job, JobEvent, JobStatus
-from app.errors import InvalidRequest
-from app.jobs import service
-from app.jobs.schemas import EventOut, JobOut
+from app.db.tables import JobEvent
+from app.errors import AppError
+from app.jobs.schemas import EventOut
+from app.jobs.stream_news import Cursor, News, has_ended, look
+from app.keys.service import Principal
 
 log = logging.getLogger(__name__)
 
 _LOOK_S, _LEAST_S = 0.5, 0.05  # between two looks: as a rule, and when a stream has just begun
 _HEARTBEAT_S = 15.0
-_AT_ONCE = 500  # events of one stream that are read at once
-_ROWS = 2000  # of all streams
 _RETRY_MS = 1000
 _SLICE, _BREATH_S = 8, 0.01  # streams that get their news together, and the time for other requests between
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """Up to which event a stream has seen a job."""
-
-    project_id: str
-    job_id: str
-    seen: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """Where a job stands: its status, and the number of its last event."""
-
-    status: JobStatus
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class _News:
-    """What one look has found: jobs that are gone have no `last`; `shown` are those that somebody is to be told of."""
-
-    last: dict[str, _Last]
-    events: dict[Cursor, list[JobEvent]]
-    shown: dict[str, JobOut]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +45,7 @@ class _Mail:
 @dataclass(eq=False, slots=True)
 class _Follower:
     cursor: Cursor
+    caller: Principal
     told_at: float
     mail: list[ServerSentEvent] = field(default_factory=list)
     has_mail: Event = field(default_factory=Event)
@@ -83,6 +55,11 @@ class _Follower:
         self.mail += events
         self.told_at, self.is_over = time.monotonic(), self.is_over or last
         self.has_mail.set()
+
+    def refuse(self, error: AppError) -> None:
+        """End the stream with an error; what its client has not taken yet is not sent any more."""
+        self.mail = []
+        self.send([_refusal(error)], last=True)
 
 
 @dataclass(slots=True)
@@ -102,9 +79,13 @@ class Streams:
         self._engine, self._is_closed = engine, False
         self._of_loop: RunVar[_Open] = RunVar("streams")
 
-    async def follow(self, cursor: Cursor) -> AsyncIterator[ServerSentEvent]:
-        """Yield the events after the cursor until the job has ended or the process stops."""
-        streams, follower = self._here(), _Follower(cursor, time.monotonic())
+    async def follow(self, cursor: Cursor, caller: Principal) -> AsyncIterator[ServerSentEvent]:
+        """Yield the events after the cursor until the job has ended, the process stops or the caller may call no more.
+
+        A caller whose key was revoked, has expired or lost a scope, or whose browser was signed out, gets a last
+        `error` with what its next request would get.
+        """
+        streams, follower = self._here(), _Follower(cursor, caller, time.monotonic())
         streams.followers[follower] = None
         streams.begun.set()
         if self._is_closed:
@@ -137,78 +118,25 @@ class Streams:
         """Look for news as long as there are streams; one whose client has not taken the last news gets none."""
         while streams.followers:
             streams.begun = Event()
-            asking = [each for each in streams.followers if not each.mail and not each.is_over]
+            open_ones = [each for each in streams.followers if not each.is_over]
+            asking = [each for each in open_ones if not each.mail]
             due = {each.cursor for each in asking if time.monotonic() - each.told_at > _HEARTBEAT_S}
             try:
-                cursors = {each.cursor for each in asking}
-                news = await to_thread.run_sync(_look, self._engine, cursors, due, limiter=streams.thread)
+                asked = {each.cursor for each in asking}, due, {each.caller for each in open_ones}
+                news = await to_thread.run_sync(look, self._engine, *asked, limiter=streams.thread)
             except Exception as error:  # the database may be away for a while; the streams wait for it
                 log.warning("the streams get no news: %s", db.why(error))
             else:
-                await _hand_out(asking, news, due)
+                for each in open_ones:
+                    if refusal := news.ended.get(each.caller):
+                        each.refuse(refusal)
+                await _hand_out([each for each in asking if not each.is_over], news, due)
             await sleep(_LEAST_S)
             with move_on_after(_LOOK_S - _LEAST_S):
                 await streams.begun.wait()
 
 
-def begin(session: Session, project_id: str, job_id: str, seen: int) -> Cursor:
-    """Return where a stream begins; a number that the job has not come to is of another job or made up."""
-    job = service.get(session, project_id, job_id)
-    last = session.scalar(select(func.max(JobEvent.seq)).where(JobEvent.job_id == job.id)) or 0
-    if seen > last:
-        message = f"Last-Event-ID is {seen}, but {job.id} has {last} event(s). Leave it out to see all of them."
-        raise InvalidRequest(message, code="invalid_cursor", param="Last-Event-ID")
-    return Cursor(project_id, job.id, seen)
-
-
-def _look(engine: Engine, cursors: set[Cursor], due: set[Cursor]) -> _News:
-    """Ask how all jobs stand in one query; only if there is news, ask for it in one more."""
-    with db.read(engine) as session:
-        last = _last(session, {cursor.job_id for cursor in cursors})
-        events = _events(session, _behind(cursors, last))
-        told = {cursor for cursor in cursors if (job := last.get(cursor.job_id)) and _has_ended(cursor, job)}
-        shown = {each.job_id: each.project_id for each in told | due if each.job_id in last}
-        return _News(last, events, {job_id: service.retrieve(session, of, job_id) for job_id, of in shown.items()})
-
-
-def _last(session: Session, job_ids: set[str]) -> dict[str, _Last]:
-    """Select one row for each of the jobs that exists."""
-    seq = select(func.coalesce(func.max(JobEvent.seq), 0)).where(JobEvent.job_id == Job.id).scalar_subquery()
-    rows = session.execute(select(Job.id, Job.status, seq).where(Job.id.in_(job_ids)))
-    return {job_id: _Last(status, number) for job_id, status, number in rows}
-
-
-def _behind(cursors: set[Cursor], last: Mapping[str, _Last]) -> list[Cursor]:
-    """Return the cursors that have something to read: the least first, until it is enough for one query."""
-    left = {each: last[each.job_id].seq - each.seen for each in cursors if each.job_id in last}
-    found, rows = list[Cursor](), 0
-    for cursor, count in sorted(left.items(), key=lambda item: item[1]):
-        if count > 0 and rows < _ROWS:
-            found.append(cursor)
-            rows += min(count, _AT_ONCE)
-    return found
-
-
-def _events(session: Session, cursors: list[Cursor]) -> dict[Cursor, list[JobEvent]]:
-    """Return what comes after each cursor, at most 500 events."""
-    if not cursors:
-        return {}
-    table = values(column("place", Int), column("job_id", String), column("seen", Int), name="cursors")
-    after = table.data([(i, each.job_id, each.seen) for i, each in enumerate(cursors)]).cte("cursors")
-    of_cursor = and_(
-        JobEvent.job_id == after.c.job_id, JobEvent.seq > after.c.seen, JobEvent.seq <= after.c.seen + _AT_ONCE
-    )
-    found: dict[Cursor, list[JobEvent]] = {}
-    for place, event in session.execute(select(after.c.place, JobEvent).join(after, of_cursor).order_by(JobEvent.seq)):
-        found.setdefault(cursors[place], []).append(event)
-    return found
-
-
-def _has_ended(cursor: Cursor, last: _Last) -> bool:
-    return last.status in TERMINAL and cursor.seen >= last.seq
-
-
-async def _hand_out(followers: Iterable[_Follower], news: _News, due: set[Cursor]) -> None:
+async def _hand_out(followers: Iterable[_Follower], news: News, due: set[Cursor]) -> None:
     """Give each stream its news, a few at a time; those that have seen the same get the same."""
     mail = {cursor: _mail(cursor, news, due) for cursor in {each.cursor for each in followers}}
     waiting = [(each, found) for each in _in_turn(followers) if (found := mail[each.cursor])]
@@ -229,14 +157,14 @@ def _in_turn(followers: Iterable[_Follower]) -> list[_Follower]:
     return sorted(places, key=places.__getitem__)
 
 
-def _mail(cursor: Cursor, news: _News, due: set[Cursor]) -> _Mail | None:
+def _mail(cursor: Cursor, news: News, due: set[Cursor]) -> _Mail | None:
     """Return what streams that have seen a job so far are told, if anything."""
     last = news.last.get(cursor.job_id)
     if last is None:  # the job was erased
         return _Mail((), cursor.seen, is_last=True)
     if events := news.events.get(cursor):
         return _Mail(tuple(_event(event) for event in events), events[-1].seq)
-    if _has_ended(cursor, last):
+    if has_ended(cursor, last):
         job = news.shown[cursor.job_id].model_dump(mode="json")
         return _Mail((ServerSentEvent(event="done", data=job),), cursor.seen, is_last=True)
     if cursor in due:
@@ -248,6 +176,12 @@ def _mail(cursor: Cursor, news: _News, due: set[Cursor]) -> _Mail | None:
 def _event(event: JobEvent) -> ServerSentEvent:
     name = "metrics" if event.type == "metrics" else "event"
     return ServerSentEvent(event=name, id=str(event.seq), raw_data=EventOut.model_validate(event).model_dump_json())
+
+
+def _refusal(error: AppError) -> ServerSentEvent:
+    """Return the event that ends a stream, in the form of an error's body."""
+    inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return ServerSentEvent(event="error", data={"error": inner})
 
 
 def _goodbye() -> ServerSentEvent:

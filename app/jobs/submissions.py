@@ -9,9 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
 from app.db import Begin
-from app.db.base import utc_now
 from app.db.tables import ApiKey, IdempotencyKey, Job
 from app.errors import InvalidRequest
 from app.keys.service import Principal
@@ -65,7 +65,7 @@ def is_repeated(reader: Session, caller: Principal, submission: Submission, dige
 def _retried(session: Session, caller: Principal, digest: str) -> Job | None:
     """Return the job that the same request of the same key has made within the last minutes."""
     same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
-    recent = Job.created_at > utc_now() - _RETRY_WINDOW
+    recent = Job.created_at > db.clock(session) - _RETRY_WINDOW
     query = select(Job).where(Job.project_id == caller.project_id, same, recent)
     return session.scalar(query.order_by(Job.created_at.desc()).limit(1))
 

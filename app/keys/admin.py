@@ -12,8 +12,8 @@ from datetime import timedelta
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import ApiKey, Project
 from app.errors import Forbidden, InvalidState, NotFound
 from app.keys import service
@@ -33,20 +33,20 @@ def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey,
         raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
     _check_owner(session, caller, ask.scopes, ask.owner)
     key, secret = service.create(session, ask.project_id, ask.name, sorted(set(ask.scopes)), ask.owner)
-    key.expires_at = utc_now() + timedelta(seconds=ask.expires_in_s) if ask.expires_in_s else None
+    key.expires_at = db.clock(session) + timedelta(seconds=ask.expires_in_s) if ask.expires_in_s else None
     session.flush()
     return key, secret
 
 
 def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
     """Replace a key by a new one with the same scopes and lifetime; the old one expires after `overlap`."""
-    old = _get(session, key_id)
-    if not service.is_good(old):
+    old, now = _get(session, key_id), db.clock(session)
+    if not service.is_good(old, now):
         raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
     _check_owner(session, caller, old.scopes, old.owner)
     key, secret = service.create(session, old.project_id, old.name, old.scopes, old.owner)
-    key.expires_at = utc_now() + (old.expires_at - old.created_at) if old.expires_at else None
-    end = utc_now() + overlap
+    key.expires_at = now + (old.expires_at - old.created_at) if old.expires_at else None
+    end = now + overlap
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
     session.flush()
     audit_log.record(session, "key.rotated", old.id, to=key.id)
@@ -57,7 +57,7 @@ def revoke(session: Session, key_id: str) -> ApiKey:
     """Revoke a key; revoking it again changes nothing."""
     key = _get(session, key_id)
     if key.revoked_at is None:
-        key.revoked_at = utc_now()
+        key.revoked_at = db.clock(session)
         session.flush()
         audit_log.record(session, "key.revoked", key.id)
     return key

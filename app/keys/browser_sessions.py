@@ -14,8 +14,8 @@ from secrets import token_urlsafe
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import ApiKey, BrowserSession, Quota
 from app.keys.service import Principal, Recognized, is_good
 
@@ -26,7 +26,7 @@ STAYS = timedelta(hours=12)
 def begin(session: Session, principal: Principal) -> str:
     """Sign a browser in with a key that was recognized; returns what its cookie holds."""
     secret = token_urlsafe(32)
-    row = BrowserSession(digest=_digest(secret), key_id=principal.key_id, expires_at=utc_now() + STAYS)
+    row = BrowserSession(digest=digest_of(secret), key_id=principal.key_id, expires_at=db.clock(session) + STAYS)
     session.add(row)
     session.flush()
     audit_log.record(session, "browser.signed_in", principal.key_id)
@@ -35,20 +35,22 @@ def begin(session: Session, principal: Principal) -> str:
 
 def recognized(session: Session, secret: str) -> Recognized | None:
     """Return what a cookie opens, in one statement; None if it has expired, or its key is no longer good."""
-    query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute).join(ApiKey)
+    query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute, db.timestamp()).join(ApiKey)
+    digest = digest_of(secret)
     query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
-    found = session.execute(query.where(BrowserSession.digest == _digest(secret))).one_or_none()
+    found = session.execute(query.where(BrowserSession.digest == digest)).one_or_none()
     if found is None:
         return None
-    expires_at, key, per_minute = found
-    if expires_at <= utc_now() or not is_good(key):
+    expires_at, key, per_minute, now = found
+    if expires_at <= now or not is_good(key, now):
         return None
-    return Recognized(Principal(key.project_id, key.id, frozenset(key.scopes)), per_minute, is_use_noted=True)
+    principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest)
+    return Recognized(principal, per_minute, is_use_noted=True)
 
 
 def end(session: Session, secret: str) -> None:
     """Sign a browser out."""
-    session.execute(delete(BrowserSession).where(BrowserSession.digest == _digest(secret)))
+    session.execute(delete(BrowserSession).where(BrowserSession.digest == digest_of(secret)))
 
 
 def form_token(secret: str) -> str:
@@ -61,5 +63,6 @@ def is_same(token: str, given: str) -> bool:
     return hmac.compare_digest(token.encode(), given.encode())
 
 
-def _digest(secret: str) -> str:
+def digest_of(secret: str) -> str:
+    """Return what is stored of a cookie."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -16,7 +16,6 @@ from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import ApiKey, Project, Quota
 from app.errors import InvalidRequest, InvalidState
 
@@ -34,11 +33,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The key and the project of a request, and the key's scopes."""
+    """The key and the project of a request, and the key's scopes.
+
+    browser  the SHA-256 of the cookie where a browser that was signed in with the key calls; None: the key itself was
+             sent
+    """
 
     project_id: str
     key_id: str
     scopes: frozenset[str]
+    browser: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +69,11 @@ class _KeyRow(NamedTuple):
     expires_at: datetime | None
     last_used_at: datetime | None
     requests_per_minute: int | None
+    now: datetime  # by the database's clock
 
 
 _BY_PREFIX = db.Prepared(
-    select(*(getattr(ApiKey, name) for name in _KeyRow._fields[:-1]), Quota.requests_per_minute)
+    select(*(getattr(ApiKey, name) for name in _KeyRow._fields[:-2]), Quota.requests_per_minute, db.timestamp())
     .outerjoin(Quota, Quota.project_id == ApiKey.project_id)
     .where(ApiKey.prefix == bindparam("prefix")),
     _KeyRow._make,
@@ -96,27 +101,27 @@ def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
             found = key
     if not keys:
         hmac.compare_digest(_NO_DIGEST, digest)
-    if found is None or not _is_good(found.revoked_at, found.expires_at):
+    if found is None or not _is_open(found.revoked_at, found.expires_at, found.now):
         return None
     last = found.last_used_at
-    is_noted = last is not None and utc_now() - last < _NOTED_EVERY
+    is_noted = last is not None and found.now - last < _NOTED_EVERY
     principal = Principal(found.project_id, found.id, frozenset(found.scopes))
     return Recognized(principal, found.requests_per_minute, is_noted)
 
 
-def is_good(key: ApiKey) -> bool:
-    """Whether a key is neither revoked nor expired."""
-    return _is_good(key.revoked_at, key.expires_at)
+def is_good(key: ApiKey, now: datetime) -> bool:
+    """Whether a key is neither revoked nor expired at a time of the database's clock."""
+    return _is_open(key.revoked_at, key.expires_at, now)
 
 
-def _is_good(revoked_at: datetime | None, expires_at: datetime | None) -> bool:
-    return revoked_at is None and (expires_at is None or expires_at > utc_now())
+def _is_open(revoked_at: datetime | None, expires_at: datetime | None, now: datetime) -> bool:
+    return revoked_at is None and (expires_at is None or expires_at > now)
 
 
 def note_use(session: Session, principal: Principal) -> None:
     """Store the key's last use, unless its row is locked: then the next use will do."""
     free = select(ApiKey.id).where(ApiKey.id == principal.key_id).with_for_update(skip_locked=True)
-    session.execute(update(ApiKey).where(ApiKey.id.in_(free)).values(last_used_at=utc_now()))
+    session.execute(update(ApiKey).where(ApiKey.id.in_(free)).values(last_used_at=db.timestamp()))
 
 
 def ensure_first(session: Session, given: str | None) -> str | None:
@@ -138,7 +143,8 @@ def ensure_first(session: Session, given: str | None) -> str | None:
 def make_first(session: Session, *, force: bool) -> str:
     """Make a key without an owner, which gives out all others; refused while an admin key is good, unless forced."""
     _lock_first_project(session)
-    if not force and any("admin" in key.scopes and is_good(key) for key in session.scalars(select(ApiKey))):
+    now = db.clock(session)
+    if not force and any("admin" in key.scopes and is_good(key, now) for key in session.scalars(select(ApiKey))):
         message = "An admin key exists already; make others with `spard keys create`."
         raise InvalidState(f"{message} If nobody has it any more, --force makes another one.")
     return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
@@ -168,7 +174,7 @@ def _set_given(session: Session, given: str) -> None:
         is_given = key.digest == digest
         if is_given != (key.revoked_at is None):
             audit_log.record(session, "key.restored" if is_given else "key.revoked", key.id)
-        key.revoked_at = None if is_given else key.revoked_at or utc_now()
+        key.revoked_at = None if is_given else key.revoked_at or db.clock(session)
         known = known or is_given
     if not known:
         _add(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES, given)

@@ -35,12 +35,21 @@ def check(settings: Settings) -> None:
         log.warning(AT_OPENAI)
     for name, like in misspelled(settings).items():
         log.warning("%s is no setting and is ignored; %s is one", name, like)
+    check_policy_keys(settings)
     check_measured(settings)
     check_broker(settings)
     check_folder(settings)
     check_schema(settings)
     check_writable(settings)
     check_storage(settings)
+
+
+def check_policy_keys(settings: Settings) -> None:
+    """Check that each key of an endpoint which policies name has addresses that it may be sent to."""
+    for urls in settings.keys_without_addresses():
+        key = urls.replace("_URLS", "_API_KEY")
+        addresses = "the base_url of each endpoint that gets this key, as the policy has it, between commas"
+        raise Unfit(f"{key} is set, but {urls} is not: set it to {addresses}, or unset the key.")
 
 
 def check_measured(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from sqlalchemy import delete, select, tuple_
 from sqlalchemy.sql.dml import ReturningDelete
 
-from app.db import Begin, now
+from app.db import Begin, now, timestamp
 from app.db.base import utc_now
 from app.db.tables import BrowserSession, DeletedPlace, IdempotencyKey, Outbox, StoredReply, WorkerRow
 
@@ -39,7 +39,7 @@ def _keys() -> ReturningDelete[tuple[str]]:
 
 
 def _sign_ins() -> ReturningDelete[tuple[str]]:
-    due = select(BrowserSession.digest).where(BrowserSession.expires_at < utc_now()).limit(_AT_ONCE)
+    due = select(BrowserSession.digest).where(BrowserSession.expires_at < timestamp()).limit(_AT_ONCE)
     return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)
 
 
@@ -49,7 +49,7 @@ def _workers() -> ReturningDelete[tuple[str]]:
 
 
 def _replies() -> ReturningDelete[tuple[str]]:
-    due = select(StoredReply.id).where(StoredReply.expires_at < utc_now()).limit(_AT_ONCE)
+    due = select(StoredReply.id).where(StoredReply.expires_at < timestamp()).limit(_AT_ONCE)
     return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)
 
 

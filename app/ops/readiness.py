@@ -20,6 +20,7 @@ from app.settings import Settings
 from app.storage import Storage
 
 KEPT_S = 1.0
+MOST_SKEW_S = 60.0  # of this machine's clock against others'; leases and signatures of S3 bear some minutes
 _WAIT_S = 10.0
 
 Checks = asyncio.Task[AppError | None]
@@ -66,11 +67,24 @@ class Readiness:
             if db.schema_state(self._engine) == "behind":  # one that is ahead serves the version before, too
                 return Unavailable("The database's schema is older than this version: run `spard migrate`.")
             self._storage.exists("readyz")
+            return _skew(self._engine)
         except AppError as error:
             return error
         except SQLAlchemyError as error:
             return Unavailable(f"The database does not answer: {type(error).__name__}.")
+
+
+def _skew(engine: Engine) -> AppError | None:
+    """Return what is wrong where this machine's clock is not the database's, by which all processes expire things."""
+    began = time.time()
+    with db.read(engine) as session:
+        theirs = db.clock(session).timestamp()
+    asked_s = time.time() - began
+    ahead_s = began + asked_s / 2 - theirs
+    if abs(ahead_s) - asked_s / 2 <= MOST_SKEW_S:
         return None
+    message = f"The clock of this machine is {ahead_s:+.0f} s from the database's; let both keep time (chrony)."
+    return Unavailable(message, code="clock_skew")
 
 
 def _check_disk(folder: Path) -> None:

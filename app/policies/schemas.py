@@ -85,7 +85,7 @@ class Range(Body):
 
 
 class GuardRule(Body):
-    """A moderation endpoint of OpenAI's form; its key is the deployment's SPARD_GUARD_API_KEY."""
+    """A moderation endpoint of OpenAI's form; SPARD_GUARD_URLS says whether it gets a key."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
     model: Annotated[str, Field(min_length=1, max_length=200)] = "omni-moderation-latest"
@@ -96,7 +96,7 @@ class GuardRule(Body):
 
 
 class UnattestedServer(Body):
-    """A server of OpenAI's form that answers for one model; its key is the deployment's SPARD_UNATTESTED_API_KEY."""
+    """A server of OpenAI's form that answers for one model; SPARD_UNATTESTED_URLS says whether it gets a key."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Name of the model here.")
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
@@ -135,7 +135,7 @@ class Serving(Body):
 
 
 class AgentRule(Body):
-    """An auditing agent behind an endpoint of OpenAI's form; its key is the deployment's SPARD_AGENT_API_KEY."""
+    """An auditing agent behind an endpoint of OpenAI's form; SPARD_AGENT_URLS says whether it gets a key."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] = Field(
         description="Rows of customers' files and replies of their models are sent there: they leave the machine where "

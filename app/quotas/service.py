@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
 from app.db import now
-from app.db.base import utc_now
 from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
 from app.db.tables.files import FINE_TUNE
 from app.db.tables.inference import IS_RUNNING
@@ -107,7 +107,7 @@ def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
     quota = _locked(session, project_id)
     if quota is None or quota.max_tokens_per_day is None:
         return None
-    of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > utc_now() - _DAY)
+    of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > db.clock(session) - _DAY)
     used = session.scalar(select(func.sum(InferenceCall.prompt_tokens + InferenceCall.reply_tokens)).where(of_late))
     _hold(used or 0, quota.max_tokens_per_day, "tokens of prompts and replies in 24 hours")
     call = InferenceCall
@@ -229,7 +229,7 @@ def _sum(session: Session, project_id: str, within: timedelta, what: str) -> flo
     total = 0.0
     for table in (Job, Tombstone):
         column = func.count() if what == "count" else func.sum(table.gpu_seconds)
-        of_late = (table.project_id == project_id) & (table.created_at > utc_now() - within)
+        of_late = (table.project_id == project_id) & (table.created_at > db.clock(session) - within)
         total += session.scalar(select(column).select_from(table).where(of_late)) or 0
     return total
 

@@ -39,7 +39,8 @@ from app.jobs.deleted_schemas import JobDeleted
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobList, JobOut, MetricList
-from app.jobs.stream import Cursor, Streams, begin
+from app.jobs.stream import Streams
+from app.jobs.stream_news import Cursor, begin
 from app.jobs.submissions import Submission
 from app.keys.service import Principal
 
@@ -220,10 +221,16 @@ def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Anno
 
 
 @router.get("/{job_id}/stream", response_class=EventSourceResponse, dependencies=[Depends(_place)])
-async def stream_job(request: Request, cursor: Annotated[Cursor, Depends(_cursor)]) -> AsyncIterator[ServerSentEvent]:
-    """Send server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended."""
+async def stream_job(
+    request: Request, cursor: Annotated[Cursor, Depends(_cursor)], caller: CustomerDep
+) -> AsyncIterator[ServerSentEvent]:
+    """Send server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended.
+
+    An `error` ends the stream within two seconds after its key was revoked, has expired or lost a scope, or its browser
+    was signed out.
+    """
     streams: Streams = request.app.state.streams
-    async for event in streams.follow(cursor):
+    async for event in streams.follow(cursor, caller):
         yield event
 
 

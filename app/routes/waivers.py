@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from app import db
 from app.db.tables import Waiver
 from app.deps import AdminDep, AfterQuery, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
 from app.jobs import service as jobs
@@ -34,29 +35,30 @@ def list_held_adapters(
 
 
 @admin.get("", response_model=WaiverList)
-def list_waivers(job_id: str, session: ReadDep, caller: AdminDep) -> dict[str, object]:
+def list_waivers(job_id: str, session: ReadDep, caller: AdminDep) -> WaiverList:
     """List the waivers that were proposed for a job, the latest first."""
-    return {"data": service.waivers(session, job_id)}
+    now = db.clock(session)
+    return WaiverList(data=[WaiverOut.describe(each, now) for each in service.waivers(session, job_id)])
 
 
 @admin.post("", response_model=WaiverOut)
-def propose_waiver(job_id: str, ask: WaiverCreate, session: ProviderSessionDep, caller: AdminDep) -> Waiver:
+def propose_waiver(job_id: str, ask: WaiverCreate, session: ProviderSessionDep, caller: AdminDep) -> WaiverOut:
     """Propose to release an adapter that failed the safety gate; nothing is released yet."""
-    return service.propose(session, caller, job_id, ask)
+    return WaiverOut.describe(service.propose(session, caller, job_id, ask), db.clock(session))
 
 
 @admin.post("/{waiver_id}/approve", response_model=WaiverOut)
 def approve_waiver(
     job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
-) -> Waiver:
+) -> WaiverOut:
     """Approve what another admin key proposed: the adapter is released until the waiver expires."""
-    return service.approve(session, caller, job_id, waiver_id, settings)
+    return WaiverOut.describe(service.approve(session, caller, job_id, waiver_id, settings), db.clock(session))
 
 
 @admin.post("/{waiver_id}/end", response_model=WaiverOut)
-def end_waiver(job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep) -> Waiver:
+def end_waiver(job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep) -> WaiverOut:
     """End a waiver before its time: from now on the adapter is held back again."""
-    return service.end(session, job_id, waiver_id)
+    return WaiverOut.describe(service.end(session, job_id, waiver_id), db.clock(session))
 
 
 @of_jobs.get("/{job_id}/waiver", response_model=SignedWaiver)

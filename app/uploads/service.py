@@ -8,9 +8,8 @@ from datetime import timedelta
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from app import objects
+from app import db, objects
 from app.db import timestamp
-from app.db.base import utc_now
 from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, InvalidState, NotFound, TooLarge
 from app.files import service as files
@@ -33,7 +32,7 @@ def create(session: Session, project_id: str, ask: UploadCreate, max_bytes: int)
         filename=clean_name(ask.filename, "filename"),
         purpose=ask.purpose,
         bytes=ask.bytes,
-        expires_at=utc_now() + _LIVES,
+        expires_at=db.clock(session) + _LIVES,
         file_expires_after_s=ask.expires_after.seconds if ask.expires_after else None,
     )
     quotas.check_upload(session, project_id, ask.bytes)
@@ -54,7 +53,7 @@ def get(session: Session, project_id: str, upload_id: str) -> Upload:
 def pending(session: Session, project_id: str, upload_id: str) -> Upload:
     """Return the project's upload, locked; raise InvalidState if it takes no more parts."""
     upload = get(session, project_id, upload_id)
-    if upload.status == "pending" and upload.expires_at <= utc_now():
+    if upload.status == "pending" and upload.expires_at <= db.clock(session):
         raise InvalidState(f"{upload.id} has expired; begin a new upload.", code="upload_expired")
     if upload.status != "pending":
         raise InvalidState(f"{upload.id} is {upload.status}; begin a new upload.")

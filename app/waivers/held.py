@@ -7,7 +7,7 @@ from collections import defaultdict
 from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
-from app.db.base import utc_now
+from app import db
 from app.db.tables import HeldAdapter, Job, Waiver
 from app.http.pagination import deleted, place
 from app.waivers.schemas import HeldList, HeldOut, WaiverOut
@@ -20,7 +20,7 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
     """
     query = select(HeldAdapter, Job).join(Job, Job.id == HeldAdapter.job_id)
     if waiting is not None:
-        is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > utc_now())
+        is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
         proposed_for = HeldAdapter.job_id.in_(select(Waiver.job_id).where(is_open))
         query = query.where(proposed_for if waiting else ~proposed_for)
     if after is not None:
@@ -31,9 +31,10 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
     order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()
     rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
     waivers: defaultdict[str, list[WaiverOut]] = defaultdict(list)
+    now = db.clock(session)
     of_rows = Waiver.job_id.in_([job.id for _, job in rows])
     for waiver in session.scalars(select(Waiver).where(of_rows).order_by(Waiver.created_at.desc(), Waiver.id)):
-        waivers[waiver.job_id].append(WaiverOut.model_validate(waiver))
+        waivers[waiver.job_id].append(WaiverOut.describe(waiver, now))
     data = [_out(held, job, waivers[job.id]) for held, job in rows[:limit]]
     return HeldList(data=data, has_more=len(rows) > limit)
 

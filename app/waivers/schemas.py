@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Annotated, Literal
+from datetime import datetime, timedelta
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic import BaseModel, ConfigDict, Field
 
-from app.db.base import utc_now
+from app.db.tables import Waiver
 from app.http.schemas import Body, UnixTime
 
 LONGEST = timedelta(days=366)
@@ -37,13 +37,16 @@ class WaiverOut(BaseModel):
     record: str | None
     signature: dict[str, str] | None
 
-    @computed_field  # type: ignore[prop-decorator]  # pydantic's own form
-    @property
-    def status(self) -> Literal["proposed", "approved", "expired"]:
-        """Whether it releases the adapter now: only an approved one does, until it expires."""
-        if self.expires_at.timestamp() <= utc_now().timestamp():
-            return "expired"
-        return "approved" if self.approved_by else "proposed"
+    status: Literal["proposed", "approved", "expired"] = Field(
+        description="Whether it releases the adapter now: only an approved one does, until it expires."
+    )
+
+    @classmethod
+    def describe(cls, waiver: Waiver, now: datetime) -> Self:
+        """Return a waiver as it stands at a time of the database's clock."""
+        unexpired = "approved" if waiver.approved_by else "proposed"
+        fields = {name: getattr(waiver, name) for name in cls.model_fields if name not in ("object", "status")}
+        return cls.model_validate(fields | {"status": "expired" if waiver.expires_at <= now else unexpired})
 
 
 class WaiverList(BaseModel):

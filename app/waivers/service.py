@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
 from app.db.tables.job_records import KeyName, WaiverFacts
 from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFound
@@ -29,7 +29,7 @@ _FAILED, _WAIVED = "safety_gate_failed", "waived"
 def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:
     """Propose a waiver with a reason and an expiry; a second person has to approve it."""
     _waivable(session, job_id)
-    now, expires_at = utc_now(), datetime.fromtimestamp(ask.expires_at, UTC)
+    now, expires_at = db.clock(session), datetime.fromtimestamp(ask.expires_at, UTC)
     if not now < expires_at <= now + LONGEST:
         message = f"expires_at must lie in the future, at most {LONGEST.days} days from now."
         raise InvalidRequest(message, code="out_of_range", param="expires_at")
@@ -45,7 +45,7 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
     job, held = _waivable(session, job_id)
     waiver = _waiver(session, job_id, waiver_id)
     _check(session, waiver, caller)
-    waiver.approved_by, waiver.approved_at = caller.key_id, utc_now()
+    waiver.approved_by, waiver.approved_at = caller.key_id, db.clock(session)
     facts = _facts(session, waiver, job, held)
     waiver.record = json.dumps(facts, indent=2, sort_keys=True)
     waiver.signature = dict(signed(waiver.record.encode(), signing_key(settings)))
@@ -70,9 +70,10 @@ def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
     """
     job, _ = _waivable(session, job_id)
     waiver = _waiver(session, job_id, waiver_id)
-    if waiver.expires_at <= utc_now():
+    now = db.clock(session)
+    if waiver.expires_at <= now:
         raise InvalidState(f"{waiver.id} has ended already.", code="waiver_expired")
-    waiver.expires_at = utc_now()
+    waiver.expires_at = now
     session.flush()
     in_force = job.safety.get("waiver") if job.safety else None
     if job.safety and in_force and in_force["waiver_id"] == waiver.id:
@@ -129,7 +130,7 @@ def _waivable(session: Session, job_id: str) -> tuple[Job, HeldAdapter]:
 def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
     if waiver.approved_by is not None:
         raise InvalidState(f"{waiver.id} was approved before.")
-    if waiver.expires_at <= utc_now():
+    if waiver.expires_at <= db.clock(session):
         raise InvalidState(f"{waiver.id} has expired; propose a new one.", code="waiver_expired")
     proposer, approver = (session.get_one(ApiKey, key_id) for key_id in (waiver.proposed_by, caller.key_id))
     _check_persons(proposer, approver)

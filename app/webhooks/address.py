@@ -10,18 +10,18 @@ import re
 import socket
 from concurrent.futures import Future
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from threading import Thread
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from app.errors import InvalidRequest
+from app.webhooks.special_addresses import is_special
 
 LOOKUP_S = 4.0
 _MAX_URL = 2048
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?")
 _NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?")  # a last label that resolvers read as part of a number
-_TRANSLATED = (IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48"))  # IPv4 addresses in IPv6 ones
 
 
 class Refused(InvalidRequest):
@@ -100,10 +100,4 @@ def _looked_up(host: str, port: int) -> list[Any]:
 
 
 def _is_public(address: IPv4Address | IPv6Address) -> bool:
-    if isinstance(address, IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if inner is not None:
-            return _is_public(inner)
-        if address.teredo is not None or any(address in network for network in _TRANSLATED):
-            return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast and not is_special(address)

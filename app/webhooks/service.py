@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from sqlalchemy import Select, delete, func, select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.audit_log import service as audit_log
-from app.db.base import utc_now
 from app.db.tables import Project, WebhookDelivery, WebhookEndpoint
 from app.errors import InvalidState, NotFound
 from app.http.pagination import Page, page
@@ -59,7 +59,7 @@ def remove(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 def rotate(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
     """Give an endpoint a new secret; for a day the old one signs too, so that no receiver misses an event."""
     endpoint = get(session, project_id, endpoint_id)
-    endpoint.old_secret, endpoint.old_secret_until = endpoint.secret, utc_now() + _BOTH_VALID
+    endpoint.old_secret, endpoint.old_secret_until = endpoint.secret, db.clock(session) + _BOTH_VALID
     endpoint.secret = signing.new_secret()
     session.flush()
     audit_log.record(session, "webhook_endpoint.rotated", endpoint.id)

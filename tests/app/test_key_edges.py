@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 from sqlalchemy import Engine, select
 
-from app.db import read, transaction
+from app.db import clock, read, transaction
 from app.db.base import utc_now
 from app.db.tables import ApiKey, AuditEntry, Project
 from app.keys import service as keys
@@ -43,7 +43,7 @@ def test_a_key_is_good_until_it_expires_or_is_revoked(engine: Engine, project: s
         ):
             key.expires_at, key.revoked_at = expires_at, revoked_at
             session.flush()
-            found.append((keys.is_good(key), keys.authenticate(session, secret) is not None))
+            found.append((keys.is_good(key, clock(session)), keys.authenticate(session, secret) is not None))
     assert found == [(True, True), (True, True), (False, False), (False, False), (False, False)]
 
 

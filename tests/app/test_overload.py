@@ -16,7 +16,8 @@ import pytest
 from app.http.lanes import Lane
 from app.http.middleware import Envelope
 from app.jobs import stream
-from app.jobs.stream import Cursor
+from app.jobs.stream_news import Cursor
+from app.keys.service import Principal
 from app.ops import garbage
 from app.ops.metrics import RequestMetrics
 
@@ -76,9 +77,12 @@ def test_a_process_that_spares_no_requests_is_left_to_python(own_collector: None
     garbage.run(Event())  # returns at once
 
 
+CALLER = Principal("project", "key_1", frozenset())
+
+
 def test_a_project_with_one_stream_is_told_before_the_many_of_another() -> None:
-    many = [stream._Follower(Cursor("many", "job", 0), 0.0) for _ in range(30)]
-    one = stream._Follower(Cursor("one", "job", 0), 0.0)
+    many = [stream._Follower(Cursor("many", "job", 0), CALLER, 0.0) for _ in range(30)]
+    one = stream._Follower(Cursor("one", "job", 0), CALLER, 0.0)
     assert stream._in_turn([*many, one]) == [many[0], one, *many[1:]]
 
 

@@ -21,6 +21,12 @@ def throttle() -> KeyThrottle:
     return KeyThrottle(RateLimits())
 
 
+def set_clock(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+    """Let the windows of this process go by a clock of the test's own."""
+    clocks = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
+    monkeypatch.setattr("app.http.rate_limit_windows.time", clocks)
+
+
 def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
     limits = RateLimits()
     taken = [limits.take("requests", "org-1", 2) for _ in range(3)]
@@ -33,7 +39,7 @@ def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
 
 def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now, before = RateLimits(), [1_000_000.0], threading.active_count()
-    monkeypatch.setattr("time.time", lambda: now[0])
+    set_clock(monkeypatch, now)
     monkeypatch.setattr(rate_limit_windows, "KEPT", 3)
     for name in ("a", "b", "c"):
         limits.take("requests", name, 5)
@@ -47,9 +53,20 @@ def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_wall_clock_that_is_set_lengthens_and_opens_no_window(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    limits = RateLimits()
+    assert limits.take("requests", "org-1", 1).is_allowed
+    right = time.time
+    monkeypatch.setattr("time.time", lambda: right() + 3600 * hours)
+    full = limits.take("requests", "org-1", 1)
+    assert not full.is_allowed
+    assert 1 <= full.retry_after_s <= 60
+
+
 def test_a_window_opens_again(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now = RateLimits(), [1_000_000.0]
-    monkeypatch.setattr("time.time", lambda: now[0])
+    set_clock(monkeypatch, now)
     assert [limits.take("requests", "org-1", 1).is_allowed for _ in range(2)] == [True, False]
     now[0] += 61
     assert limits.take("requests", "org-1", 1).is_allowed

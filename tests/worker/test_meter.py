@@ -54,7 +54,11 @@ def test_what_could_not_be_stored_is_taken_the_next_time(clock: Clock) -> None:
 
 def test_tasks_are_done_in_order_and_their_results_by_who_listens() -> None:
     lane, go_on, done = StorageLane(), Event(), list[str]()
-    lane.submit(lambda: go_on.wait() and None)
+
+    def wait() -> None:
+        go_on.wait()
+
+    lane.submit(wait)
     lane.submit(lambda: lambda: done.append("old state"), "state")
     lane.submit(lambda: lambda: done.append("stage"))
     lane.submit(lambda: lambda: done.append("new state"), "state")

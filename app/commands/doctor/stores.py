@@ -23,10 +23,10 @@ from app.broker_address import read_broker_address
 from app.commands.doctor.findings import Finding, note, ok, problem
 from app.errors import Unfit
 from app.ops import preflight
+from app.ops.readiness import MOST_SKEW_S
 from app.settings import Settings
 from app.storage import S3Storage, StorageError, open_storage
 
-_SKEW_S = 60.0  # leases and signatures of S3 bear less than five minutes
 _WAIT_S = 2.0
 
 
@@ -145,7 +145,7 @@ def _clock_of_database(settings: Settings) -> Finding:
 
 
 def _clock(name: str, ahead_s: float) -> Finding:
-    if abs(ahead_s) > _SKEW_S:
+    if abs(ahead_s) > MOST_SKEW_S:
         cure = "let both machines keep time (chrony, systemd-timesyncd)"
         return problem(name, f"It is {ahead_s:+.0f} s from this machine's.", cure)
     return ok(name, "agrees with this machine's")

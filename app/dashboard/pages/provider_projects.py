@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
+from app import db
 from app.dashboard.fields import NO_FAULTS, Faults
 from app.dashboard.forms import Sent, SentDep
 from app.dashboard.rendering import page
@@ -133,14 +134,14 @@ def _one(
     error: AppError | None = None,
     secret: str | None = None,
 ) -> Response:
-    found = keys.list_keys(session, project_id)
+    found, now = keys.list_keys(session, project_id), db.clock(session)
     return page(
         request,
         "provider_project",
         viewer,
         status=error.status if error else 200,
         project=service.project(session, project_id),
-        keys=[(key, is_good(key)) for key in reversed(found)],
+        keys=[(key, is_good(key, now)) for key in reversed(found)],
         limits=_LIMITS,
         scopes=_SCOPES,
         asked=asked,

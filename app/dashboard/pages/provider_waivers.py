@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
+from app import db
 from app.dashboard.fields import NO_FAULTS, Faults
 from app.dashboard.forms import Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
-from app.db.base import utc_now
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest
 from app.http.validation_errors import read
@@ -110,7 +110,7 @@ def _page(
         waiting=held_adapters(session, None, _MOST, waiting=True).data if after is None else [],
         held=held_adapters(session, after, _AT_ONCE, waiting=False),
         people={key.id: key.owner or key.name for key in keys.list_keys(session, None)},
-        usual=(utc_now() + _USUAL).date().isoformat(),
+        usual=(db.clock(session) + _USUAL).date().isoformat(),
         of=job_id,
         asked=asked or {},
         faults=Faults.of(error) if error else NO_FAULTS,

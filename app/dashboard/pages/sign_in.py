@@ -11,9 +11,9 @@ from starlette.responses import RedirectResponse, Response
 from app.callers import recognize_key
 from app.dashboard import assets
 from app.dashboard.rendering import page
-from app.dashboard.viewer import LeavingViewerDep
+from app.dashboard.viewer import LeavingViewerDep, check_origin
 from app.deps import BeginDep, CallerDep, EngineDep, SettingsDep
-from app.errors import AppError, Forbidden
+from app.errors import AppError
 from app.keys import browser_sessions
 
 router = APIRouter(include_in_schema=False)
@@ -57,8 +57,7 @@ def sign_in(
     """Exchange a key for a cookie that stands for it."""
     secret, going = str(form.get("key", "")).strip(), _own(str(form.get("next", "")))
     try:
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            raise Forbidden("Sign in on this page, not from another site.")
+        check_origin(request)
         principal = recognize_key(request, engine, settings, caller, secret)
     except AppError as error:
         return page(request, "sign_in", status=error.status, next=going, error=error)

@@ -18,7 +18,13 @@ function follow(live) {
   for (const kind of ["event", "metrics", "heartbeat"]) stream.addEventListener(kind, tell);
   const away = document.getElementById("away");
   let lost = 0;
-  stream.onerror = () => {
+  stream.onerror = (news) => {
+    if (news.data) {
+      // The service has ended the stream: the key is no longer good, or the browser is signed out.
+      stream.close();
+      location.reload();
+      return;
+    }
     lost ||= setTimeout(() => (away.textContent = "The connection to the service is lost: this is how the job was before. Reload the page."), 5000);
   };
   stream.onopen = () => {

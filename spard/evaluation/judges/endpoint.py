@@ -12,6 +12,7 @@ from openai import (
     APIStatusError,
     AuthenticationError,
     BadRequestError,
+    DefaultHttpxClient,
     NotFoundError,
     OpenAI,
     OpenAIError,
@@ -125,7 +126,8 @@ def _unavailable(error: Exception) -> JudgeUnavailable:
     return JudgeUnavailable(
         f"The judge's endpoint did not answer: {type(error).__name__}.",
         "judge",
-        is_passing=not isinstance(error, AuthenticationError | PermissionDeniedError | NotFoundError),
+        is_passing=not isinstance(error, AuthenticationError | PermissionDeniedError | NotFoundError)
+        and not (isinstance(error, APIStatusError) and error.response.is_redirect),
         retry_after_s=_asked_to_wait_s(error) if isinstance(error, APIStatusError) else None,
     )
 
@@ -139,5 +141,8 @@ def _asked_to_wait_s(error: APIStatusError) -> float | None:
 def open_chat(spec: JudgeSpec, key: str | None = None) -> Endpoint:
     """Open a judge's endpoint, with the key from the environment if none is given; no key at all is a placeholder."""
     key = key or os.environ.get(spec.api_key_env) or "none"
-    client = OpenAI(api_key=key, base_url=spec.base_url, timeout=spec.timeout_s, max_retries=spec.retries)
+    http = DefaultHttpxClient(follow_redirects=False)  # what is judged is for the named server alone
+    client = OpenAI(
+        api_key=key, base_url=spec.base_url, timeout=spec.timeout_s, max_retries=spec.retries, http_client=http
+    )
     return Endpoint(client, spec.model)

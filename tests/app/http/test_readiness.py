@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -105,3 +107,15 @@ def test_threads_that_are_waited_for_and_a_late_event_loop_are_full(monkeypatch:
 
     anyio.run(measure)
     assert found == [["the threads for reads of stored objects"], ["the event loop", *found[0]]]
+
+
+@pytest.mark.parametrize(("skew_s", "text"), [(7200.0, "+7200 s"), (-90.0, "-90 s")])
+def test_a_clock_that_is_not_the_database_s_is_not_ready(
+    service: Service, monkeypatch: pytest.MonkeyPatch, skew_s: float, text: str
+) -> None:
+    right = time.time
+    clocks = SimpleNamespace(monotonic=time.monotonic, time=lambda: right() + skew_s)
+    monkeypatch.setattr("app.ops.readiness.time", clocks)
+    answer = service.http.get("/readyz")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "clock_skew")
+    assert f"The clock of this machine is {text} from the database's" in answer.json()["error"]["message"]

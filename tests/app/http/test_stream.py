@@ -17,11 +17,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import event
 
 from app import db
-from app.db.tables import JobEvent
-from app.jobs import stream
+from app.db.tables import ApiKey, JobEvent
+from app.jobs import stream, stream_news
+from app.keys import browser_sessions
 from tests.app.http.conftest import JOBS, Service
 
 PATIENCE_S = 120.0
+ERRORS = {401: "authentication_error", 403: "permission_error"}
 
 Events = list[dict[str, Any]]
 
@@ -83,13 +85,12 @@ def test_a_long_history_comes_whole(customer: TestClient, service: Service, job:
 class Reader(Thread):
     """A client that follows a job, and keeps what it was sent."""
 
-    def __init__(self, url: str, client: TestClient, job: str) -> None:
+    def __init__(self, url: str, client: TestClient, job: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(daemon=True)
         place = urlsplit(url)
         self._connection = http.client.HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_S)
-        self._connection.request(
-            "GET", f"{JOBS}/{job}/stream", headers={"authorization": client.headers["authorization"]}
-        )
+        sent = headers or {"authorization": client.headers["authorization"]}
+        self._connection.request("GET", f"{JOBS}/{job}/stream", headers=sent)
         self._answer = self._connection.getresponse()
         self.status, self.text = self._answer.status, ""
         self.start()
@@ -127,13 +128,13 @@ def test_many_streams_cost_one_query_at_a_time(
     url: str, customer: TestClient, service: Service, running: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, asked = [0], [0]
-    look = stream._look
+    look = stream_news.look
 
     def counted(*arguments: Any) -> Any:
         looks[0] += 1
         return look(*arguments)
 
-    monkeypatch.setattr("app.jobs.stream._look", counted)
+    monkeypatch.setattr("app.jobs.stream.look", counted)
     readers = [Reader(url, customer, running) for _ in range(12)]
     for reader in readers:
         reader.await_text("id: 3\n")
@@ -189,3 +190,54 @@ def test_a_quiet_stream_gives_signs_of_life(
 def test_somebody_elses_job_reads_as_unknown(stranger: TestClient, job: str) -> None:
     got = stranger.get(f"{JOBS}/{job}/stream")
     assert (got.status_code, got.json()["error"]["code"]) == (404, "fine_tune_not_found")
+
+
+def sign_in(service: Service, key: str) -> TestClient:
+    """Return a browser that was signed in with a key."""
+    browser = TestClient(service.app)
+    browser.portal = service.http.portal
+    browser.post("/sign-in", data={"key": key}, follow_redirects=False)
+    return browser
+
+
+def sign_out(service: Service, browser: TestClient) -> None:
+    token = browser_sessions.form_token(browser.cookies[browser_sessions.COOKIE])
+    assert browser.post("/sign-out", data={"form_token": token}, follow_redirects=False).status_code == 303
+
+
+class BrowserReader(Reader):
+    """A page that follows a job with its browser's cookie."""
+
+    def __init__(self, url: str, browser: TestClient, job: str) -> None:
+        cookie = {"cookie": f"{browser_sessions.COOKIE}={browser.cookies[browser_sessions.COOKIE]}"}
+        super().__init__(url, browser, job, cookie)
+
+
+def test_a_revoked_key_a_lost_scope_and_a_sign_out_end_streams_with_what_the_next_request_gets(
+    url: str, customer: TestClient, service: Service, provider: TestClient, running: str
+) -> None:
+    others = [service.client("org-customer", "customer", "read") for _ in range(2)]
+    browser = sign_in(service, service.add_key("org-customer", "customer"))
+    readers = [Reader(url, each, running) for each in (customer, *others)] + [BrowserReader(url, browser, running)]
+    for reader in readers:
+        reader.await_text("id: 3\n")
+    listed = provider.get("/v1/admin/keys", params={"project_id": "org-customer"}).json()["data"]
+    revoked, narrowed = [each["id"] for each in listed if each["scopes"] == ["customer", "read"]]
+
+    assert provider.delete(f"/v1/admin/keys/{revoked}").status_code == 200
+    with db.transaction(service.app.state.engine) as session:
+        session.get_one(ApiKey, narrowed).scopes = ["read"]
+    sign_out(service, browser)
+
+    for reader, code in ((readers[1], 401), (readers[2], 403), (readers[3], 401)):
+        reader.join(PATIENCE_S)
+        *_, last = [block for block in reader.text.strip().split("\n\n") if block]
+        assert last.startswith("event: error\n"), last
+        assert json.loads(last.split("data: ", 1)[1])["error"]["type"] == ERRORS[code]
+    assert readers[0].is_alive()
+    for reader in readers:
+        reader.leave()
+
+
+def test_the_poller_sees_an_ended_key_within_two_seconds() -> None:
+    assert stream._LOOK_S + stream._LEAST_S < 2

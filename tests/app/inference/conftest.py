@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,12 +144,13 @@ class Lab:
 
 
 class Clock:
-    """The time by which waivers end, as far ahead of the real one as a test says."""
+    """The database's clock, by which waivers end, as far ahead of the real one as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = timedelta(0)
+        clocks = {"now": lambda: db.now() + self.ahead.total_seconds(), "clock": lambda _: self.now()}
         for module in (catalog, release):
-            monkeypatch.setattr(module, "utc_now", self.now)
+            monkeypatch.setattr(module, "db", SimpleNamespace(**vars(db) | clocks))
 
     def now(self) -> datetime:
         return utc_now() + self.ahead

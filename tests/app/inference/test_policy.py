@@ -108,7 +108,9 @@ def test_they_go_with_their_job_and_with_all_of_their_project(served_lab: Lab, s
 @pytest.fixture
 def other(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """A server of OpenAI's form that knows one model: this service, asked for its base model."""
-    settings = served_lab.settings.model_copy(update={"unattested_api_key": SecretStr(served_lab.key())})
+    settings = served_lab.settings.model_copy(
+        update={"unattested_api_key": SecretStr(served_lab.key()), "unattested_urls": (served_lab.url,)}
+    )
     serving = served_lab.app.state.serving
     monkeypatch.setattr(serving, "_unattested", Unattested(settings, serving.clients))
     return {"base_url": served_lab.url, "served_as": "tiny"}

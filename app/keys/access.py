@@ -1,0 +1,50 @@
+"""Whether callers whose answers go on for long may still call: asked again and again, for many of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sqlalchemy import and_, select
+from sqlalchemy.orm import Session
+
+from app import db
+from app.db.tables import ApiKey, BrowserSession
+from app.errors import AppError, Forbidden, Unauthorized
+from app.keys.service import Principal
+
+
+def find_ended(session: Session, callers: Iterable[Principal]) -> Mapping[Principal, AppError]:
+    """Return the callers that may call no longer, each with the error that it gets; all are asked of in one query.
+
+    A key ends when it is revoked, expires by the database's clock or loses a scope that it had when its request began;
+    a browser's access ends with its session too.
+    """
+    asked = set(callers)
+    if not asked:
+        return {}
+    of_browser = and_(
+        BrowserSession.key_id == ApiKey.id,
+        BrowserSession.digest.in_({each.browser for each in asked if each.browser}),
+        BrowserSession.expires_at > db.timestamp(),
+    )
+    columns = ApiKey.id, ApiKey.scopes, ApiKey.revoked_at, ApiKey.expires_at, db.timestamp(), BrowserSession.digest
+    query = select(*columns).outerjoin(BrowserSession, of_browser)
+    scopes, browsers = dict[str, frozenset[str]](), set[str | None]()
+    for key_id, of_key, revoked_at, expires_at, now, browser in session.execute(
+        query.where(ApiKey.id.in_({each.key_id for each in asked}))
+    ):
+        browsers.add(browser)
+        if revoked_at is None and (expires_at is None or expires_at > now):
+            scopes[key_id] = frozenset(of_key)
+    errors = {each: _error(each, scopes.get(each.key_id), browsers) for each in asked}
+    return {caller: error for caller, error in errors.items() if error}
+
+
+def _error(caller: Principal, scopes: frozenset[str] | None, browsers: set[str | None]) -> AppError | None:
+    if scopes is None:
+        return Unauthorized("The API key is no longer valid; it was revoked or has expired.")
+    if caller.browser and caller.browser not in browsers:
+        return Unauthorized("This browser is no longer signed in.")
+    if lost := sorted(caller.scopes - scopes):
+        return Forbidden(f'This key no longer has the scope "{lost[0]}"; ask again with a key that has it.')
+    return None
