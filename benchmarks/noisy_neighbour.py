@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.noisy_cases import CASES, LOUD, QUIET, Case, Request
 from spard.isolation import walls
@@ -131,15 +132,11 @@ def _spinning_engines() -> Iterator[None]:
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def behind(found: walls.Walls, order: Sequence[str], *, talks: walls.Talks = "alone") -> list[str]:
-        own = ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order]
-        return command(found, own, talks=talks)
+    def behind(found: walls.Walls, order: Sequence[str]) -> list[str]:
+        return command(found, ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order])
 
-    walls.behind = behind
-    try:
+    with patch.object(walls, "behind", behind):
         yield
-    finally:
-        walls.behind = command
 
 
 def _p99(times: Sequence[float]) -> float:

@@ -40,7 +40,9 @@ class Process:
 
     def said(self) -> dict[str, Any]:
         assert self.running.stdout
-        found: dict[str, Any] = json.loads(self.running.stdout.readline())
+        found: dict[str, Any] = {"kind": "stepped"}
+        while found["kind"] == "stepped":  # told each second
+            found = json.loads(self.running.stdout.readline())
         return found
 
     def text(self, number: int) -> str:
