@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 
@@ -14,20 +14,17 @@ from app.db import Begin
 from app.jobs.checkpoint_models import own_model
 from app.objects import served
 
-if TYPE_CHECKING:
-    from app.inference.service import Serving
-
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 
 
-async def unload_withdrawn(serving: Serving, engine: Engine) -> None:
+async def unload_withdrawn(unload: Callable[[Begin], Awaitable[None]], engine: Engine) -> None:
     """Have servers forget adapters of models that were withdrawn, every second until it is cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
-            await serving.engines.unload_withdrawn(partial(db.transaction, engine))
+            await unload(partial(db.transaction, engine))
         except Exception:  # the server or the database is away: nobody else does it
             log.exception("adapters of withdrawn models are not unloaded yet; trying again")
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -38,12 +39,12 @@ def begin(old: Version, client: httpx2.Client, job: str, sign: str) -> subproces
 def test_a_half_done_job_of_an_earlier_commit_is_carried_on(
     commit: str, empty_postgres_url: str, tmp_path: Path
 ) -> None:
-    with open_versions(commit, empty_postgres_url, tmp_path, TIMERS | DECIDED) as (old, new):
+    with open_versions(commit, empty_postgres_url, tmp_path, {**TIMERS, **DECIDED}) as (old, new):
         model = unpack(tmp_path / "fixture", "sqlite").model
         old.migrate()
         with old.api() as client:
             file_id = provide(client, model)
-            hyperparameters = {**ASK["hyperparameters"], "n_epochs": EPOCHS}
+            hyperparameters = {**cast("dict[str, Any]", ASK["hyperparameters"]), "n_epochs": EPOCHS}
             ask = ASK | {"training_file": file_id, "hyperparameters": hyperparameters}
             job = good(client.post(JOBS, json=ask))["id"]
             stop(begin(old, client, job, "Step "))  # it saves its resume state and hands the job back
