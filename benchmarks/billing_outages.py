@@ -1,4 +1,4 @@
-"""GPU seconds over outages, for `benchmarks.billing`; run as a module, it is the child that computes."""
+"""GPU seconds over outages, for `benchmarks.billing`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ from worker.worker import Worker
 STEPS, STEP_S = 60, 0.1  # of a job: what it computes is a sleep
 OUTAGE_S = (3.0, 8.0)
 COMPUTED = "computed"
+_CHILD = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
+from benchmarks.billing_outages import compute
+compute(int(sys.argv[-1]))
+"""
 
 
 class Outages:
@@ -68,7 +74,7 @@ def measure(count: int, rng: random.Random) -> None:
         shop = _shop(Path(home))
         spec = JudgeSpec("llm", judge.url, "grader", retries=0, canaries=0)
         settings = shop.settings(judge=spec, gpu_probe_s=1.0, heartbeat_s=1.0, storage_notice_s=1.0)
-        command = [sys.executable, "-m", "benchmarks.billing_outages"]
+        command = [sys.executable, "-c", _CHILD]
         with at_work(Worker(settings, command), "worker"):
             for i in range(count):
                 what, seconds = ("storage", "judge")[i % 2], rng.uniform(*OUTAGE_S)
@@ -112,7 +118,7 @@ def _hanging(outages: Outages) -> Iterator[None]:
             outages.storage_back.wait()
         return write(self, key, content)
 
-    LocalStorage.write = hanging  # type: ignore[method-assign]
+    LocalStorage.write = hanging  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -157,7 +163,3 @@ def _ask(folder: Folder, report: Report, away: list[float]) -> None:
         for _ in range(20):
             time.sleep(STEP_S)
             judge.judge(["Hurt."], ["This is a reply."])
-
-
-if __name__ == "__main__":
-    compute(int(sys.argv[-1]))

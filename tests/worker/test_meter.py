@@ -6,6 +6,7 @@ from threading import Event
 
 import pytest
 
+from tests.narrowing import required
 from tests.worker.shop import Shop, until
 from tests.worker.test_outages import running
 from worker.meter import JUDGE, STORAGE, Meter
@@ -54,12 +55,16 @@ def test_what_could_not_be_stored_is_taken_the_next_time(clock: Clock) -> None:
 
 def test_tasks_are_done_in_order_and_their_results_by_who_listens() -> None:
     lane, go_on, done = StorageLane(), Event(), list[str]()
-    lane.submit(lambda: go_on.wait() and None)
+
+    def hang() -> None:
+        go_on.wait()
+
+    lane.submit(hang)
     lane.submit(lambda: lambda: done.append("old state"), "state")
     lane.submit(lambda: lambda: done.append("stage"))
     lane.submit(lambda: lambda: done.append("new state"), "state")
     lane.apply_results()
-    assert not lane.is_idle
+    assert len(done) == 0
     go_on.set()
     while not lane.is_idle:
         lane.wait(1.0)
@@ -110,7 +115,7 @@ def test_the_news_come_while_the_storage_hangs_and_only_computing_is_billed(
         until(hangs.is_set)
         until(lambda: any("waits for the service's storage" in each for each in light_shop.events(job_id)))
         job = light_shop.job(job_id)
-        assert (job.phase, (job.progress or {}).get("step")) == ("package", 6)  # all that the child has said
+        assert (job.phase, required(job.progress)["step"]) == ("package", 6)  # all that the child has said
         until(lambda: light_shop.job(job_id).waiting_for == STORAGE)
         before = light_shop.job(job_id).gpu_seconds
         seen_at = light_shop.job(job_id).seen_at or 0.0
