@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread, current_thread
 from typing import Any
 
-import psutil
 from sqlalchemy import select
 
 from app.db import read, upgrade_schema
@@ -31,6 +30,7 @@ from tests.worker import scripted_child
 from tests.worker.shop import Shop, at_work
 from worker.asking import Asking
 from worker.desk import llm_judges
+from worker.process import Child
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 from worker.worker import Worker
@@ -69,7 +69,8 @@ def measure(count: int, rng: random.Random) -> None:
     """Print the GPU seconds of jobs beside those that their children have computed."""
     outages = Outages()
     billed_s = computed_s = away_s = 0.0
-    with _hanging(outages), TemporaryDirectory() as home, judge_server() as judge:
+    begun = list[float]()
+    with _hanging(outages), _noting_work(begun), TemporaryDirectory() as home, judge_server() as judge:
         judge.answer = lambda body: (503, "") if outages.is_judge_away else (200, "#thescore: 1")
         shop = _shop(Path(home))
         spec = JudgeSpec("llm", judge.url, "grader", retries=0, canaries=0)
@@ -85,7 +86,7 @@ def measure(count: int, rng: random.Random) -> None:
                 job = shop.until_ended(job_id)
                 outage.join()
                 assert job.status == JobStatus.succeeded, job.error
-                computed = _computed_s(shop, job_id)
+                computed = _computed_s(shop, job_id, begun[-1])
                 print(f"{what} away {seconds:.1f} s: computed {computed:.2f}, billed {job.gpu_seconds:.2f}", flush=True)
                 billed_s, computed_s, away_s = billed_s + job.gpu_seconds, computed_s + computed, away_s + seconds
         shop.engine.dispose()
@@ -101,11 +102,28 @@ def _shop(home: Path) -> Shop:
     return Shop(data, url, Place(f"file://{home}/objects"), write_model(home / "tiny"))
 
 
-def _computed_s(shop: Shop, job_id: str) -> float:
+def _computed_s(shop: Shop, job_id: str, began: float) -> float:
+    """Return the seconds from when the child was given its job until it had computed all, without those in vain."""
     with read(shop.engine) as session:
         query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.message == COMPUTED)
         data: Any = session.scalars(query).one()
-    return float(data["seconds"])
+    return float(data["ended_at"]) - began - float(data["away_s"])
+
+
+@contextmanager
+def _noting_work(begun: list[float]) -> Iterator[None]:
+    """Note when children are given their jobs."""
+    work = Child.work
+
+    def noted(self: Child, folder: Folder, **ids: str | None) -> None:
+        begun.append(time.time())
+        work(self, folder, **ids)
+
+    Child.work = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Child.work = work  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -130,7 +148,7 @@ def compute(parent: int) -> None:
     die_with_parent(parent)
     report = Report(sys.stdout.fileno())
     folder = Folder(Path(sys.stdin.readline().strip()))
-    began, away = psutil.Process().create_time(), [0.0]
+    away = [0.0]
     report.stage("train")
     for step in range(1, STEPS + 1):
         time.sleep(STEP_S)
@@ -139,7 +157,7 @@ def compute(parent: int) -> None:
             scripted_child.save(folder, report, step)
     report.stage("audit")
     _ask(folder, report, away)
-    report.event(COMPUTED, {"seconds": time.time() - began - away[0]})
+    report.event(COMPUTED, {"ended_at": time.time(), "away_s": away[0]})
     scripted_child.finish(folder, report, "good")
 
 
