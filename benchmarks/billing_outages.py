@@ -1,4 +1,4 @@
-"""GPU seconds over outages, for `benchmarks.billing`; run as a module, it is the child that computes."""
+"""GPU seconds over outages, for `benchmarks.billing`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from threading import Event, Thread, current_thread
 from typing import Any
 
-import psutil
 from sqlalchemy import select
 
 from app.db import read, upgrade_schema
@@ -31,6 +30,7 @@ from tests.worker import scripted_child
 from tests.worker.shop import Shop, at_work
 from worker.asking import Asking
 from worker.desk import llm_judges
+from worker.process import Child
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 from worker.worker import Worker
@@ -38,6 +38,12 @@ from worker.worker import Worker
 STEPS, STEP_S = 60, 0.1  # of a job: what it computes is a sleep
 OUTAGE_S = (3.0, 8.0)
 COMPUTED = "computed"
+_CHILD = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
+from benchmarks.billing_outages import compute
+compute(int(sys.argv[-1]))
+"""
 
 
 class Outages:
@@ -63,12 +69,13 @@ def measure(count: int, rng: random.Random) -> None:
     """Print the GPU seconds of jobs beside those that their children have computed."""
     outages = Outages()
     billed_s = computed_s = away_s = 0.0
-    with _hanging(outages), TemporaryDirectory() as home, judge_server() as judge:
+    begun = list[float]()
+    with _hanging(outages), _noting_work(begun), TemporaryDirectory() as home, judge_server() as judge:
         judge.answer = lambda body: (503, "") if outages.is_judge_away else (200, "#thescore: 1")
         shop = _shop(Path(home))
         spec = JudgeSpec("llm", judge.url, "grader", retries=0, canaries=0)
         settings = shop.settings(judge=spec, gpu_probe_s=1.0, heartbeat_s=1.0, storage_notice_s=1.0)
-        command = [sys.executable, "-m", "benchmarks.billing_outages"]
+        command = [sys.executable, "-c", _CHILD]
         with at_work(Worker(settings, command), "worker"):
             for i in range(count):
                 what, seconds = ("storage", "judge")[i % 2], rng.uniform(*OUTAGE_S)
@@ -79,7 +86,7 @@ def measure(count: int, rng: random.Random) -> None:
                 job = shop.until_ended(job_id)
                 outage.join()
                 assert job.status == JobStatus.succeeded, job.error
-                computed = _computed_s(shop, job_id)
+                computed = _computed_s(shop, job_id, begun[-1])
                 print(f"{what} away {seconds:.1f} s: computed {computed:.2f}, billed {job.gpu_seconds:.2f}", flush=True)
                 billed_s, computed_s, away_s = billed_s + job.gpu_seconds, computed_s + computed, away_s + seconds
         shop.engine.dispose()
@@ -95,11 +102,28 @@ def _shop(home: Path) -> Shop:
     return Shop(data, url, Place(f"file://{home}/objects"), write_model(home / "tiny"))
 
 
-def _computed_s(shop: Shop, job_id: str) -> float:
+def _computed_s(shop: Shop, job_id: str, began: float) -> float:
+    """Return the seconds from when the child was given its job until it had computed all, without those in vain."""
     with read(shop.engine) as session:
         query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.message == COMPUTED)
         data: Any = session.scalars(query).one()
-    return float(data["seconds"])
+    return float(data["ended_at"]) - began - float(data["away_s"])
+
+
+@contextmanager
+def _noting_work(begun: list[float]) -> Iterator[None]:
+    """Note when children are given their jobs."""
+    work = Child.work
+
+    def noted(self: Child, folder: Folder, **ids: str | None) -> None:
+        begun.append(time.time())
+        work(self, folder, **ids)
+
+    Child.work = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Child.work = work  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -112,7 +136,7 @@ def _hanging(outages: Outages) -> Iterator[None]:
             outages.storage_back.wait()
         return write(self, key, content)
 
-    LocalStorage.write = hanging  # type: ignore[method-assign,assignment]
+    LocalStorage.write = hanging  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -124,7 +148,7 @@ def compute(parent: int) -> None:
     die_with_parent(parent)
     report = Report(sys.stdout.fileno())
     folder = Folder(Path(sys.stdin.readline().strip()))
-    began, away = psutil.Process().create_time(), [0.0]
+    away = [0.0]
     report.stage("train")
     for step in range(1, STEPS + 1):
         time.sleep(STEP_S)
@@ -133,7 +157,7 @@ def compute(parent: int) -> None:
             scripted_child.save(folder, report, step)
     report.stage("audit")
     _ask(folder, report, away)
-    report.event(COMPUTED, {"seconds": time.time() - began - away[0]})
+    report.event(COMPUTED, {"ended_at": time.time(), "away_s": away[0]})
     scripted_child.finish(folder, report, "good")
 
 
@@ -157,7 +181,3 @@ def _ask(folder: Folder, report: Report, away: list[float]) -> None:
         for _ in range(20):
             time.sleep(STEP_S)
             judge.judge(["Hurt."], ["This is a reply."])
-
-
-if __name__ == "__main__":
-    compute(int(sys.argv[-1]))

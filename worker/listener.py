@@ -128,8 +128,10 @@ class Listener:
     def _hear(self, message: Message) -> None:
         match message:
             case {"kind": "done"}:
+                self._meter.pause(STORAGE)  # its process ends, which computes nothing
                 self._last_word = message
             case {"kind": "failed"}:
+                self._meter.pause(STORAGE)
                 self._last_word = message
                 self._keep_stages()
             case {"kind": "resume_state", "step": int(step), "path": str(path)}:

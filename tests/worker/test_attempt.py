@@ -19,6 +19,7 @@ from spard.release.manifest import verify
 from tests.narrowing import required
 from tests.worker.shop import Shop, until
 from worker import attempt, results
+from worker.endings import Ending
 from worker.memory_kills import Memory, MemoryKills
 from worker.process import MAX_LOG_BYTES
 
@@ -150,8 +151,17 @@ def test_a_job_that_eats_all_memory_twice_is_told_what_needs_less(light_shop: Sh
 def test_kills_from_outside_are_nobodys_fault_in_the_job_and_all_attempts_are_made(light_shop: Shop) -> None:
     job = light_shop.do("killed")
     error = required(job.error)
-    assert (job.status, job.attempt, error["code"]) == (JobStatus.failed, 3, "process_killed")
-    for part in ("want of memory", "whoever runs the machine", "not at fault", "stopped 3 times without an end"):
+    assert (job.status, job.attempt, error["code"]) == (
+        JobStatus.failed,
+        4,
+        "process_killed",
+    )  # the first came to a stage
+    for part in (
+        "want of memory",
+        "whoever runs the machine",
+        "not at fault",
+        "stopped 4 times without coming further",
+    ):
         assert part in error["message"]
     assert job.avoids is not None  # another worker is asked first
 
@@ -202,7 +212,7 @@ def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
 def test_a_job_that_is_cancelled_as_its_worker_publishes_is_cancelled(
     light_shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def late(storage: Storage, job: Job, *rest: Any) -> Any:
+    def late(storage: Storage, job: Job, *rest: Any) -> Ending:
         ending = results.upload(storage, job, *rest)
         with transaction(light_shop.engine) as session:
             control.request_cancel(session, job.id)

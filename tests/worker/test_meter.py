@@ -56,14 +56,15 @@ def test_what_could_not_be_stored_is_taken_the_next_time(clock: Clock) -> None:
 def test_tasks_are_done_in_order_and_their_results_by_who_listens() -> None:
     lane, go_on, done = StorageLane(), Event(), list[str]()
 
-    def wait() -> None:
+    def hang() -> None:
         go_on.wait()
 
-    lane.submit(wait)
+    lane.submit(hang)
     lane.submit(lambda: lambda: done.append("old state"), "state")
     lane.submit(lambda: lambda: done.append("stage"))
     lane.submit(lambda: lambda: done.append("new state"), "state")
     lane.apply_results()
+    assert len(done) == 0
     go_on.set()
     while not lane.is_idle:
         lane.wait(1.0)

@@ -234,7 +234,7 @@ def test_spard_chat_prints_the_reply(
 
 def test_tokens_that_are_only_reserved_are_worth_a_retry(served_lab: Lab, words: Words, limited: Limit) -> None:
     client = limited(max_tokens_per_day=100)
-    project = "org-test_tokens_that_are_only_reserved_are_wort"
+    project = f"org-{test_tokens_that_are_only_reserved_are_worth_a_retry.__name__[:40]}"
     with db.transaction(served_lab.app.state.engine) as session:
         key = session.scalars(select(ApiKey.id).where(ApiKey.project_id == project)).one()
         held = InferenceCall(project_id=project, key_id=key, endpoint="completions", model="tiny", owner="another")
