@@ -7,9 +7,10 @@ wait for its turn; one that read first and then wanted to write would fail inste
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -43,6 +44,7 @@ from app.db.errors import as_away
 from app.db.postgres_sessions import keep_settings
 from app.db.prepared import Reader
 
+_CLOCK = "clock"  # in the facts of a session: the time that it was told, and when
 # A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
@@ -130,8 +132,15 @@ class timestamp(FunctionElement[datetime]):  # noqa: N801 - likewise
 
 
 def clock(session: Session) -> datetime:
-    """Return the database's time, by which all processes of a deployment decide what has expired."""
-    return session.scalars(select(timestamp())).one()
+    """Return the database's time, by which all processes of a deployment decide what has expired.
+
+    The database is asked once a session; from then on a monotonic clock counts.
+    """
+    if _CLOCK not in session.info:
+        session.info[_CLOCK] = session.scalars(select(timestamp())).one(), time.monotonic()
+    found: datetime
+    found, at = session.info[_CLOCK]
+    return found + timedelta(seconds=time.monotonic() - at)
 
 
 @compiles(now, "postgresql")

@@ -30,6 +30,8 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
         query = query.where(or_(HeldAdapter.created_at < at, tied))
     order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()
     rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
+    if not rows:
+        return HeldList(data=[], has_more=False)
     waivers: defaultdict[str, list[WaiverOut]] = defaultdict(list)
     now = db.clock(session)
     of_rows = Waiver.job_id.in_([job.id for _, job in rows])

@@ -85,6 +85,8 @@ class Engine:
             case "load":
                 self._load(line["adapter"], Path(line["folder"]), line["manifest_sha256"])
             case "generate":
+                if self._watched:
+                    self._watched.look_next_time()  # no request is begun on files that were changed before it came
                 self._take_in(Waiting(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False))
             case "read":
                 self._note_read(line)

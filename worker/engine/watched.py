@@ -21,6 +21,10 @@ class Watched:
         self._folder, self._clock = folder, clock
         self._seen, self._looked_at = file_identities(folder), clock()
 
+    def look_next_time(self) -> None:
+        """Have the files looked at the next time, however short the last look is ago."""
+        self._looked_at = -_EVERY_S
+
     def has_changed(self, digest: str) -> bool:
         """Tell whether the files are others than those of the digest, which is that of the model as it was read.
 

@@ -79,10 +79,10 @@ def test_a_fetch_that_hangs_keeps_nobody_from_an_engine(engines: Embedded, base:
         other = asyncio.create_task(engines.start(whole(3), "org-other", ASK))
         await asyncio.sleep(0)
         storage.set()
-        for each in (fetched, joined):
-            await each
-        with pytest.raises(TooManyRequests, match="memory"):  # two engines run already, and replies are being written
-            await other
+        found = await asyncio.gather(fetched, joined, other, return_exceptions=True)
+        refused = [isinstance(each, TooManyRequests) and "memory" in each.message for each in found]
+        # Two engines may run, and replies are being written: the fetch that comes second finds no room.
+        assert refused in ([False, False, True], [True, True, False]), found
 
     asyncio.run(ask())
     assert len(engines.pids()) == 2
