@@ -118,10 +118,10 @@ def test_a_storage_whose_url_has_escapes_is_kept_from_children(tmp_path: Path) -
 
 def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARD_JUDGE", "llm")
-    monkeypatch.setenv("SPARD_JUDGE_API_KEY", "canary")
+    monkeypatch.setenv("SPARD_JUDGE_API_KEY", "sk-judge-secret")
     settings = read_settings()
-    assert settings.judge_key(settings.judge) == "canary"
-    assert "canary" not in f"{settings!r}"
+    assert settings.judge_key(settings.judge) == "sk-judge-secret"
+    assert "sk-judge-secret" not in f"{settings!r}"
 
 
 @pytest.mark.parametrize(
