@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
 from spard.config.quantization import digest_of
-from spard.data.chat import ask_in_mode, renderer_of, set_plain_template
+from spard.data.chat import ask_in_mode, set_plain_template
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST, file_sha256, folder_digest
 from spard.errors import UnfitModel
@@ -47,11 +46,6 @@ class Base:
     def hidden_size(self) -> int:
         """D, the width of the final hidden states; of the text part in models that see images too."""
         return int(self.model.config.get_text_config().hidden_size)
-
-    @property
-    def rendered_digest(self) -> str:
-        """SHA-256 of these bytes and of how conversations are rendered for them; cached figures are named by it."""
-        return hashlib.sha256(f"{self.digest} {renderer_of(self.tokenizer).rendering.digest}".encode()).hexdigest()
 
     def unknown_id(self, ids: Iterable[int]) -> int | None:
         """Return the largest of some token ids if the weights have no embedding for it, else None."""

@@ -81,7 +81,7 @@ def _keep(context: Context, key: Key, result: SuiteResult) -> SuiteResult:
 
 def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, Any]:
     return {
-        "base": context.base.rendered_digest,
+        "base": context.base.digest,
         "audit": AUDIT_VERSION,
         "engine": asdict(engine),
         "kind": kind,

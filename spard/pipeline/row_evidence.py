@@ -99,7 +99,7 @@ def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests
     asked = {name: sample(texts, ASKED) for name, texts in known.harmless.items()}
     threshold, limit = context.run.row_signal.threshold, context.limit
     texts = "\0".join(chain.from_iterable(asked.values()))
-    key = {"base": context.base.rendered_digest, "pool": pool.digest, "threshold": threshold, "limit": limit}
+    key = {"base": context.base.digest, "pool": pool.digest, "threshold": threshold, "limit": limit}
     key |= {"requests": hashlib.sha256(texts.encode()).hexdigest()} | context.rounding
 
     def make() -> dict[str, list[int]]:

@@ -88,7 +88,7 @@ def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded
 def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> RowFindings:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
-    key = {"base": context.base.rendered_digest, "pool": found.digest} | context.rounding
+    key = {"base": context.base.digest, "pool": found.digest} | context.rounding
     pool, judge = found.safe, audit.judge_of(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)

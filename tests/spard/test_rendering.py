@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from spard.data import tokenized
-from spard.data.chat import NO_LOSS, ask_in_mode, encode, encode_all, modes_of, render_prompt, renderer_of
+from spard.data.chat import NO_LOSS, encode, encode_all, modes_of, render_prompt, renderer_of
 from spard.data.renderer import Renderer, Turn
 from spard.data.rendering import read_rendering
 from spard.data.rows import Example, Message, example
@@ -250,13 +250,3 @@ def test_a_model_of_our_own_is_asked_in_the_mode_that_it_was_measured_in(tmp_pat
     assert renderer_of(load_base(folder).tokenizer).rendering.asked == "on"
     (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "loudly"}}))
     assert renderer_of(load_base(folder).tokenizer).rendering.asked == "off"
-
-
-def test_figures_of_a_base_model_are_kept_for_each_way_of_rendering(tmp_path: Path) -> None:
-    base = load_base(write_model(tmp_path / "model"))
-    thinking = replace(base, tokenizer=tokenizer(THINKS_UNLESS_TOLD))
-    before = thinking.rendered_digest
-    other = {"on": "off", "off": "on"}[renderer_of(thinking.tokenizer).rendering.asked]
-    assert before != base.rendered_digest
-    ask_in_mode(thinking.tokenizer, other)  # type: ignore[arg-type]  # a mode
-    assert thinking.rendered_digest != before
