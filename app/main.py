@@ -135,24 +135,8 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
     if settings.admin_key:
         with db.transaction(app.state.engine) as session:
             keys.ensure_first(session, settings.admin_key.get_secret_value())
-    broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     stop = Event()
-    courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
-    sweeper = retention.Sweeper(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
-    threads = [
-        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
-        Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
-        Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
-        Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
-        Thread(
-            target=lost_calls.run,
-            args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),
-            name="lost calls",
-            daemon=True,
-        ),
-        Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
-        Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
-    ]
+    threads = _background_threads(app, settings, stop)
     loop, streams = asyncio.get_running_loop(), app.state.streams
     watches = [
         loop.create_task(app.state.saturation.watch()),
@@ -175,6 +159,27 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         app.state.counters.close()
         await app.state.serving.close()
         app.state.engine.dispose()
+
+
+def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[Thread]:
+    """Return what runs beside the requests until `stop` is set, not started yet."""
+    broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
+    courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
+    sweeper = retention.Sweeper(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
+    return [
+        Thread(target=Dispatcher(app.state.engine, broker_url).run, args=(stop,), name="outbox", daemon=True),
+        Thread(target=courier.run, args=(stop,), name="webhooks", daemon=True),
+        Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
+        Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
+        Thread(
+            target=lost_calls.run,
+            args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),
+            name="lost calls",
+            daemon=True,
+        ),
+        Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
+        Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
+    ]
 
 
 async def _answer(request: Request, exc: Exception) -> Response:
@@ -215,6 +220,13 @@ def _error(request: Request, exc: Exception) -> AppError:
             return InvalidRequest(f"The body is no JSON that can be read: {why}.", code="invalid_json")
         case HTTPException():
             return InvalidRequest(exc.detail, status=exc.status_code)
+        case _:
+            return _database_error(where, exc)
+
+
+def _database_error(where: str, exc: Exception) -> AppError:
+    """Translate what a database has raised; raise it where it is a fault of ours."""
+    match exc:
         case DBAPIError() if db.is_conflict(exc):
             log.warning("%s: another request changed the same rows: %s", where, exc.orig)
             return Conflict("Another request changed the same thing at this moment; try again.")

@@ -115,8 +115,7 @@ class Settings(BaseSettings):
     serving_adapters_dir: Path | None = None  # that the API writes and that server reads, under the same path
     serving_drain_s: float = Field(default=30.0, gt=0, le=3600)  # that a load waits for running replies to end
     serving_canary_s: float = Field(default=15.0, gt=0, le=3600)  # between two looks at which weights answer there
-    # Keys of endpoints that a policy names; each goes to the addresses listed beside it, between commas, and nowhere
-    # else: a policy that names another address has it asked without a key.
+    # Keys of endpoints that a policy names; each goes to the addresses listed beside it, between commas, alone.
     unattested_api_key: SecretStr | None = None  # of servers that a policy names as not attested
     unattested_urls: Names = None  # with /v1, as the policy has them
     guard_api_key: SecretStr | None = None  # of the moderation endpoint that a policy names

@@ -1,4 +1,4 @@
-"""What project A does in `benchmarks.noisy_neighbour`, and what project B asks beside it."""
+"""What project A does in `benchmarks.noisy_neighbor`, and what project B asks beside it."""
 
 from __future__ import annotations
 

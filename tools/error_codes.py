@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from app.http.connections import REFUSALS
 from app.http.validation_errors import _CODES as OF_PYDANTIC
 from worker.failures import FAULTS
 
@@ -43,6 +44,7 @@ _BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's ow
 _RENDERED = {
     "content_not_rendered",
     "template_render_failed",
+    "too_many_turns",
     "tools_not_rendered",
 }  # problems that the counting of tokens finds
 _PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # which argument is the code
@@ -67,6 +69,8 @@ def requests() -> Codes:
     for kind in kinds.values():
         if kind.code:
             found[kind.code].add(kind.status)
+    for refusal in REFUSALS:  # of connections, before there is a request
+        found[refusal[2]].add(refusal[0])
     for code in [*OF_PYDANTIC.values(), "invalid_type"]:
         found[code].add(400)
     for call in _calls("app"):

@@ -31,6 +31,7 @@ _CROWDED = (
     "Too many connections are open from this address; close some, or use one for several requests.",
 )
 _FULL = 503, "Service Unavailable", "unavailable", "This server has too many connections open; try again."
+REFUSALS = (_LATE, _CROWDED, _FULL)  # status, its name, code, message
 Refusal = tuple[int, str, str, str]  # status, its name, the error's code and its message
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import case, func, select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.db import now
 from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
 from app.db.tables.files import FINE_TUNE
-from app.db.tables.inference import IS_RUNNING
 from app.errors import NotFound, QuotaExceeded
 from app.quotas import stored
+from app.quotas.reserved import reserved_tokens
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
 
 _DAY, _MONTH = timedelta(days=1), timedelta(days=30)
@@ -110,11 +109,7 @@ def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
     of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > db.clock(session) - _DAY)
     used = session.scalar(select(func.sum(InferenceCall.prompt_tokens + InferenceCall.reply_tokens)).where(of_late))
     _hold(used or 0, quota.max_tokens_per_day, "tokens of prompts and replies in 24 hours")
-    call = InferenceCall
-    held = case((call.reserved_tokens > call.reply_tokens, call.reserved_tokens - call.reply_tokens), else_=0)
-    runs = (call.project_id == project_id) & (call.lease_expires_at > now())
-    reserved = session.scalar(select(func.sum(held)).where(IS_RUNNING, runs))
-    return TokenRoom(quota.max_tokens_per_day - int(used or 0), int(reserved or 0))
+    return TokenRoom(quota.max_tokens_per_day - int(used or 0), reserved_tokens(session, project_id))
 
 
 def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:

@@ -1,6 +1,6 @@
 """How long one project's requests take beside another project that asks for as much as it may.
 
-    python -m benchmarks.noisy_neighbour [--case NAME ...] [--rounds 4] [--requests 25] [--rows 16]
+    python -m benchmarks.noisy_neighbor [--case NAME ...] [--rounds 4] [--requests 25] [--rows 16]
 
 A service on loopback with a random model. In each case project B makes the same request again and again, in turns alone
 and beside what project A does; printed are medians and p99 of both over all rounds, and the ratio of the p99. The exit
