@@ -153,8 +153,7 @@ class Attempt:
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
-        memory, sinks = MemoryKills(), sinks_of(job, self._settings)
-        kills = memory.read()
+        sinks, kills = sinks_of(job, self._settings), (memory := MemoryKills()).read()
         self._child = child = self._take_child(folder)
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)

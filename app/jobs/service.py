@@ -46,8 +46,7 @@ def create(
 ) -> JobOut:
     """Queue a job, or find the one that the same request has made before; `origin` is what it is a clone of."""
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
-    earlier = submissions.earlier(session, caller, submission, digest, job_id)
-    if earlier is not None:
+    if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
         return _shown(session, earlier)
     frozen = freeze(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
