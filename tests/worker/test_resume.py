@@ -62,7 +62,8 @@ def marked(shop: Shop, job_id: str) -> list[int]:
 
 def kill_trainer() -> None:
     """The older child: the other one waits for work."""
-    children = [child for child in psutil.Process().children() if "worker.child" in child.cmdline()]
+    running = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    children = [child for child in running if "worker.child" in child.cmdline()]
     min(children, key=lambda child: child.create_time()).kill()
 
 
