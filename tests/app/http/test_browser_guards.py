@@ -31,7 +31,7 @@ def test_no_private_answer_is_kept(customer: TestClient, browser: TestClient) ->
 
 def test_what_is_for_everybody_may_be_kept(service: Service, browser: TestClient) -> None:
     signing_key(service.app.state.settings)  # makes one
-    assert browser.get("/v1/signing_keys").headers["cache-control"] == "public, max-age=3600"
+    assert browser.get("/v1/signing_keys").headers["cache-control"] == "public, max-age=60"
     assert "cache-control" not in browser.get("/healthz").headers
 
 
