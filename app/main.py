@@ -140,9 +140,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
     loop, streams = asyncio.get_running_loop(), app.state.streams
     watches = [
         loop.create_task(app.state.saturation.watch()),
-        loop.create_task(
-            unload_withdrawn(lambda begin: app.state.serving.engines.unload_withdrawn(begin), app.state.engine)
-        ),
+        loop.create_task(unload_withdrawn(lambda: app.state.serving.engines.unload_withdrawn())),
     ]
     when_told_to_stop(lambda: loop.call_soon_threadsafe(lambda: loop.create_task(streams.close())))
     for thread in threads:

@@ -180,11 +180,14 @@ def measure_kills(kills: int, engine: str, rng: random.Random) -> None:
             received |= clients.received
             complete_lost(database, ledger_folder(settings))
             if (i + 1) % 20 == 0 or i + 1 == kills:
-                print(f"{i + 1} kills, {time.monotonic() - began:.0f} s: {_compared(database, received)}", flush=True)
+                print(
+                    f"{i + 1} kills, {time.monotonic() - began:.0f} s: {_compare_counts(database, received)}",
+                    flush=True,
+                )
         database.dispose()
 
 
-def _compared(database: Engine, received: dict[str, int]) -> str:
+def _compare_counts(database: Engine, received: dict[str, int]) -> str:
     with read(database) as session:
         rows = session.execute(select(InferenceCall.id, InferenceCall.status, InferenceCall.reply_tokens)).all()
     differences = [row.reply_tokens - received.get(row.id, 0) for row in rows]

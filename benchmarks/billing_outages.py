@@ -144,7 +144,7 @@ def _hanging(outages: Outages) -> Iterator[None]:
 
 
 def compute(parent: int) -> None:
-    """Do a job by sleeping, ask its judge, and say for how long that was work."""
+    """Run a job whose work is to sleep, with one call of its judge, and report the seconds that count as work."""
     die_with_parent(parent)
     report = Report(sys.stdout.fileno())
     folder = Folder(Path(sys.stdin.readline().strip()))

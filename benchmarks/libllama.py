@@ -58,7 +58,10 @@ class Llama:
     """A GGUF file in llama.cpp, on the CPU with one thread."""
 
     def __init__(self, libraries: Path, model: Path, cache: str, *, flash_attention: bool | None = None) -> None:
-        """Load `model`; `cache` is the type of keys and values, flash attention None leaves the choice to llama.cpp."""
+        """Load a GGUF file.
+
+        `cache` is the number type of keys and values, `f32` or `f16`. With `flash_attention` None llama.cpp chooses.
+        """
         self._log = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)(lambda level, text, data: None)
         self._lib = _library(libraries)
         self._lib.llama_log_set(self._log, None)
@@ -86,7 +89,7 @@ class Llama:
         return list(tokens[:count])
 
     def clear(self) -> None:
-        """Forget all tokens."""
+        """Start a new sequence: drop all keys and values of earlier tokens."""
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
 
     def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
@@ -99,7 +102,7 @@ class Llama:
         return np.ctypeslib.as_array(found, (self._size,)).copy()
 
     def close(self) -> None:
-        """Free the context and the model."""
+        """Free the memory that llama.cpp holds for the context and the model."""
         self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
 

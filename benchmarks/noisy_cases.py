@@ -99,7 +99,7 @@ def _first_fetch(lab: Lab) -> Iterator[None]:
 
     storage.download_file = wait_for_thaw
     try:
-        with repeated(2, lambda over: _ask_for(lab, name, over)):
+        with repeated(2, lambda over: _ask_until_over(lab, name, over)):
             yield
             thawed.set()
     finally:
@@ -107,7 +107,7 @@ def _first_fetch(lab: Lab) -> Iterator[None]:
         storage.download_file = download
 
 
-def _ask_for(lab: Lab, name: str, over: Event) -> None:
+def _ask_until_over(lab: Lab, name: str, over: Event) -> None:
     headers = {"Authorization": f"Bearer {lab.key(LOUD)}"}
     body = {"model": name, "messages": MESSAGES, "max_tokens": 4}
     httpx2.post(f"{lab.url}/chat/completions", json=body, headers=headers, timeout=300)

@@ -216,7 +216,7 @@ class Attempt:
         """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
         while True:
             try:
-                with self._heart.counted() as idle_s, transaction(self._backend.engine) as session:
+                with self._heart.count_idle_seconds() as idle_s, transaction(self._backend.engine) as session:
                     if not lease.holds(session, self._claim):
                         raise Lost
                     self._heart.extend(session, idle_s)

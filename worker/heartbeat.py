@@ -72,7 +72,7 @@ class Heart:
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
         """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""
-        with self.counted() as idle_s, transaction(self._engine) as session:
+        with self.count_idle_seconds() as idle_s, transaction(self._engine) as session:
             pulse = self.extend(session, idle_s)
             if pulse and write:
                 write(session)
@@ -87,7 +87,7 @@ class Heart:
         return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.waiting_for or "")
 
     @contextmanager
-    def counted(self) -> Iterator[float]:
+    def count_idle_seconds(self) -> Iterator[float]:
         """Yield the idle seconds that the block is to store; if it fails they are stored the next time."""
         idle_s = self._meter.take()
         try:

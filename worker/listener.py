@@ -163,13 +163,13 @@ class Listener:
         self._lane.submit(self._store_stages)
 
     def _keep_state(self, step: int, path: Path) -> Apply | None:
-        return self._kept() if self._keeper.keep_state(step, path) else None
+        return self._record_pieces() if self._keeper.keep_state(step, path) else None
 
     def _store_stages(self) -> Apply | None:
         missed = self._keeper.keep_missed()
-        return self._kept() if self._keeper.keep_stages() or missed is not None else None
+        return self._record_pieces() if self._keeper.keep_stages() or missed is not None else None
 
-    def _kept(self) -> Apply:
+    def _record_pieces(self) -> Apply:
         """Return what records the pieces that are in the storage now."""
         record, surplus = self._keeper.record, self._keeper.take_surplus()
 

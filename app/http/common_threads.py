@@ -77,7 +77,7 @@ def common_threads(request: Request) -> CommonThreads:
 
 
 async def hold_place(request: Request) -> AsyncIterator[None]:
-    """Hold a place while a route that is not `async` answers; the first dependency of every route."""
+    """Keep one of the project's places in the common threads while a synchronous route answers."""
     endpoint = getattr(request.scope.get("route"), "endpoint", None)
     if endpoint is None or inspect.iscoroutinefunction(endpoint) or inspect.isasyncgenfunction(endpoint):
         yield

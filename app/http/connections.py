@@ -67,17 +67,17 @@ class Connections:
         self._waiting[connection] = address
 
     def note_request(self, connection: BoundedHttp) -> None:
-        """Have a connection wait no longer: its request is answered now."""
+        """Remove a connection from those that may be closed: its request is being answered."""
         self._waiting.pop(connection, None)
 
     def _close_one(self, address: str | None) -> bool:
         """Close the connection that waits longest, of an address or of any; False if none waits."""
-        found = next(self._waiting_of(address), None)
+        found = next(self._list_waiting(address), None)
         if found is not None:
             found.drop()
         return found is not None
 
-    def _waiting_of(self, address: str | None) -> Iterator[BoundedHttp]:
+    def _list_waiting(self, address: str | None) -> Iterator[BoundedHttp]:
         return (each for each, its in self._waiting.items() if address is None or its == address)
 
 
@@ -111,7 +111,7 @@ class BoundedHttp(H11Protocol):
         self._has_begun = False  # to send the request that is waited for
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection in, or refuse it with an answer."""
+        """Accept the new connection, or answer with an error and close it."""
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
         if refusal := self._table.admit(self, address):

@@ -76,7 +76,7 @@ class Envelope:
 
 
 def _keep_private(scope: Scope, headers: MutableHeaders) -> None:
-    """Have no browser and no proxy keep an answer of the API, unless its route says how long it may be kept."""
+    """Send `cache-control: private, no-store` with each answer whose route sets no value of its own."""
     if scope["path"].startswith("/v1/") and headers.get("cache-control", "no-cache") == "no-cache":
         headers["cache-control"] = "private, no-store"
 

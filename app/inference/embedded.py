@@ -16,7 +16,6 @@ from typing import TypeVar
 from huggingface_hub import snapshot_download
 
 from app.catalog import weights
-from app.db import Begin
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
 from app.inference.engine_errors import base_model_changed, busy, engine_lost, engine_stalled
@@ -89,7 +88,7 @@ class Embedded:
         except TimeoutError:
             raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
 
-    async def unload_withdrawn(self, begin: Begin) -> None:
+    async def unload_withdrawn(self) -> None:
         """Nothing outlives its release here."""
 
     def pids(self) -> list[int]:

@@ -20,7 +20,7 @@ class Engines(Protocol):
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
 
-    async def unload_withdrawn(self, begin: Begin) -> None:
+    async def unload_withdrawn(self) -> None:
         """Have servers that are not ours forget the adapters of models that were withdrawn."""
 
     def pids(self) -> list[int]:

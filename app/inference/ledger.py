@@ -138,7 +138,7 @@ class Ledger:
 
 
 @contextmanager
-def abandoned(path: Path) -> Iterator[list[Count] | None]:
+def lock_abandoned(path: Path) -> Iterator[list[Count] | None]:
     """Yield the open requests of a ledger whose process has died, and lock it; None where the process lives."""
     handle = None
     with suppress(OSError):

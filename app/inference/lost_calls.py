@@ -14,8 +14,7 @@ from threading import Event
 from sqlalchemy import CursorResult, Engine, case, or_, update
 from sqlalchemy.orm import Session
 
-from app.db import now, transaction
-from app.db.base import utc_now
+from app.db import clock, now, transaction
 from app.db.tables import InferenceCall
 from app.db.tables.inference import IS_RUNNING, PROCESS_LOST, RUNNING
 from app.inference import ledger
@@ -45,7 +44,7 @@ def complete_lost(engine: Engine, folder: Path) -> int:
     """Complete the requests of all processes that have died here, and those with a lease that ran out; count them."""
     completed = 0
     for path in sorted(folder.glob("[0-9a-f]*")):
-        with ledger.abandoned(path) as counts:
+        with ledger.lock_abandoned(path) as counts:
             if counts is not None:
                 with transaction(engine) as session:
                     completed += _complete(session, path.name, counts)
@@ -79,7 +78,7 @@ def _complete(session: Session, owner: str, counts: list[Count]) -> int:
             .execution_options(synchronize_session=False)
         )
     left = update(call).where(IS_RUNNING, call.owner == owner)
-    return len(counts) + _count(session, left.values(**_ended(), reply_tokens=0, prompt_tokens=0))
+    return len(counts) + _count(session, left.values(**_lost_values(), reply_tokens=0, prompt_tokens=0))
 
 
 def _give_up(session: Session) -> int:
@@ -87,13 +86,13 @@ def _give_up(session: Session) -> int:
     call = InferenceCall
     expired = update(call).where(IS_RUNNING, call.lease_expires_at < now())
     prompt = case((call.reply_tokens > 0, call.prompt_tokens), else_=0)
-    completed = _count(session, expired.values(**_ended(), prompt_tokens=prompt))
-    is_old = (call.created_at < utc_now() - _UNOWNED) & or_(call.owner.is_(None), call.lease_expires_at.is_(None))
+    completed = _count(session, expired.values(**_lost_values(), prompt_tokens=prompt))
+    is_old = (call.created_at < clock(session) - _UNOWNED) & or_(call.owner.is_(None), call.lease_expires_at.is_(None))
     unowned = update(call).where(IS_RUNNING, is_old)
-    return completed + _count(session, unowned.values(**_ended(), reply_tokens=0))
+    return completed + _count(session, unowned.values(**_lost_values(), reply_tokens=0))
 
 
-def _ended() -> dict[str, object]:
+def _lost_values() -> dict[str, object]:
     return {"status": PROCESS_LOST, "reserved_tokens": 0, "lease_expires_at": None}
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from openai import APIConnectionError, APIError, APIStatusError
 
-from app.db import Begin
 from app.errors import AppError, InvalidRequest, TooManyRequests, Unavailable
 from app.inference.clients import NO_KEY, Clients
 from app.inference.engine_process import Stream
@@ -41,7 +40,7 @@ class Unattested:
         self._running[stream.number] = asyncio.create_task(self._write(stream, model.server, ask))
         return stream, 0, None
 
-    async def unload_withdrawn(self, begin: Begin) -> None:
+    async def unload_withdrawn(self) -> None:
         """Nothing outlives its release here."""
 
     def pids(self) -> list[int]:

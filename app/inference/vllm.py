@@ -49,10 +49,8 @@ _ASK_AGAIN_S = 60.0  # what the server is: it may have been started anew, with o
 class Vllm:
     """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
 
-    def __init__(
-        self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin | None = None
-    ) -> None:
-        self._settings, self._prover, self._clients = settings, prover, clients
+    def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin) -> None:
+        self._settings, self._prover, self._clients, self._begin = settings, prover, clients, begin
         self._gate = Gate(settings.serving_adapters_dir)
         self.adapters = Adapters(settings, storage, prover, self._gate, begin)
         self._schemas: OrderedDict[str, None] = OrderedDict()  # that replies can be held to
@@ -105,12 +103,12 @@ class Vllm:
                 self._canary.cancel()
         self._prover.close()
 
-    async def unload_withdrawn(self, begin: Begin) -> None:
+    async def unload_withdrawn(self) -> None:
         """Have the server forget the adapters that were withdrawn, and remove their unpacked files."""
-        for digest in await to_thread.run_sync(withdrawn, begin, str(self._settings.serving_url)):
+        for digest in await to_thread.run_sync(withdrawn, self._begin, str(self._settings.serving_url)):
             async with self._client() as client:
                 await self.adapters.unload(client, digest)
-            await to_thread.run_sync(drop, begin, str(self._settings.serving_url), digest)
+            await to_thread.run_sync(drop, self._begin, str(self._settings.serving_url), digest)
 
     async def _check_schema(self, model: Released, ask: Ask) -> None:
         """Refuse a schema that our own engine cannot hold a reply to: the server answers some of these unheld."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,7 +68,7 @@ class Resident:
 class Adapters:
     """What one server holds, by names that follow from digests: nothing else ever has such a name."""
 
-    def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate, begin: Begin | None) -> None:
+    def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate, begin: Begin) -> None:
         self._settings, self._storage, self._own, self._gate = settings, storage, own, gate
         self._begin = begin
         self.residents: dict[str, Resident] = {}
@@ -80,7 +81,7 @@ class Adapters:
         self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer
     ) -> tuple[Resident, bool]:
         """Return a model that the server holds and that was proved, and whether that was done for this request."""
-        name = name_of(model)
+        name = resident_name(model)
         if found := self.residents.get(name):
             return found, False
         load = self._loads.get(name)
@@ -115,7 +116,7 @@ class Adapters:
         await _unload(client, name)
 
     async def _load(self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer) -> Resident:
-        name, archive = name_of(model), model.archive
+        name, archive = resident_name(model), model.archive
         if archive is None:
             return await self._load_base(client, model, tokenizer)
         await to_thread.run_sync(self._note, model, archive, project)
@@ -131,7 +132,11 @@ class Adapters:
             try:
                 async with self._gate.exclusive(self._settings.serving_drain_s):
                     await self._place(client, resident, folder)
-                    await self._prove_new(client, resident, digest)
+                    try:
+                        await self._prove_new(client, resident, digest)
+                    except NotServed:
+                        await self._take_back(client, resident)
+                        raise
             finally:
                 await asyncio.sleep(PAUSE_S)
         return resident
@@ -149,6 +154,11 @@ class Adapters:
         if failed:
             log.error("after a load the server answers with other weights than before: %s", ", ".join(failed))
 
+    async def _take_back(self, client: AsyncOpenAI, resident: Resident) -> None:
+        """Unload an adapter that is not proved, and prove the others again: it may have moved them."""
+        await _unload(client, resident.name)
+        await self._prove(client, [each for each in self.residents.values() if each is not resident])
+
     async def _load_base(self, client: AsyncOpenAI, model: Released, tokenizer: LightTokenizer) -> Resident:
         rows = await to_thread.run_sync(probe_rows, tokenizer, None)
         own, _ = await expect(self._own, model, self._settings.serving_stall_s)
@@ -160,8 +170,6 @@ class Adapters:
 
     def _note(self, model: Released, archive: Archive, project: str) -> None:
         """Store that the server is about to hold an adapter, so that whoever withdraws it has it unloaded."""
-        if self._begin is None:
-            return
         facts = {"project_id": project, "job_id": archive.job_id, "model": model.name, "base": model.base}
         with self._begin() as session:
             served.note_adapter(session, server=str(self._settings.serving_url), sha256=archive.sha256, **facts)
@@ -199,15 +207,15 @@ class Adapters:
         return [name for name in await asyncio.gather(*(self._fault(client, each) for each in residents)) if name]
 
     async def _fault(self, client: AsyncOpenAI, resident: Resident) -> str | None:
-        places = range(len(resident.rows)) if resident.is_base else strongest_probes(resident.own, _AGAIN)
+        places = list(range(len(resident.rows))) if resident.is_base else strongest_probes(resident.own, _AGAIN)
         resident.is_used = False
         try:
-            found = await self._ask(client, resident, list(places)[:_AGAIN])
-            own = select_probes(resident.own, list(places)[:_AGAIN])
+            found = await self._ask(client, resident, places)
+            own = select_probes(resident.own, places)
             if resident.is_base:
                 check_base(found.base, own.base)
             else:
-                others = [select_probes(each, list(places)[:_AGAIN]) for each in self._others(resident)]
+                others = [select_probes(each, places) for each in self._others(resident)]
                 check_adapter(found, own, others)
         except AppError as error:
             if self.residents.get(resident.name) is resident:
@@ -226,15 +234,13 @@ class Adapters:
         return [each.own for each in there if each.base == resident.base and each.rows == resident.rows]
 
 
-def name_of(model: Released) -> str:
+def resident_name(model: Released) -> str:
     """Return a model's name in the server."""
     return f"spard-{model.adapter[:24]}" if model.adapter else model.base
 
 
 def remove_folder(root: Path | None, digest: str) -> None:
     """Remove the unpacked files of an adapter."""
-    import shutil
-
     if root is not None:
         shutil.rmtree(Path(root) / digest, ignore_errors=True)
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 
-from sqlalchemy import Engine
-
-from app import db
 from app.db import Begin
 from app.jobs.checkpoint_models import own_model
 from app.objects import served
@@ -19,12 +15,12 @@ log = logging.getLogger(__name__)
 _LOOK_S = 1.0
 
 
-async def unload_withdrawn(unload: Callable[[Begin], Awaitable[None]], engine: Engine) -> None:
+async def unload_withdrawn(unload: Callable[[], Awaitable[None]]) -> None:
     """Have servers forget adapters of models that were withdrawn, every second until it is cancelled."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
-            await unload(partial(db.transaction, engine))
+            await unload()
         except Exception:  # the server or the database is away: nobody else does it
             log.exception("adapters of withdrawn models are not unloaded yet; trying again")
 

@@ -42,7 +42,7 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
     session.execute(lock)
     if submission.idempotency_key is not None:
         return _reserve(session, caller, submission.idempotency_key, digest, job_id)
-    return _retried(session, caller, digest) if submission.retry_count > 0 else None
+    return _find_retried_job(session, caller, digest) if submission.retry_count > 0 else None
 
 
 def require_room(look: Begin, caller: Principal, digest: str, submission: Submission) -> None:
@@ -59,10 +59,10 @@ def is_repeated(reader: Session, caller: Principal, submission: Submission, dige
     """Tell, without a lock, whether an earlier sending may have made the job: `earlier` then says which."""
     if submission.idempotency_key is not None:
         return reader.get(IdempotencyKey, (caller.project_id, submission.idempotency_key)) is not None
-    return submission.retry_count > 0 and _retried(reader, caller, digest) is not None
+    return submission.retry_count > 0 and _find_retried_job(reader, caller, digest) is not None
 
 
-def _retried(session: Session, caller: Principal, digest: str) -> Job | None:
+def _find_retried_job(session: Session, caller: Principal, digest: str) -> Job | None:
     """Return the job that the same request of the same key has made within the last minutes."""
     same = (Job.key_id == caller.key_id) & (Job.request_hash == digest)
     recent = Job.created_at > db.clock(session) - _RETRY_WINDOW

@@ -26,7 +26,7 @@ STAYS = timedelta(hours=12)
 def begin(session: Session, principal: Principal) -> str:
     """Sign a browser in with a key that was recognized; returns what its cookie holds."""
     secret = token_urlsafe(32)
-    row = BrowserSession(digest=digest_of(secret), key_id=principal.key_id, expires_at=db.clock(session) + STAYS)
+    row = BrowserSession(digest=cookie_digest(secret), key_id=principal.key_id, expires_at=db.clock(session) + STAYS)
     session.add(row)
     session.flush()
     audit_log.record(session, "browser.signed_in", principal.key_id)
@@ -36,7 +36,7 @@ def begin(session: Session, principal: Principal) -> str:
 def recognized(session: Session, secret: str) -> Recognized | None:
     """Return what a cookie opens, in one statement; None if it has expired, or its key is no longer good."""
     query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute, db.timestamp()).join(ApiKey)
-    digest = digest_of(secret)
+    digest = cookie_digest(secret)
     query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
     found = session.execute(query.where(BrowserSession.digest == digest)).one_or_none()
     if found is None:
@@ -50,7 +50,7 @@ def recognized(session: Session, secret: str) -> Recognized | None:
 
 def end(session: Session, secret: str) -> None:
     """Sign a browser out."""
-    session.execute(delete(BrowserSession).where(BrowserSession.digest == digest_of(secret)))
+    session.execute(delete(BrowserSession).where(BrowserSession.digest == cookie_digest(secret)))
 
 
 def form_token(secret: str) -> str:
@@ -63,6 +63,6 @@ def is_same(token: str, given: str) -> bool:
     return hmac.compare_digest(token.encode(), given.encode())
 
 
-def digest_of(secret: str) -> str:
+def cookie_digest(secret: str) -> str:
     """Return what is stored of a cookie."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -133,7 +133,7 @@ def schema_state(settings: Settings) -> db.SchemaState:
         try:
             if faults := db.session_faults(engine):
                 raise Unfit(
-                    f"The database {_shown(url)} does not take what each transaction sets: {', '.join(faults)}."
+                    f"The database {_hide_password(url)} does not take what each transaction sets: {', '.join(faults)}."
                 )
             return db.schema_state(engine)
         finally:
@@ -141,10 +141,10 @@ def schema_state(settings: Settings) -> db.SchemaState:
     except (OSError, DBAPIError) as error:
         why = str(getattr(error, "orig", error)).strip().splitlines()[0]
         hint = _HINTS[url.get_backend_name()]
-        raise Unfit(f"The database {_shown(url)} cannot be used: {why}. {hint}") from None
+        raise Unfit(f"The database {_hide_password(url)} cannot be used: {why}. {hint}") from None
 
 
-def _shown(url: URL) -> str:
+def _hide_password(url: URL) -> str:
     return url.render_as_string(hide_password=True)
 
 

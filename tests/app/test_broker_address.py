@@ -98,7 +98,7 @@ def test_all_use_the_same_database(engine: Engine, redis_url: str, ending: str) 
     server = redis_url.removesuffix("/0")
     with redis.Redis.from_url(f"{server}/3") as client:
         client.flushdb()
-        assert _used_by(server + ending, engine, client) == ["celery", "doctor", "rate limits"]
+        assert _list_users(server + ending, engine, client) == ["celery", "doctor", "rate limits"]
         client.flushdb()
 
 
@@ -106,7 +106,7 @@ def test_a_socket_is_used_by_all(engine: Engine) -> None:
     with tempfile.TemporaryDirectory() as folder:  # a socket's path is short
         path = Path(folder) / "valkey.sock"
         with servers.redis(socket_path=path), redis.Redis(unix_socket_path=str(path), db=2) as client:
-            assert _used_by(f"unix://{path}?db=2", engine, client) == ["celery", "doctor", "rate limits"]
+            assert _list_users(f"unix://{path}?db=2", engine, client) == ["celery", "doctor", "rate limits"]
 
 
 @pytest.fixture
@@ -126,14 +126,14 @@ def test_a_certificate_of_a_known_authority_is_taken_by_all(
 ) -> None:
     with servers.tls_in_front(redis_url, certificates.server, certificates.key) as (port, _):
         url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={certificates.authority}{verification}"
-        assert _used_by(url, engine, plain) == ["celery", "doctor", "rate limits"]
+        assert _list_users(url, engine, plain) == ["celery", "doctor", "rate limits"]
 
 
 def test_nobody_tells_the_password_to_an_unknown_authority(
     engine: Engine, redis_url: str, plain: redis.Redis, certificates: Certificates
 ) -> None:
     with servers.tls_in_front(redis_url, certificates.server, certificates.key) as (port, received):
-        assert _used_by(f"rediss://:hunter2@127.0.0.1:{port}/0", engine, plain) == []
+        assert _list_users(f"rediss://:hunter2@127.0.0.1:{port}/0", engine, plain) == []
     assert received == []
 
 
@@ -143,9 +143,9 @@ def test_nobody_tells_the_password_to_another_host(
     elsewhere = make_certificates(tmp_path, "elsewhere.example")
     with servers.tls_in_front(redis_url, elsewhere.server, elsewhere.key) as (port, received):
         url = f"rediss://:hunter2@127.0.0.1:{port}/0?ssl_ca_certs={elsewhere.authority}"
-        assert _used_by(url, engine, plain) == []
+        assert _list_users(url, engine, plain) == []
         assert received == []
-        assert _used_by(
+        assert _list_users(
             f"rediss://127.0.0.1:{port}?ssl_ca_certs={elsewhere.authority}&ssl_check_hostname=no", engine, plain
         ) == ["celery", "doctor", "rate limits"]
 
@@ -155,14 +155,14 @@ def test_who_asks_for_it_verifies_nothing_and_is_warned(
 ) -> None:
     with servers.tls_in_front(redis_url, certificates.server, certificates.key) as (port, _):
         url = f"rediss://127.0.0.1:{port}/0?ssl_cert_reqs=none"
-        assert _used_by(url, engine, plain) == ["celery", "rate limits"]
+        assert _list_users(url, engine, plain) == ["celery", "rate limits"]
         assert "is not verified" in _doctor(url).text
     with caplog.at_level(logging.WARNING):
         check_broker(Settings(broker_url=SecretStr(url)))
     assert "ssl_cert_reqs=none" in caplog.text
 
 
-def _used_by(url: str, engine: Engine, database: redis.Redis) -> list[str]:
+def _list_users(url: str, engine: Engine, database: redis.Redis) -> list[str]:
     """Return who could use the address; `database` is a connection of our own to where it leads."""
     database.delete("spard:celery")
     RateLimits(url).take("requests", "org-1", 10)

@@ -82,5 +82,5 @@ def test_a_key_is_judged_by_the_clock_of_the_database_alone(
         session.flush()
         assert keys.authenticate(session, secret) is not None
         cookie = browser_sessions.begin(session, callers[0])
-        ends_at = session.get_one(BrowserSession, browser_sessions.digest_of(cookie)).expires_at
+        ends_at = session.get_one(BrowserSession, browser_sessions.cookie_digest(cookie)).expires_at
         assert abs(ends_at - clock(session) - browser_sessions.STAYS) < timedelta(hours=1)

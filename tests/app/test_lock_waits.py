@@ -32,7 +32,7 @@ def engine(sqlite_url: str) -> Iterator[Engine]:
 
 
 @contextmanager
-def locked(engine: Engine) -> Iterator[sqlite3.Connection]:
+def hold_write_lock(engine: Engine) -> Iterator[sqlite3.Connection]:
     """Another program that writes: a backup tool, say."""
     with sqlite3.connect(str(make_url(str(engine.url)).database), isolation_level=None, timeout=PATIENCE_S) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -56,14 +56,14 @@ def test_a_request_waits_for_the_lock_once_however_many_transactions_it_opens(en
             assert is_sqlite_locked(refused.value)
         return time.monotonic() - began
 
-    with locked(engine):
+    with hold_write_lock(engine):
         took_s = copy_context().run(wait_twice)
     assert took_s < lock_waits.ALONE_S  # twice that without the limit
     write(engine)
 
 
 def test_what_is_read_does_not_wait(engine: Engine) -> None:
-    with locked(engine), read(engine) as session:
+    with hold_write_lock(engine), read(engine) as session:
         assert session.scalars(select(Project)).all() == []
 
 
@@ -75,7 +75,7 @@ def test_leases_are_extended_once_the_lock_is_free(
     claim = claim_next(engine)
     tries = _counted_tries(monkeypatch)
     with Heart(engine, claim, 0.6, 0.05, lambda: ended.append("child")) as heart:
-        with locked(engine):
+        with hold_write_lock(engine):
             first = len(tries)
             until(lambda: len(tries) > first + 1 and time.monotonic() > tries[first] + 0.6)  # the lease has run out
         beaten = job_of(engine, job_id).lease_expires_at
@@ -88,11 +88,11 @@ def _counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the list of moments in which a heartbeat was tried; it grows."""
     found, beat = list[float](), Heart.beat
 
-    def counted(heart: Heart, *arguments: Any) -> None:
+    def count_beat(heart: Heart, *arguments: Any) -> None:
         found.append(time.monotonic())
         beat(heart, *arguments)
 
-    monkeypatch.setattr(Heart, "beat", counted)
+    monkeypatch.setattr(Heart, "beat", count_beat)
     return found
 
 
@@ -103,7 +103,7 @@ def test_nobody_reaps_before_the_workers_could_extend_their_leases(
     job_id, rounds = add_job(), Rounds()
     claim_next(engine)
     expire(engine, job_id)
-    with locked(engine), pytest.raises(OperationalError):
+    with hold_write_lock(engine), pytest.raises(OperationalError):
         reap_once(engine, rounds)
     assert reap_once(engine, rounds) == []
     assert job_of(engine, job_id).status is JobStatus.running

@@ -44,7 +44,7 @@ def service(sqlite_url: str, tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.fixture
-def embedded(sqlite_url: str, local_place: Place, model: Path, tmp_path: Path) -> Iterator[Shop]:
+def sqlite_shop(sqlite_url: str, local_place: Place, model: Path, tmp_path: Path) -> Iterator[Shop]:
     shop = Shop(tmp_path / "data", sqlite_url, local_place, model)
     yield shop
     shop.engine.dispose()
@@ -87,28 +87,28 @@ def test_a_database_without_room_says_so_and_takes_what_comes_later(service: Ser
 
 @pytest.mark.parametrize("place", ["selection", "resume state", "adapter"])
 def test_a_child_that_finds_no_room_costs_its_job_nothing(
-    embedded: Shop, place: str, monkeypatch: pytest.MonkeyPatch
+    sqlite_shop: Shop, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, free = shutil.disk_usage, list[int]()
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=free[0] if free else 1 << 40))
-    worker = Worker(embedded.settings(**QUICK), scripted(f"full at the {place}"))
+    worker = Worker(sqlite_shop.settings(**QUICK), scripted(f"full at the {place}"))
     free.append(0)
-    job_id = embedded.add_job()
+    job_id = sqlite_shop.add_job()
     with at_work(worker):
-        until(lambda: embedded.job(job_id).waits == 1)
-        seen = embedded.job(job_id)
+        until(lambda: sqlite_shop.job(job_id).waits == 1)
+        seen = sqlite_shop.job(job_id)
         free.clear()
-        forget_waits(embedded)
-        job = embedded.until_ended(job_id)
+        forget_waits(sqlite_shop)
+        job = sqlite_shop.until_ended(job_id)
     assert (seen.status, seen.attempt, seen.error) == (JobStatus.queued, 0, None)
-    assert any("the disk of a worker was full" in each for each in embedded.events(job_id))
+    assert any("the disk of a worker was full" in each for each in sqlite_shop.events(job_id))
     assert (job.status, job.attempt) == (JobStatus.succeeded, 1)
-    invariants.check(embedded, [job_id])
+    invariants.check(sqlite_shop, [job_id])
 
 
 @pytest.mark.parametrize("part", ["/checkpoints/", "adapter.tar.gz", "safety.json"])
-def test_a_storage_without_room_is_waited_for(embedded: Shop, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_storage_without_room_is_waited_for(sqlite_shop: Shop, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write, full, refused = LocalStorage.write, [True], list[str]()
 
     def write_if_room(self: LocalStorage, key: str, chunks: Any) -> Any:
@@ -118,15 +118,15 @@ def test_a_storage_without_room_is_waited_for(embedded: Shop, part: str, monkeyp
         return write(self, key, chunks)
 
     monkeypatch.setattr(LocalStorage, "write", write_if_room)
-    job_id = embedded.add_job()
-    with embedded.serving("slow" if part == "/checkpoints/" else "good", **QUICK) as worker:
+    job_id = sqlite_shop.add_job()
+    with sqlite_shop.serving("slow" if part == "/checkpoints/" else "good", **QUICK) as worker:
         until(lambda: len(refused) > 0)
         full[0] = False
         if part == "/checkpoints/":
             worker.end()
-            until(lambda: embedded.job(job_id).status == JobStatus.queued)
-            assert embedded.job(job_id).checkpoint
-    with embedded.serving("good", **QUICK):
-        job = embedded.until_ended(job_id)
+            until(lambda: sqlite_shop.job(job_id).status == JobStatus.queued)
+            assert sqlite_shop.job(job_id).checkpoint
+    with sqlite_shop.serving("good", **QUICK):
+        job = sqlite_shop.until_ended(job_id)
     assert (job.status, job.attempt, job.error) == (JobStatus.succeeded, 1, None)
-    invariants.check(embedded, [job_id])
+    invariants.check(sqlite_shop, [job_id])

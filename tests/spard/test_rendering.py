@@ -183,11 +183,11 @@ def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(mon
     renderer, rendered = renderer_of(made), list[int]()
     turn = type(renderer).turn
 
-    def counted(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
+    def count_turn(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
         rendered.append(len(messages))
         return turn(renderer, messages, tools)
 
-    monkeypatch.setattr(type(renderer), "turn", counted)
+    monkeypatch.setattr(type(renderer), "turn", count_turn)
     thinks = [
         each
         for i in range(200)

@@ -55,13 +55,13 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def run_server(python: Path, model: Path, log: Path, *options: str) -> Iterator[str]:
-    """Serve a model under the name `tiny` while the block runs; yield its address."""
+def run_server(python: Path, model: Path, log: Path, places: int) -> Iterator[str]:
+    """Serve a model under the name `tiny` while the block runs, with places for adapters; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    fixed = ["--served-model-name", "tiny", "--enable-lora", "--max-loras", "4", "--max-cpu-loras", "16"]
+    fixed = ["--served-model-name", "tiny", "--enable-lora", "--max-loras", str(places), "--max-cpu-loras", str(places)]
     fixed += ["--max-lora-rank", "16", "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *fixed, *options]
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *fixed]
     with log.open("wb") as output:
         process = subprocess.Popen([*command, "--port", str(port)], env=_environment(), stdout=output, stderr=output)
         try:

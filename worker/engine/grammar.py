@@ -77,7 +77,7 @@ class Form:
         except OSError:  # which `receive` finds out, too
             self._end_costly()
 
-    def masked(self, index: int, logits_V: Tensor) -> Tensor:
+    def mask_logits(self, index: int, logits_V: Tensor) -> Tensor:
         """Return the logits, those of tokens that may not come next at minus infinity; raise `Unwritable`."""
         if self.error is not None:
             raise self.error
@@ -105,9 +105,9 @@ class FormOfReply:
         """Whether the next token can be chosen without waiting."""
         return self._form.has_mask(self._index)
 
-    def masked(self, logits_V: Tensor) -> Tensor:
+    def mask_logits(self, logits_V: Tensor) -> Tensor:
         """Return the logits, those of tokens that may not come next at minus infinity; raise `Unwritable`."""
-        return self._form.masked(self._index, logits_V)
+        return self._form.mask_logits(self._index, logits_V)
 
     def note(self, token: int) -> None:
         """Move on past a token."""

@@ -63,7 +63,7 @@ class Reply:
         """Choose the next token; return it with what is to be told, if anything is. Raise where logits allow none."""
         if not logits_V.amax().isfinite():
             raise ValueError("of the logits for a reply, one is no number, or none is finite")
-        token = self.sampler.next(logits_V if self.form is None else self.form.masked(logits_V))
+        token = self.sampler.next(logits_V if self.form is None else self.form.mask_logits(logits_V))
         if token in self.ends:
             self.finish = "stop"
             return token, self._piece(self.text.end())

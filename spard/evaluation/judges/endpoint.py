@@ -89,7 +89,7 @@ class Endpoint:
                     return ""
                 was_dropped = name in sent and name not in self.dialect.arguments  # by another thread, meanwhile
                 if not was_dropped and (name not in sent or not self.dialect.drop(name)):
-                    raise _misconfigured(error, name) from error
+                    raise _setup_error(error, name) from error
             except (OpenAIError, ValueError, AttributeError, IndexError, TypeError) as error:
                 raise _unavailable(error) from error
 
@@ -106,7 +106,7 @@ def refused_argument(error: APIStatusError, sent: dict[str, Any]) -> str | None:
     return None if name in _LIMITS and _TOO_LONG.search(f"{error.code} {words}") else name
 
 
-def _misconfigured(error: APIStatusError, name: str) -> JudgeUnavailable:
+def _setup_error(error: APIStatusError, name: str) -> JudgeUnavailable:
     told = " ".join(_words(error).split())[:_MAX_QUOTED]
     return JudgeUnavailable(
         f"The judge's endpoint refuses {name!r}, whatever it is asked: {told} Set up the judge for that model, or take "

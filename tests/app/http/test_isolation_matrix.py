@@ -39,7 +39,7 @@ def callers(service: Service, customer: TestClient) -> dict[str, TestClient]:
     }
 
 
-def expected(who: str, verb: str, path: str) -> set[int]:
+def expected_statuses(who: str, verb: str, path: str) -> set[int]:
     """Return the statuses that a cell may have for a thing of another project, and for one that is made up."""
     if path.startswith(PUBLIC):
         return {200, 404, 503}  # a service without a signing key shows none
@@ -68,7 +68,7 @@ def test_every_cell_answers_for_another_s_thing_as_for_one_that_is_made_up(
                 continue  # a provider sees all projects, by routes of its own
             found = answer(client, verb, path, named_ids(owned, path))
             cells += 1
-            if found[0] not in expected(who, verb, path):
+            if found[0] not in expected_statuses(who, verb, path):
                 wrong.append((who, verb, path, found[0]))
             elif "{" in path and found[0] != 401 and found != answer(client, verb, path, UNKNOWN):
                 wrong.append((who, verb, path, 0))

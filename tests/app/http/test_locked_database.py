@@ -22,7 +22,7 @@ WANTED = {"model": "lab/tiny-1", "training_file": "file-none"}
 
 
 @pytest.fixture
-def locked(service: Service, customer: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+def locked_client(service: Service, customer: TestClient, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """A customer whose key was never used, while another program writes to SQLite."""
     monkeypatch.setattr("app.http.middleware.LOCK_WAITS_S", 0.2)
     monkeypatch.setattr("app.callers._USE_WAIT_S", 0.1)
@@ -34,15 +34,15 @@ def locked(service: Service, customer: TestClient, monkeypatch: pytest.MonkeyPat
     other.close()
 
 
-def test_an_upload_beside_a_locked_database_is_told_to_come_again(locked: TestClient) -> None:
+def test_an_upload_beside_a_locked_database_is_told_to_come_again(locked_client: TestClient) -> None:
     form = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
-    answer = locked.post(FILES, **form)  # type: ignore[arg-type]
+    answer = locked_client.post(FILES, **form)  # type: ignore[arg-type]
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
     assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_a_read_beside_a_locked_database_is_answered(locked: TestClient) -> None:
-    assert locked.get(JOBS).status_code == 200
+def test_a_read_beside_a_locked_database_is_answered(locked_client: TestClient) -> None:
+    assert locked_client.get(JOBS).status_code == 200
 
 
 @pytest.fixture

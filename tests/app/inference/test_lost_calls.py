@@ -16,7 +16,7 @@ from app.db.tables import InferenceCall, Project, Quota
 from app.db.tables.inference import PROCESS_LOST, RUNNING
 from app.errors import QuotaExceeded
 from app.inference.call_leases import CallLeases, ledger_folder
-from app.inference.ledger import MOST_OPEN, Ledger, abandoned
+from app.inference.ledger import MOST_OPEN, Ledger, lock_abandoned
 from app.inference.lost_calls import complete_lost
 from app.keys import service as keys
 from app.quotas import service as quotas
@@ -160,7 +160,7 @@ def test_slots_are_used_again_and_those_beyond_the_last_are_counted_in_the_datab
     entries[5].close()
     assert ledger.open("call_again").slot == entries[5].slot
     ledger.close()
-    with abandoned(tmp_path / ledger.owner) as found:
+    with lock_abandoned(tmp_path / ledger.owner) as found:
         assert found is not None
     again = [each for each in found if each.call_id == "call_again"]
     assert [(each.prompt, each.sent) for each in again] == [(0, 0)]

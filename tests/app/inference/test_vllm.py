@@ -11,11 +11,10 @@ from openai import APIStatusError, AsyncOpenAI, BadRequestError, InternalServerE
 
 from app import db
 from app.db.tables import AuditEntry
-from app.inference.vllm import Vllm as Engine
 from spard.config import Recipe
 from spard.config.run_spec import to_mapping
 from tests.app.inference.conftest import RECIPE, Lab
-from tests.app.inference.vllm_stub import Vllm, vllm_stub
+from tests.app.inference.vllm_stub import Vllm, serve_by_stub
 
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 ASK: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 12}
@@ -23,12 +22,7 @@ ASK: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 12}
 
 @pytest.fixture
 def server(served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
-    serving = served_lab.app.state.serving
-    with vllm_stub(served_lab.model) as state:
-        own = {"serving_url": state.url, "serving_adapters_dir": tmp_path / "adapters", "serving_canary_s": 3600.0}
-        settings, storage = served_lab.settings.model_copy(update=own), served_lab.app.state.storage
-        engine = Engine(settings, storage, serving.engines, serving.clients)
-        monkeypatch.setattr(serving, "engines", engine)
+    with serve_by_stub(served_lab, tmp_path, monkeypatch) as state:
         yield state
 
 
@@ -205,7 +199,7 @@ def test_one_that_answers_with_other_weights_answers_nobody(
     with pytest.raises(InternalServerError) as refused:
         client.chat.completions.create(model=second, **ASK)
     assert refused.value.code == "model_not_proved"
-    assert not [ask for ask in answers(server) if ask["model"] == server.names[1]]  # the probes alone
+    assert not [ask for ask in answers(server) if ask["model"] == server.loads[1][0]]  # the probes alone
     server.fault = None
     assert client.chat.completions.create(model=second, **ASK).choices
 

@@ -14,10 +14,9 @@ import pytest
 from openai import APIError, InternalServerError, RateLimitError
 
 from app.errors import TooManyRequests
-from app.inference.vllm import Vllm as Engine
 from app.inference.vllm_gate import Gate
 from tests.app.inference.conftest import Lab
-from tests.app.inference.vllm_stub import Vllm, vllm_stub
+from tests.app.inference.vllm_stub import Vllm, serve_by_stub
 
 ASK: Any = {"messages": [{"role": "user", "content": "Hello there"}], "temperature": 0, "max_tokens": 12}
 WAIT_S = 60.0
@@ -25,11 +24,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def server(served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
-    serving = served_lab.app.state.serving
-    with vllm_stub(served_lab.model) as state:
-        own = {"serving_url": state.url, "serving_adapters_dir": tmp_path / "adapters", "serving_canary_s": 0.05}
-        settings, storage = served_lab.settings.model_copy(update=own), served_lab.app.state.storage
-        monkeypatch.setattr(serving, "engines", Engine(settings, storage, serving.engines, serving.clients))
+    with serve_by_stub(served_lab, tmp_path, monkeypatch, serving_canary_s=0.05) as state:
         yield state
 
 
@@ -47,6 +42,19 @@ def test_what_a_load_swaps_for_good_is_found_before_anybody_is_answered(served_l
     server.fault = None
     assert text(client, first) == right  # it was loaded and proved anew
     assert not server.swapped
+
+
+def test_a_base_model_that_a_load_moves_is_answered_no_more(served_lab: Lab, server: Vllm) -> None:
+    client: Any = served_lab.client()
+    first, second = served_lab.release(71), served_lab.release(72)
+    text(client, first)
+    text(client, "tiny")
+    server.fault = "moves_base"
+    for model in (second, "tiny", first):
+        with pytest.raises(InternalServerError) as refused:
+            text(client, model)
+        assert refused.value.code == "model_not_proved"
+    assert not {each for each in server.names if each not in (name for name, _ in server.loads[:1])}
 
 
 def test_no_adapter_is_loaded_while_replies_are_written(served_lab: Lab, server: Vllm) -> None:

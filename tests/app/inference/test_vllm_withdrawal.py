@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from openai import NotFoundError
 
 from app import db
 from app.db.tables import Job, ServedAdapter
-from app.inference.vllm import Vllm as Engine
 from app.objects import served
 from tests.app.inference.conftest import Clock, Lab
-from tests.app.inference.vllm_stub import Vllm, vllm_stub
+from tests.app.inference.vllm_stub import Vllm, serve_by_stub
 
 ASK: Any = {"messages": [{"role": "user", "content": "Hello there"}], "temperature": 0, "max_tokens": 4}
 WAIT_S = 60.0
@@ -26,12 +24,7 @@ WAIT_S = 60.0
 
 @pytest.fixture
 def server(served_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
-    serving = served_lab.app.state.serving
-    with vllm_stub(served_lab.model) as state:
-        own = {"serving_url": state.url, "serving_adapters_dir": tmp_path / "adapters", "serving_canary_s": 3600.0}
-        settings, storage = served_lab.settings.model_copy(update=own), served_lab.app.state.storage
-        begin = partial(db.transaction, served_lab.app.state.engine)
-        monkeypatch.setattr(serving, "engines", Engine(settings, storage, serving.engines, serving.clients, begin))
+    with serve_by_stub(served_lab, tmp_path, monkeypatch) as state:
         yield state
 
 
@@ -90,7 +83,7 @@ def test_an_erasure_while_the_server_is_away_is_not_told_as_done(
     served_lab.client().chat.completions.create(model=model, **ASK)
     monkeypatch.setattr(served.require_unloaded, "__defaults__", (0.05,))
     engine: Any = served_lab.app.state.serving.engines
-    monkeypatch.setattr(engine, "unload_withdrawn", lambda begin: _away())
+    monkeypatch.setattr(engine, "unload_withdrawn", _away)
     answer = httpx2.delete(f"{served_lab.url}/models/{model}", headers={"authorization": f"Bearer {served_lab.key()}"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "still_loaded")
 

