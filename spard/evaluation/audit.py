@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from statistics import fmean
 from typing import Any, TypeVar, assert_never
 
@@ -83,24 +83,60 @@ def audit_speaker(
 ) -> list[tuple[SuiteResult, list[Item]]]:
     """Audit any generator; return each suite's result with every prompt's reply and verdict.
 
-    All suites are asked in one stream, so that no batch waits for the longest reply of a small suite; `on_progress` is
-    called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm in the replies
-    to harmless prompts too.
+    `on_progress` is called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm
+    in the replies to harmless prompts too.
     """
+    asked = [replace(suite, prompts=tuple(sample(suite.prompts, cfg.max_prompts))) for suite in suites]
+    found = ask_suites(speaker, asked, judge, cfg.max_new_tokens, on_progress, reads_harmless=reads_harmless)
+    return [score_replies(suite, replies, judge.name) for suite, replies in zip(asked, found, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Replies:
+    """The replies to prompts, in their order, and the verdicts on them; no verdicts where no judge read them.
+
+    `cut` tells which ones the limit of new tokens ended.
+    """
+
+    texts: tuple[str, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    cut: tuple[bool, ...] = ()
+
+    def __add__(self, more: Replies) -> Replies:
+        """Return these replies followed by more."""
+        return Replies(self.texts + more.texts, self.verdicts + more.verdicts, self.cut + more.cut)
+
+
+def ask_suites(
+    speaker: Speaker,
+    suites: Sequence[Suite],
+    judge: Judge,
+    max_new_tokens: int,
+    on_progress: OnProgress | None = None,
+    *,
+    reads_harmless: bool = False,
+) -> list[Replies]:
+    """Ask all prompts of all suites in one stream, so that no batch waits for the longest reply of a small suite."""
     kinds = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS
-    asked = [sample(suite.prompts, cfg.max_prompts) for suite in suites]
-    starts = list(accumulate(map(len, asked), initial=0))
+    starts = list(accumulate((len(suite.prompts) for suite in suites), initial=0))
     places = [range(starts[i], starts[i + 1]) for i in range(len(suites))]
     judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}
-    prompts = list(chain.from_iterable(asked))
-    answers = ask_and_judge(speaker, prompts, cfg.max_new_tokens, judge, judged, on_progress)
-    found = []
-    for suite, own in zip(suites, places, strict=True):
-        replies = [answers.replies[i] for i in own]
-        verdicts = [answers.verdicts[i] for i in own] if suite.kind in kinds else []
-        result, items = _scored(suite.name, suite.kind, [prompts[i] for i in own], replies, verdicts, judge.name)
-        found.append((replace(result, cut=len(answers.cut.intersection(own))), items))
-    return found
+    prompts = [prompt for suite in suites for prompt in suite.prompts]
+    answers = ask_and_judge(speaker, prompts, max_new_tokens, judge, judged, on_progress)
+    return [
+        Replies(
+            tuple(answers.replies[i] for i in own),
+            tuple(answers.verdicts[i] for i in own if i in judged),
+            tuple(i in answers.cut for i in own),
+        )
+        for own in places
+    ]
+
+
+def score_replies(suite: Suite, replies: Replies, judge: str) -> tuple[SuiteResult, list[Item]]:
+    """Return what a suite counts, and every prompt's reply and verdict; `judge` is the name of who read them."""
+    result, items = _scored(suite.name, suite.kind, suite.prompts, replies.texts, replies.verdicts, judge)
+    return replace(result, cut=sum(replies.cut)), items
 
 
 def sample(asked: Sequence[Asked], limit: int) -> list[Asked]:

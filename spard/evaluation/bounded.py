@@ -163,7 +163,7 @@ def _categories_at_worst(before: SuiteResult, after: SuiteResult) -> tuple[tuple
 
 
 def _said(before: SuiteResult, after: SuiteResult) -> str:
-    was = f"(base model: {before.hits / before.n:.1%})"
+    was = "(base model: not asked)" if before.rate is None else f"(base model: {before.hits / before.n:.1%})"
     return f"in {after.hits} of {after.n}, {after.hits / after.n:.1%}, on suite {after.suite} {was}"
 
 

@@ -1,0 +1,146 @@
+"""What a suite decides of which a part was asked: the gate's thresholds, held against every whole that there can be.
+
+The whole's figures are compared as if both models' replies were independent, so that a report, which does not tell
+which prompts were hit, is decided again as it was. Replies that could not be scored are not counted on: a suite with
+some is asked whole, but for degenerate ones where the gate leaves them out too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+
+from spard.config import GateThresholds
+from spard.evaluation.bounded import MIN_SCORED
+from spard.evaluation.compared import compare, per_look
+from spard.evaluation.results import OF_ROWS, SuiteResult
+from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks, is_near_failing, looks
+
+
+def decide_part(
+    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
+) -> Decision | None:
+    """Return what the prompts asked so far decide about the whole suite; None where they decide nothing.
+
+    `before` has the base model's figures on the whole suite, or `assume_best_base`. `is_sampled` is that of the gate.
+    """
+    if not after.asked or _has_unknown(after):
+        return None
+    return decide(_counts(before, after, limits, is_sampled=is_sampled))
+
+
+def next_look(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_early: bool = False) -> int:
+    """Return after how many prompts of the suite it can pass next; with `is_early` after how many it can fail."""
+    planned = after.planned or after.asked
+    if _has_unknown(after):
+        return planned
+    lines = [each.lines for each in _counts(before, after, limits, is_sampled=False)]
+    ahead = [each for each in (early_looks(lines) if is_early else looks(lines)) if each > after.n]
+    return min(planned, after.asked + ahead[0] - after.n) if ahead else planned
+
+
+def seems_to_fail(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
+    """Tell whether the whole suite would fail if the rest of it were like the part that was asked."""
+    is_known = after.is_partial and after.asked and not _has_unknown(after)
+    return bool(is_known) and any(map(is_near_failing, _counts(before, after, limits, is_sampled=False)))
+
+
+def assume_best_base(after: SuiteResult) -> SuiteResult:
+    """Return the base model's figures that speak most against the adapter: no attack succeeds, nothing is refused.
+
+    What passes beside these passes beside any. Their rate is None, since nobody asked.
+    """
+    n = max(after.n, after.planned or 0, MIN_SCORED)
+    named = [*(after.categories or ()), *((name, 0, 0) for name, _ in after.planned_categories or ())]
+    return SuiteResult(
+        *(after.suite, after.kind, after.judge, n, 0, 0, 0, None, 0.0, 1.0),
+        categories=tuple((name, 0, n) for name in dict.fromkeys(name for name, _, _ in named)) or None,
+        unasked_harm=None if after.unasked_harm is None else (0, n),
+    )
+
+
+def _has_unknown(after: SuiteResult) -> bool:
+    """Tell whether replies could not be scored that the gate counts."""
+    match after.kind:
+        case "dressed_benign":
+            return False
+        case "mined":
+            return after.unscored > after.degenerate
+        case _:
+            return after.unscored > 0
+
+
+def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[Count]:
+    """Return the counts that decide the suite: its own, those of its categories, and harm that nobody asked for."""
+    planned = after.planned or after.asked
+    left_out = round(after.unscored * planned / after.asked) if after.asked else 0
+    total = max(planned - left_out, after.n)
+    own = after.n - after.hits if after.kind == "utility" else after.hits
+    sizes = tuple(after.planned_categories or ()) if after.kind == "harmful" or after.suite.startswith(OF_ROWS) else ()
+    whole, limits = _empty(after, total, sizes), per_look(limits, after)
+    before = replace(before, marks=None)
+    scored = {name: (hits, n) for name, hits, n in after.categories or ()}
+    counts = [Count(_lines(before, whole, limits, is_sampled, "suite"), after.n, own)]
+    for name, size in sizes:
+        lines = _lines(before, whole, limits, is_sampled, f"category {name}")
+        if lines.passes_to < size:
+            hits, n = scored.get(name, (0, 0))
+            counts.append(Count(lines, n, hits))
+    if after.unasked_harm is not None:
+        lines = _lines(before, whole, limits, is_sampled, "unasked harm")
+        if lines.passes_to < total:
+            hits, n = after.unasked_harm
+            counts.append(Count(lines, n, hits))
+    return counts
+
+
+def _empty(after: SuiteResult, total: int, sizes: tuple[tuple[str, int], ...]) -> SuiteResult:
+    """Return a whole suite of so many prompts in which nothing speaks against the adapter."""
+    hits = total if after.kind == "utility" else 0
+    return SuiteResult(
+        *(after.suite, after.kind, after.judge, total, 0, 0, hits, hits / total if total else None, 0.0, 1.0),
+        looks=after.looks,
+        categories=tuple((name, 0, size) for name, size in sizes) or None,
+        unasked_harm=None if after.unasked_harm is None else (0, total),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _lines(before: SuiteResult, whole: SuiteResult, limits: GateThresholds, is_sampled: bool, what: str) -> Lines:
+    """Return where a count of the whole suite decides, by bisection: more of what speaks against it never helps it."""
+
+    def found(count: int) -> tuple[bool, bool]:
+        above, between = compare(
+            before, _with(whole, what, count), limits, is_sampled=is_sampled, may_look_again=whole.looks is not None
+        )
+        return not above and not between, bool(above)
+
+    total = _size(whole, what)
+    passes_to = _first(lambda count: not found(count)[0], total) - 1
+    return Lines(total, passes_to, _first(lambda count: found(count)[1], total))
+
+
+def _size(whole: SuiteResult, what: str) -> int:
+    sizes = {f"category {name}": n for name, _, n in whole.categories or ()}
+    return sizes.get(what, whole.n)
+
+
+def _with(whole: SuiteResult, what: str, count: int) -> SuiteResult:
+    """Return the whole suite with so many of one kind of hits."""
+    if what == "unasked harm":
+        return replace(whole, unasked_harm=(count, whole.n))
+    if what == "suite":
+        hits = whole.n - count if whole.kind == "utility" else count
+        return replace(whole, hits=hits, rate=hits / whole.n)
+    counted = ((name, count if what == f"category {name}" else 0, n) for name, _, n in whole.categories or ())
+    return replace(whole, categories=tuple(counted))
+
+
+def _first(is_so: Callable[[int], bool], total: int) -> int:
+    """Return the smallest count for which something is so; total + 1 where it never is."""
+    low, high = -1, total + 1
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_so(middle) else (middle, high)
+    return high

@@ -1,0 +1,203 @@
+"""A sequential audit: all suites are asked in rounds, each only until what it decides is as good as certain.
+
+The first round asks a few plain attacks, the second a few prompts of every suite, and the others go on with those
+suites that are not settled. The order of a suite's prompts is drawn by a secret, its categories in turn. The audit ends
+at the first certain failure. The base model is asked a suite only where it can change what the suite decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from spard.config import GateThresholds
+from spard.data.rows import Prompt
+from spard.evaluation.audit import Item, Replies, Suite, score_replies
+from spard.evaluation.gate import gate, is_gated, is_unasked, passes
+from spard.evaluation.partial import assume_best_base, decide_part, next_look, seems_to_fail
+from spard.evaluation.results import PLAIN, SuiteResult
+from spard.evaluation.sequential import EARLY
+
+UNGATED = 150
+"""Prompts that are asked of a suite that the gate does not decide on."""
+
+Ask = Callable[[Sequence[Suite]], Sequence[Replies]]
+AskBase = Callable[[Collection[str]], Sequence[SuiteResult]]
+"""From the names of suites to the base model's figures on them, whole."""
+
+Settled = Literal["pass", "fail", "open"]
+"""What the prompts that were asked decide; `open`: the suite was asked whole, or does not decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of one suite: its figures, and the prompts that were asked, each with its reply and verdict."""
+
+    result: SuiteResult
+    items: list[tuple[Prompt, Item]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a sequential audit is held against.
+
+    secret        draws the order of the prompts
+    judge         the name of the judge that reads the replies
+    looked_twice  the names of those suites that may be asked a second time, with more prompts
+    """
+
+    limits: GateThresholds
+    secret: str
+    judge: str
+    looked_twice: Collection[str] = ()
+
+
+def audit_in_rounds(
+    ask: Ask, suites: Sequence[Suite], base: Mapping[str, SuiteResult], ask_base: AskBase, rules: Rules
+) -> list[Measured]:
+    """Ask suites until the gate's decision is as good as certain, and return what was measured of each.
+
+    `base` has the base model's figures by suite, some of which may not have been asked; `ask_base` asks those.
+    """
+    found = [_Suite(suite, rules, in_random_order(suite.prompts, f"{rules.secret}\n{suite.name}")) for suite in suites]
+    known = dict(base)
+    while asked := _next_round(found, known):
+        ends = [each.next(known) for each in asked]
+        blocks = ask([each.block(end) for each, end in zip(asked, ends, strict=True)])
+        for each, end, replies in zip(asked, ends, blocks, strict=True):
+            each.add(end, replies)
+            each.settle(known)
+        if not any(each.settled == "fail" or each.seems_to_fail(known) for each in found):
+            _ask_base(found, known, ask_base)
+        if any(each.settled == "fail" for each in found):
+            break
+    return [each.measured for each in found]
+
+
+def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> list[_Suite]:
+    """Return the suites to ask next: those that seem to fail, else plain ones, else others, else more of all.
+
+    A failure ends the audit, so that nothing else is asked while one is near. What the gate does not decide on is last.
+    """
+    failing = [each for each in found if each.seems_to_fail(known)]
+    unsettled = [each for each in found if each.settled is None]
+    gated = [each for each in unsettled if each.is_gated]
+    new = [each for each in gated if not each.asked]
+    plain = [each for each in new if each.suite.kind in PLAIN]
+    return failing or plain or new or gated or unsettled
+
+
+def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: AskBase) -> None:
+    """Add to `known` the base model's figures on suites that may not pass beside every base model."""
+    if needed := [each for each in found if each.needs_base(known)]:
+        known |= {each.suite: each for each in ask_base([each.suite.name for each in needed])}
+        for each in needed:
+            each.settle(known)
+
+
+@dataclass(slots=True)
+class _Suite:
+    """A suite while it is asked: how many prompts were, in their order, and what they have settled."""
+
+    suite: Suite
+    rules: Rules
+    order: Sequence[int]
+    replies: Replies = field(default_factory=Replies)
+    asked: int = 0
+    settled: Settled | None = None
+    measured: Measured = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._measure()
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the gate decides on the suite."""
+        return is_gated(self.suite.kind, self.rules.limits)
+
+    def block(self, n: int) -> Suite:
+        """Return the prompts that are missing to have asked `n`."""
+        return replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in self.order[self.asked : n]))
+
+    def add(self, n: int, replies: Replies) -> None:
+        """Take the replies to a block, and measure all so far."""
+        self.replies, self.asked = self.replies + replies, n
+        self._measure()
+
+    def next(self, known: Mapping[str, SuiteResult]) -> int:
+        """Return how many prompts are to be asked by the end of the next round."""
+        whole, limits = len(self.order), self.rules.limits
+        if not self.is_gated:
+            return min(UNGATED, whole)
+        if not self.asked:
+            return min(EARLY[0], whole)
+        return next_look(self._base(known), self.measured.result, limits, is_early=self.seems_to_fail(known))
+
+    def seems_to_fail(self, known: Mapping[str, SuiteResult]) -> bool:
+        """Tell whether a suite that is not settled, and that the base model was asked, would fail as it goes on."""
+        before, after = known[self.suite.name], self.measured.result
+        is_open = self.settled is None and self.is_gated and not is_unasked(before)
+        return is_open and seems_to_fail(before, after, self.rules.limits)
+
+    def needs_base(self, known: Mapping[str, SuiteResult]) -> bool:
+        """Tell whether the suite does not pass beside every base model, which was not asked yet."""
+        return is_unasked(known[self.suite.name]) and needs_base(self.measured.result, self.rules.limits)
+
+    def settle(self, known: Mapping[str, SuiteResult]) -> None:
+        """Decide what the prompts asked so far settle; what a base model that was not asked may change stays open."""
+        after, limits = self.measured.result, self.rules.limits
+        if not self.is_gated:
+            self.settled = "open" if self.asked >= min(UNGATED, len(self.order)) else None
+        elif self.needs_base(known):
+            self.settled = None
+        elif after.is_partial:
+            self.settled = decide_part(self._base(known), after, limits)
+        else:
+            is_stopped = gate([self._base(known)], [after], limits).decision == "fail"
+            self.settled = "fail" if is_stopped else "open"
+
+    def _base(self, known: Mapping[str, SuiteResult]) -> SuiteResult:
+        found = known[self.suite.name]
+        return assume_best_base(self.measured.result) if is_unasked(found) else found
+
+    def _measure(self) -> None:
+        """Score what was asked; the marks and the items are in the suite's own order."""
+        places = list(self.order[: self.asked])
+        prompts = [self.suite.prompts[i] for i in places]
+        result, items = score_replies(replace(self.suite, prompts=tuple(prompts)), self.replies, self.rules.judge)
+        marks = ["-"] * len(self.order)
+        for place, mark in zip(places, result.marks or "", strict=True):
+            marks[place] = mark
+        sizes = Counter(each.category for each in self.suite.prompts if each.category is not None)
+        result = replace(
+            result,
+            marks="".join(marks),
+            planned=len(self.order),
+            planned_categories=tuple(sizes.items()) or None,
+            looks=2 if self.suite.name in self.rules.looked_twice else None,
+        )
+        in_order = sorted(zip(places, prompts, items, strict=True), key=lambda each: each[0])
+        self.measured = Measured(result, [(prompt, item) for _, prompt, item in in_order])
+
+
+def needs_base(after: SuiteResult, limits: GateThresholds) -> bool:
+    """Tell whether a suite may fail beside the base model that speaks most against it, so that the true one matters."""
+    if not after.asked or not is_gated(after.kind, limits):
+        return False
+    best = assume_best_base(after)
+    return decide_part(best, after, limits) == "fail" if after.is_partial else not passes(best, after, limits)
+
+
+def in_random_order(prompts: Sequence[Prompt], secret: str) -> list[int]:
+    """Return the places of prompts in an order drawn by a secret; every part of it has its share of each category."""
+    rng, by_category = random.Random(secret), dict[str | None, list[int]]()
+    for i, prompt in enumerate(prompts):
+        by_category.setdefault(prompt.category, []).append(i)
+    found = []
+    for places in by_category.values():
+        rng.shuffle(places)
+        found += [((at + rng.random()) / len(places), place) for at, place in enumerate(places)]
+    return [place for _, place in sorted(found)]
