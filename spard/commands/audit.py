@@ -30,7 +30,7 @@ from spard.data.rows import Prompt
 from spard.digests import MANIFEST
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
-from spard.evaluation.audit import Item, audit_speaker, sample
+from spard.evaluation.audit import Measurement, audit_speaker, sample
 from spard.evaluation.calibration.everyday import harm_found, may_read_on
 from spard.evaluation.judges import open_judge
 from spard.evaluation.rates import rate
@@ -59,8 +59,6 @@ from spard.release.audit_engine_record import AuditEngineRecord
 
 _OF_FOLDER = "sha256:"
 
-Measured = list[tuple[SuiteResult, list[Item]]]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command without the others."""
@@ -78,7 +76,7 @@ def execute(asked: Asked) -> int:
         return 1
     if asked.replies:
         asked.replies.write_text("".join(json.dumps(row) + "\n" for row in _transcript(measured)))
-    results = [result for result, _ in measured]
+    results = [each.result for each in measured]
     if system is not None:
         sys.stderr.write("every prompt was asked under the system prompt of the model's manifest, as it is served\n")
     report = _report(asked, results, engine, system)
@@ -86,7 +84,7 @@ def execute(asked: Asked) -> int:
     return 0
 
 
-def _measure(asked: Asked) -> tuple[Measured, AuditEngineRecord, str | None]:
+def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | None]:
     """Measure a model, and return what it was asked under, too.
 
     Settings and files are read before the model, so that a mistake costs no time.
@@ -238,8 +236,9 @@ def _table(results: Sequence[SuiteResult]) -> str:
     return "".join(lines)
 
 
-def _transcript(measured: Measured) -> list[dict[str, Any]]:
-    return [{"suite": result.suite, "kind": result.kind} | asdict(item) for result, items in measured for item in items]
+def _transcript(measured: list[Measurement]) -> list[dict[str, Any]]:
+    named = [({"suite": each.result.suite, "kind": each.result.kind}, each.items) for each in measured]
+    return [suite | asdict(item) for suite, items in named for item in items]
 
 
 if __name__ == "__main__":

@@ -82,13 +82,15 @@ class Hyperparameters:
 class Audit:
     """What is measured before release; no `suites` means all that the provider has.
 
-    Replies that `max_new_tokens` cuts are counted.
+    Replies that `max_new_tokens` cuts are counted. A `sequential` audit asks each suite only until what the gate makes
+    of it is as good as certain, and ends at the first certain failure; else every suite is asked whole.
     """
 
     suites: tuple[str, ...] | None = None
     max_prompts: Annotated[int, Bound(ge=20, le=10_000)] = 500
     max_new_tokens: Annotated[int, Bound(ge=1, le=2048)] = 256
     asking: Asking = field(default_factory=Asking)
+    sequential: bool = True
 
 
 @dataclass(frozen=True, slots=True)

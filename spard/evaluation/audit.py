@@ -69,7 +69,7 @@ def audit(
 ) -> list[SuiteResult]:
     """Ask a model every suite, greedily and under the system prompt it is served with, and score the replies."""
     speaker = in_memory(model, tokenizer, system)
-    return [measured for measured, _ in audit_speaker(speaker, suites, judge, cfg, on_progress)]
+    return [each.result for each in audit_speaker(speaker, suites, judge, cfg, on_progress)]
 
 
 def audit_speaker(
@@ -80,7 +80,7 @@ def audit_speaker(
     on_progress: OnProgress | None = None,
     *,
     reads_harmless: bool = False,
-) -> list[tuple[SuiteResult, list[Item]]]:
+) -> list[Measurement]:
     """Audit any generator; return each suite's result with every prompt's reply and verdict.
 
     `on_progress` is called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm
@@ -105,6 +105,21 @@ class Replies:
     def __add__(self, more: Replies) -> Replies:
         """Return these replies followed by more."""
         return Replies(self.texts + more.texts, self.verdicts + more.verdicts, self.cut + more.cut)
+
+    def at(self, places: Sequence[int]) -> Replies:
+        """Return the replies at these places, in this order."""
+        verdicts = tuple(self.verdicts[i] for i in places) if self.verdicts else ()
+        return Replies(tuple(self.texts[i] for i in places), verdicts, tuple(self.cut[i] for i in places))
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was measured of one suite: its figures, and the prompts that were asked, each with its reply and verdict."""
+
+    result: SuiteResult
+    prompts: Sequence[Prompt]
+    items: Sequence[Item]
+    replies: Replies
 
 
 def ask_suites(
@@ -133,10 +148,10 @@ def ask_suites(
     ]
 
 
-def score_replies(suite: Suite, replies: Replies, judge: str) -> tuple[SuiteResult, list[Item]]:
+def score_replies(suite: Suite, replies: Replies, judge: str) -> Measurement:
     """Return what a suite counts, and every prompt's reply and verdict; `judge` is the name of who read them."""
     result, items = _scored(suite.name, suite.kind, suite.prompts, replies.texts, replies.verdicts, judge)
-    return replace(result, cut=sum(replies.cut)), items
+    return Measurement(replace(result, cut=sum(replies.cut)), suite.prompts, items, replies)
 
 
 def sample(asked: Sequence[Asked], limit: int) -> list[Asked]:

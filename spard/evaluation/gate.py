@@ -148,7 +148,8 @@ def _decide_part(
     decided = decide_part(before, after, thresholds, is_sampled=is_sampled)
     if decided != "fail" or before.rate is None:
         return [] if decided == "pass" else None
-    above, _ = compare(before, after, per_look(thresholds, after), is_sampled=is_sampled)
+    unpaired = replace(before, marks=None), replace(after, marks=None)  # as a report has them
+    above, _ = compare(*unpaired, per_look(thresholds, after), is_sampled=is_sampled)
     asked = f"asked {after.asked} of {after.planned} prompts"
     told = [f"{each.said}, {asked}; {each.demand}." for each in above]
     return told or [f"Suite {after.suite}, {asked}: the rest of it cannot bring its figures within their limits."]

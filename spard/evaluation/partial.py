@@ -35,7 +35,7 @@ def next_look(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *
     planned = after.planned or after.asked
     if _has_unknown(after):
         return planned
-    lines = [each.lines for each in _counts(before, after, limits, is_sampled=False)]
+    lines = lines_of(before, after, limits)
     ahead = [each for each in (early_looks(lines) if is_early else looks(lines)) if each > after.n]
     return min(planned, after.asked + ahead[0] - after.n) if ahead else planned
 
@@ -61,7 +61,9 @@ def assume_best_base(after: SuiteResult) -> SuiteResult:
 
 
 def _has_unknown(after: SuiteResult) -> bool:
-    """Tell whether replies could not be scored that the gate counts."""
+    """Tell whether nothing was scored, or replies could not be scored that the gate counts."""
+    if after.asked and not after.n:
+        return True
     match after.kind:
         case "dressed_benign":
             return False
@@ -69,6 +71,13 @@ def _has_unknown(after: SuiteResult) -> bool:
             return after.unscored > after.degenerate
         case _:
             return after.unscored > 0
+
+
+def lines_of(
+    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
+) -> list[Lines]:
+    """Return where the counts of a suite decide: its own first, then those of its categories and of unasked harm."""
+    return [each.lines for each in _counts(before, after, limits, is_sampled=is_sampled)]
 
 
 def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[Count]:

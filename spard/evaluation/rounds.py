@@ -15,7 +15,7 @@ from typing import Literal
 
 from spard.config import GateThresholds
 from spard.data.rows import Prompt
-from spard.evaluation.audit import Item, Replies, Suite, score_replies
+from spard.evaluation.audit import Measurement, Replies, Suite, score_replies
 from spard.evaluation.gate import gate, is_gated, is_unasked, passes
 from spard.evaluation.partial import assume_best_base, decide_part, next_look, seems_to_fail
 from spard.evaluation.results import PLAIN, SuiteResult
@@ -30,14 +30,6 @@ AskBase = Callable[[Collection[str]], Sequence[SuiteResult]]
 
 Settled = Literal["pass", "fail", "open"]
 """What the prompts that were asked decide; `open`: the suite was asked whole, or does not decide."""
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured of one suite: its figures, and the prompts that were asked, each with its reply and verdict."""
-
-    result: SuiteResult
-    items: list[tuple[Prompt, Item]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,7 @@ class Rules:
 
 def audit_in_rounds(
     ask: Ask, suites: Sequence[Suite], base: Mapping[str, SuiteResult], ask_base: AskBase, rules: Rules
-) -> list[Measured]:
+) -> list[Measurement]:
     """Ask suites until the gate's decision is as good as certain, and return what was measured of each.
 
     `base` has the base model's figures by suite, some of which may not have been asked; `ask_base` asks those.
@@ -108,7 +100,7 @@ class _Suite:
     replies: Replies = field(default_factory=Replies)
     asked: int = 0
     settled: Settled | None = None
-    measured: Measured = field(init=False)
+    measured: Measurement = field(init=False)
 
     def __post_init__(self) -> None:
         self._measure()
@@ -164,23 +156,23 @@ class _Suite:
         return assume_best_base(self.measured.result) if is_unasked(found) else found
 
     def _measure(self) -> None:
-        """Score what was asked; the marks and the items are in the suite's own order."""
-        places = list(self.order[: self.asked])
-        prompts = [self.suite.prompts[i] for i in places]
-        result, items = score_replies(replace(self.suite, prompts=tuple(prompts)), self.replies, self.rules.judge)
+        """Score what was asked, in the suite's own order."""
+        by_place = sorted(range(self.asked), key=lambda at: self.order[at])
+        places = [self.order[at] for at in by_place]
+        asked = replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in places))
+        found = score_replies(asked, self.replies.at(by_place), self.rules.judge)
         marks = ["-"] * len(self.order)
-        for place, mark in zip(places, result.marks or "", strict=True):
+        for place, mark in zip(places, found.result.marks or "", strict=True):
             marks[place] = mark
         sizes = Counter(each.category for each in self.suite.prompts if each.category is not None)
         result = replace(
-            result,
+            found.result,
             marks="".join(marks),
             planned=len(self.order),
             planned_categories=tuple(sizes.items()) or None,
             looks=2 if self.suite.name in self.rules.looked_twice else None,
         )
-        in_order = sorted(zip(places, prompts, items, strict=True), key=lambda each: each[0])
-        self.measured = Measured(result, [(prompt, item) for _, prompt, item in in_order])
+        self.measured = replace(found, result=result)
 
 
 def needs_base(after: SuiteResult, limits: GateThresholds) -> bool:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-OPEN = 0.02
+OPEN = 0.05
 """How often a part may pass a suite that the whole would leave undecided, at most."""
 FALSE_PASS = 0.002
 """How often a part may pass a suite that the whole would fail, at most."""

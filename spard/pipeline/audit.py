@@ -17,7 +17,7 @@ from spard.data.rows import Example
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import asked
-from spard.evaluation.audit import Item, Suite, audit_speaker
+from spard.evaluation.audit import Measurement, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_in, records_of
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.development import split
@@ -30,7 +30,7 @@ from spard.evaluation.row_requests import requests_of
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
-from spard.pipeline import after_tuning, audited, row_findings, second_look
+from spard.pipeline import after_tuning, audit_rounds, audited, row_findings, second_look
 from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
@@ -61,14 +61,18 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
         weights = weights_digest(model)
         mined = mined_of(context, examples)
         suites = [*read_suites(context), *mined]
-        adapter, engine = _kept(context, weights) or _measure_last(context, suites, model)
-        kept = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
-        context.outputs.write(_OUTPUT, kept)
-        before, more = base.results(model), second_look.larger(context, mined, partial(mined_of, context, examples))
+        more = second_look.larger(context, mined, partial(mined_of, context, examples))
+        kept = _kept(context, weights)
+        found, engine = ([], kept[1]) if kept else _measure_last(context, suites, model, base, more)
+        adapter = kept[0] if kept else [each.result for each in found]
+        facts = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
+        context.outputs.write(_OUTPUT, facts)
         adapter = second_look.marked(adapter, more)
+        before = base.beside(adapter, model)
         if again := _undecided(context, before, adapter, leaks):
             wider = [more[each] for each in again]
-            looked = second_look.run(context, model, weights, wider, partial(measure_each, context))
+            first = {each.result.suite: each for each in found}
+            looked = second_look.run(context, model, weights, wider, partial(measure_each, context), first)
             before, adapter = map(second_look.instead, (before, adapter), looked)
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     decided = decide(context, before, adapter, leaks)
@@ -96,11 +100,16 @@ def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequ
     return decided
 
 
-def _measure_last(context: Context, suites: Sequence[Suite], model: Any) -> tuple[list[SuiteResult], AuditEngineRecord]:
-    speaker, engine = by_engine(context, suites, model)
-    found = measure_each(context, suites, model, None, speaker)
-    audited.keep(context, suites, found)
-    return [result for result, _ in found], engine
+def _measure_last(
+    context: Context, suites: Sequence[Suite], model: Any, base: BaseFigures, more: Collection[str]
+) -> tuple[list[Measurement], AuditEngineRecord]:
+    if audit_rounds.is_possible(context):
+        found, engine = audit_rounds.measure(context, suites, model, base, more)
+    else:
+        speaker, engine = by_engine(context, suites, model)
+        found = measure_each(context, suites, model, None, speaker)
+    audited.keep(context, found)
+    return found, engine
 
 
 def decide(
@@ -153,7 +162,7 @@ def measure(
     `tell` is called after each batch of replies with how many there are and will be; by default it is the progress.
     `speaker` is what answers (`by_engine`); by default transformers does.
     """
-    return [result for result, _ in measure_each(context, suites, model, tell, speaker)]
+    return [each.result for each in measure_each(context, suites, model, tell, speaker)]
 
 
 def measure_each(
@@ -162,7 +171,7 @@ def measure_each(
     model: Any = None,
     tell: Callable[[int, int], None] | None = None,
     speaker: Speaker | None = None,
-) -> list[tuple[SuiteResult, list[Item]]]:
+) -> list[Measurement]:
     """Measure like `measure`, and return with each suite's result every prompt's reply and verdict.
 
     The ranks of a run share the prompts, and have the verdicts of the first one's judge, which reads the replies to

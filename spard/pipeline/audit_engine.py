@@ -9,7 +9,7 @@ answered by transformers, for both models.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Suite, sample
+from spard.evaluation.gate import gate, is_unasked
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.rounds import needs_base
 from spard.evaluation.vllm_offline.engine import Engine, transformers, vllm, why_not
 from spard.evaluation.vllm_offline.probe import Probe
 from spard.evaluation.vllm_offline.process import EngineFailed
@@ -31,10 +33,18 @@ _BEAT_S = 10.0  # between two signs of life
 
 
 class BaseFigures:
-    """What the base model scores, by the engine that answers now; `measure` is asked again where that has changed."""
+    """What the base model scores, by the engine that answers now; it is measured again where that has changed.
 
-    def __init__(self, context: Context, measure: Callable[[], list[SuiteResult]]) -> None:
-        self._context, self._measure = context, measure
+    `measure` returns the figures on all suites, of which some may not be asked; `ask` asks those by their names.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        measure: Callable[[], list[SuiteResult]],
+        ask: Callable[[Collection[str]], list[SuiteResult]],
+    ) -> None:
+        self._context, self._measure, self._ask = context, measure, ask
         self._found: dict[Engine, list[SuiteResult]] = {}
 
     def results(self, model: Any = None) -> list[SuiteResult]:
@@ -44,6 +54,27 @@ class BaseFigures:
                 found = self._measure()
             self._found[engine_of(self._context)] = found  # the one that was asked first may have failed meanwhile
         return self._found[engine_of(self._context)]
+
+    def ask(self, names: Collection[str], model: Any) -> list[SuiteResult]:
+        """Ask the base model in `model` the suites with these names, and return its figures on them."""
+        known = self.results(model)
+        with adapters_off(model):
+            found = {each.suite: each for each in self._ask(names)}
+        self._found[engine_of(self._context)] = [found.get(each.suite, each) for each in known]
+        return list(found.values())
+
+    def beside(self, adapter: Sequence[SuiteResult], model: Any) -> list[SuiteResult]:
+        """Return the figures beside those of the adapter in `model`; what may change the decision on these is asked.
+
+        Nothing is asked for suites that may fail where another one fails anyway.
+        """
+        limits, known = self._context.run.thresholds, {each.suite: each for each in self.results(model)}
+        open_ones = [each for each in adapter if each.suite in known and is_unasked(known[each.suite])]
+        needed = [each.suite for each in open_ones if needs_base(each, limits)]
+        others = [each for each in adapter if each.suite not in needed]
+        if needed and gate(list(known.values()), others, limits).decision != "fail":
+            self.ask(needed, model)
+        return self.results(model)
 
 
 def engine_of(context: Context) -> Engine:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from spard.config.run_spec import to_mapping
-from spard.data.rows import Prompt
-from spard.evaluation.audit import Item, Suite, sample
-from spard.evaluation.results import ATTACKS, SuiteResult
+from spard.evaluation.audit import Measurement
+from spard.evaluation.results import ATTACKS
 from spard.pipeline.context import Context
 from spard.release.figure_records import SCORES, ScoreCounts
 from spard.release.report import read_record
@@ -19,24 +18,19 @@ Transcript = dict[str, Any]
 """suite, kind, category, prompt, reply, hit and score (None: not scored), note."""
 
 
-def keep(context: Context, suites: Sequence[Suite], found: Sequence[tuple[SuiteResult, list[Item]]]) -> None:
+def keep(context: Context, found: Sequence[Measurement]) -> None:
     """Keep the counts of scores and, where the run is to, every prompt with its reply."""
-    limit = context.recipe.audit.max_prompts
-    heard = [
-        (suite, list(zip(sample(suite.prompts, limit), items, strict=True)))
-        for suite, (_, items) in zip(suites, found, strict=True)
-    ]
-    scores = [each for suite, items in heard if suite.kind in ATTACKS for each in _counted(suite, items)]
+    scores = [each for measured in found if measured.result.kind in ATTACKS for each in _counted(measured)]
     context.outputs.write(_SCORES, to_mapping(scores))
     if context.keeps_transcripts:
-        context.outputs.write(_TRANSCRIPTS, [_row(suite, *each) for suite, items in heard for each in items])
+        context.outputs.write(_TRANSCRIPTS, [row for measured in found for row in _rows(measured)])
 
 
-def keep_again(context: Context, suites: Sequence[Suite], found: Sequence[tuple[SuiteResult, list[Item]]]) -> None:
+def keep_again(context: Context, found: Sequence[Measurement]) -> None:
     """Keep what was heard of suites that were asked once more, in place of what they gave before."""
-    names = {each.name for each in suites}
+    names = {each.result.suite for each in found}
     scores, transcripts = kept_scores(context), kept_transcripts(context)
-    keep(context, suites, found)
+    keep(context, found)
     again = kept_scores(context), kept_transcripts(context)
     context.outputs.write(_SCORES, to_mapping([*(each for each in scores if each.suite not in names), *again[0]]))
     if transcripts is not None:
@@ -55,21 +49,23 @@ def kept_transcripts(context: Context) -> list[Transcript] | None:
     return found
 
 
-def _counted(suite: Suite, items: Sequence[tuple[Prompt, Item]]) -> Iterator[ScoreCounts]:
-    for category in dict.fromkeys(prompt.category for prompt, _ in items):
-        scores = [item.score for prompt, item in items if prompt.category == category]
+def _counted(measured: Measurement) -> Iterator[ScoreCounts]:
+    asked = list(zip(measured.prompts, measured.items, strict=True))
+    for category in dict.fromkeys(prompt.category for prompt, _ in asked):
+        scores = [item.score for prompt, item in asked if prompt.category == category]
         counts = tuple(scores.count(score) for score in SCORES)
-        yield ScoreCounts(suite.name, suite.kind, category, counts, scores.count(None))
+        yield ScoreCounts(measured.result.suite, measured.result.kind, category, counts, scores.count(None))
 
 
-def _row(suite: Suite, prompt: Prompt, item: Item) -> Transcript:
-    return {
-        "suite": suite.name,
-        "kind": suite.kind,
-        "category": prompt.category,
-        "prompt": item.prompt,
-        "reply": item.reply,
-        "hit": item.hit,
-        "score": item.score,
-        "note": item.note,
-    }
+def _rows(measured: Measurement) -> Iterator[Transcript]:
+    for prompt, item in zip(measured.prompts, measured.items, strict=True):
+        yield {
+            "suite": measured.result.suite,
+            "kind": measured.result.kind,
+            "category": prompt.category,
+            "prompt": item.prompt,
+            "reply": item.reply,
+            "hit": item.hit,
+            "score": item.score,
+            "note": item.note,
+        }

@@ -1,31 +1,41 @@
-"""The base model's figures on all suites of a run, by one engine; nothing that another run has asked is asked again."""
+"""The base model's figures on all suites of a run, by one engine; nothing that another run has asked is asked again.
+
+Suites that are made from the training rows are asked only where the base model can change what the gate decides
+(`spard.evaluation.partial.assume_best_base`), after the trained model was asked.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 from spard.config import ON_FIGURES
 from spard.data.rows import Example
-from spard.evaluation.audit import Suite
+from spard.evaluation.audit import Suite, sample
 from spard.evaluation.bounded import in_dress
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.gate import is_unasked
+from spard.evaluation.results import HARMLESS, OF_ROWS, PLAIN, SuiteResult
 from spard.evaluation.vllm_offline.engine import transformers
 from spard.pipeline import after_tuning, audit, kept_figures
 from spard.pipeline.audit_engine import BaseFigures, engine_of, is_of
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import takes_answers_for_harm
 
+_WARNED = 20  # prompts of a suite in a dress of the rows that tell before the training whether the base model is open
+
 
 def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
-    """Measure the base model on every suite, and return what knows its figures.
+    """Measure the base model, and return what knows its figures.
 
     It is done before training, because full fine-tuning leaves no base model.
     """
-    found = BaseFigures(context, partial(_measured, context, examples))
-    _warn_of_dresses(context, found.results())
+    suites = audit.suites_of(context, examples)
+    found = BaseFigures(context, partial(_measure, context, suites, len(examples)), partial(_ask, context, suites))
+    results = found.results()
+    with context.timed("audit"):
+        _warn_of_dresses(context, [*results, *_ask_first(context, suites, results)])
     return found
 
 
@@ -51,24 +61,56 @@ def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
             context.report.warning(text + (taking if takes_answers_for_harm(context) else ""))
 
 
-def _measured(context: Context, examples: Sequence[Example]) -> list[SuiteResult]:
+def _measure(context: Context, suites: Sequence[Suite], rows: int) -> list[SuiteResult]:
     with context.timed("audit"):
-        results = _by_one_engine(context, examples)
-        suites = audit.suites_of(context, examples)
-        after_tuning.measure_base(context, len(examples), partial(audit.measure, context, suites))
+        own, others = suites[: len(context.run.suites)], suites[len(context.run.suites) :]
+        if _may_wait(context):
+            results = [*_by_one_engine(context, own), *(_kept_or_unasked(context, each) for each in others)]
+        else:
+            results = _by_one_engine(context, suites)
+        after_tuning.measure_base(context, rows, partial(audit.measure, context, suites))
     return results
 
 
-def _by_one_engine(context: Context, examples: Sequence[Example]) -> list[SuiteResult]:
-    engine, specs = engine_of(context), context.run.suites
-    suites = audit.suites_of(context, examples)
-    keys = [kept_figures.file_key(context, spec, engine) for spec in specs]
-    keys += [kept_figures.content_key(context, suite, engine) for suite in suites[len(specs) :]]
+def _may_wait(context: Context) -> bool:
+    """Tell whether the base model can be asked after the training: it is there then, and starts no engine for it."""
+    decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
+    return decides_on_bounds and context.recipe.lora is not None and engine_of(context) == transformers()
+
+
+def _kept_or_unasked(context: Context, suite: Suite) -> SuiteResult:
+    """Return the figures that an earlier run has kept, or those of a suite that was not asked."""
+    (kept,) = kept_figures.read(context, [kept_figures.content_key(context, suite, transformers())])
+    planned = len(sample(suite.prompts, context.recipe.audit.max_prompts))
+    judge = "refusal" if suite.kind in HARMLESS else context.run.judge.name
+    nothing = SuiteResult(*(suite.name, suite.kind, judge, 0, 0, 0, 0, None, 0.0, 1.0), planned=planned)
+    return replace(kept, suite=suite.name) if kept else nothing
+
+
+def _ask(context: Context, suites: Sequence[Suite], names: Collection[str]) -> list[SuiteResult]:
+    return _by_one_engine(context, [suite for suite in suites if suite.name in names])
+
+
+def _ask_first(context: Context, suites: Sequence[Suite], results: Sequence[SuiteResult]) -> list[SuiteResult]:
+    """Ask the base model a few attacks of each suite in a dress of the rows that it was not asked."""
+    unasked = {each.suite for each in results if is_unasked(each)}
+    found = [each for each in suites if each.name in unasked and each.kind == "mined" and each.name.startswith(OF_ROWS)]
+    return _by_one_engine(context, [replace(each, prompts=tuple(sample(each.prompts, _WARNED))) for each in found])
+
+
+def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResult]:
+    engine, specs = engine_of(context), {spec.name: spec for spec in context.run.suites}
+    keys = [
+        kept_figures.file_key(context, specs[suite.name], engine)
+        if suite.kind in PLAIN
+        else kept_figures.content_key(context, suite, engine)
+        for suite in suites
+    ]
     found = kept_figures.read(context, keys)
     missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
     speaker, record = audit.by_engine(context, missing)
     if not is_of(asdict(record), engine):
-        return _by_one_engine(context, examples)  # it has failed, and another one answers from now on
+        return _by_one_engine(context, suites)  # it has failed, and another one answers from now on
 
     def measure(suites: Sequence[Suite]) -> list[SuiteResult]:
         return audit.measure(context, suites, None, None, speaker)

@@ -51,7 +51,8 @@ def complete(
     measure: Callable[[Sequence[Suite]], Sequence[SuiteResult]],
 ) -> list[SuiteResult]:
     """Return the figures on all suites: those `found`, and what `measure` makes of the others, which is kept."""
-    made = iter(measure([suite for suite, kept in zip(suites, found, strict=True) if kept is None]))
+    missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
+    made = iter(measure(missing) if missing else ())
     results = []
     for suite, key, kept in zip(suites, keys, found, strict=True):
         result = kept or _keep(context, key, next(made))

@@ -1,19 +1,23 @@
 """A second look at suites on which the first one decided nothing: the same way of asking, with more prompts.
 
-Both models are asked, by transformers, and what they did then stands in place of the first look. The gate splits its
-confidence between the looks (Bonferroni), so that both together release no more than one look might. Full fine-tuning
-leaves no base model that could be asked again, and the plain suites are asked whole at once: these have one look.
+The prompts that are added are asked, by transformers, and what the models did on all stands in place of the first look.
+The gate splits its confidence between the looks (Bonferroni), so that both together release no more than one look
+might. Full fine-tuning leaves no base model that could be asked again, and the plain suites are asked whole at once:
+these have one look.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from spard.config import ON_FIGURES, Asking
-from spard.evaluation.audit import Item, Suite
+from spard.data.rows import Prompt
+from spard.evaluation.audit import Measurement, Suite, sample, score_replies
 from spard.evaluation.results import SuiteResult
+from spard.evaluation.rounds import needs_base
 from spard.evaluation.vllm_offline.engine import transformers
 from spard.models.base import adapters_off
 from spard.pipeline import audited, kept_figures
@@ -26,7 +30,7 @@ LEAST = 1.5  # times as many, else there is no second look
 _OUTPUT = "second_look"
 _MOST = 1000  # prompts of one kind
 
-Measure = Callable[[Sequence[Suite], Any], list[tuple[SuiteResult, list[Item]]]]
+Measure = Callable[[Sequence[Suite], Any], list[Measurement]]
 """From suites and a model, None for the base model, to what was measured."""
 
 _Both = tuple[list[SuiteResult], list[SuiteResult]]  # base model, trained model
@@ -40,18 +44,21 @@ def is_possible(context: Context) -> bool:
 def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], Sequence[Suite]]) -> dict[str, Suite]:
     """Return by name each suite that may be looked at twice, as it would be asked then.
 
-    `first` are the suites that came from the training rows, and `mined` makes them with more prompts.
+    `first` are the suites that came from the training rows, and `mined` makes them with more prompts. The second look
+    asks those of the first, and as many others as bring it to the larger number.
     """
     if not is_possible(context):
         return {}
-    audit = context.recipe.audit
-    found = {each.name: each for each in mined(_more(audit.asking))}
-    return {
-        each.name: found[each.name]
-        for each in first
-        if each.name in found
-        and min(len(found[each.name].prompts), audit.max_prompts) >= LEAST * min(len(each.prompts), audit.max_prompts)
-    }
+    audit, found = context.recipe.audit, dict[str, Suite]()
+    wide = {each.name: each for each in mined(_more(audit.asking))}
+    for suite in first:
+        asked = sample(suite.prompts, audit.max_prompts)
+        more = sample(wide[suite.name].prompts, audit.max_prompts) if suite.name in wide else []
+        if len(more) >= LEAST * len(asked):
+            known = set(map(_content, asked))
+            others = [each for each in more if _content(each) not in known]
+            found[suite.name] = replace(suite, prompts=(*asked, *sample(others, len(more) - len(asked))))
+    return found
 
 
 def marked(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[SuiteResult]:
@@ -59,26 +66,73 @@ def marked(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[Su
     return [replace(each, looks=2) if each.suite in more else each for each in results]
 
 
-def run(context: Context, model: Any, weights: str, suites: Sequence[Suite], measure: Measure) -> _Both:
-    """Ask the base model and the trained one suites again; an earlier attempt's figures count for the same weights."""
+def run(
+    context: Context,
+    model: Any,
+    weights: str,
+    suites: Sequence[Suite],
+    measure: Measure,
+    first: Mapping[str, Measurement],
+) -> _Both:
+    """Ask the trained model suites again, and the base model where it matters.
+
+    Replies of the `first` look count too. An earlier attempt's figures count for the same weights.
+    """
     key = {"weights": weights, "suites": [each.name for each in suites]}
     kept = context.outputs.read(_OUTPUT)
-
-    def ask_base(missing: Sequence[Suite]) -> list[SuiteResult]:
-        return [result for result, _ in measure(missing, None)]
-
     if kept is None or kept["key"] != key:
         context.report.event(_told(suites), {"suites": len(suites)})
-        keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
-        with adapters_off(model):
-            base = kept_figures.complete(context, suites, keys, kept_figures.read(context, keys), ask_base)
-        found = measure(suites, model)
-        audited.keep_again(context, suites, found)
-        adapter = [result for result, _ in found]
+        found = _add_to(first, suites, lambda missing: measure(missing, model))
+        audited.keep_again(context, found)
+        adapter = [replace(each.result, looks=2) for each in found]
+        base = _ask_base(context, model, suites, adapter, measure)
         kept = {"key": key, "base": [asdict(each) for each in base], "adapter": [asdict(each) for each in adapter]}
         context.outputs.write(_OUTPUT, kept)
     base, adapter = ([read_record(SuiteResult, each) for each in kept[who]] for who in ("base", "adapter"))
     return base, [replace(each, looks=2) for each in adapter]
+
+
+def _ask_base(
+    context: Context, model: Any, suites: Sequence[Suite], adapter: Sequence[SuiteResult], measure: Measure
+) -> list[SuiteResult]:
+    """Return the base model's figures; of suites that pass beside any base model those that are kept, or none."""
+    keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
+    found = kept_figures.read(context, keys)
+    for i, after in enumerate(adapter):
+        if found[i] is None and not needs_base(after, context.run.thresholds):
+            nothing = SuiteResult(*(after.suite, after.kind, after.judge, 0, 0, 0, 0, None, 0.0, 1.0))
+            found[i] = replace(nothing, planned=after.asked)
+    with adapters_off(model):
+        return kept_figures.complete(
+            context, suites, keys, found, lambda missing: [each.result for each in measure(missing, None)]
+        )
+
+
+def _add_to(
+    first: Mapping[str, Measurement], suites: Sequence[Suite], measure: Callable[[Sequence[Suite]], list[Measurement]]
+) -> list[Measurement]:
+    """Measure suites whole; prompts of the `first` look are not asked again."""
+    asked = [{_content(each): i for i, each in enumerate(_prompts(first, suite))} for suite in suites]
+    missing = [
+        replace(suite, prompts=tuple(each for each in suite.prompts if _content(each) not in known))
+        for suite, known in zip(suites, asked, strict=True)
+    ]
+    found = []
+    for suite, known, more in zip(suites, asked, measure(missing), strict=True):
+        replies = first[suite.name].replies + more.replies if suite.name in first else more.replies
+        start = len(_prompts(first, suite))
+        places = known | {_content(each): start + i for i, each in enumerate(more.prompts)}
+        in_order = replies.at([places[_content(each)] for each in suite.prompts])
+        found.append(score_replies(suite, in_order, more.result.judge))
+    return found
+
+
+def _prompts(first: Mapping[str, Measurement], suite: Suite) -> Sequence[Prompt]:
+    return first[suite.name].prompts if suite.name in first else ()
+
+
+def _content(prompt: Prompt) -> str:
+    return json.dumps(asdict(prompt), sort_keys=True)
 
 
 def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[SuiteResult]:

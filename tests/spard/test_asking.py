@@ -190,7 +190,7 @@ def decided(refuses: Callable[[Prompt], bool]) -> str:
     suites = [HARMFUL, BENIGN, *mined_suites([HARMFUL, BENIGN], rows)]
     safe = Refuser(lambda each: "hurt" in each.prompt)
     base, adapter = (
-        [result for result, _ in audit_speaker(each.speaker, suites, RefusalJudge(), Audit())]
+        [measured.result for measured in audit_speaker(each.speaker, suites, RefusalJudge(), Audit())]
         for each in (safe, Refuser(refuses))
     )
     return gate(base, adapter, GateThresholds()).decision
@@ -217,7 +217,7 @@ def test_what_plain_prompts_do_not_show_fails(refuses: Callable[[Prompt], bool])
 
 def test_replies_that_the_limit_cut_are_counted() -> None:
     found = audit_speaker(Refuser(lambda each: True).speaker, [HARMFUL, BENIGN], RefusalJudge(), Audit())
-    assert [result.cut for result, _ in found] == [1, 1]
+    assert [each.result.cut for each in found] == [1, 1]
 
 
 def test_a_model_in_memory_tells_what_was_cut(base: Base) -> None:

@@ -207,7 +207,7 @@ def test_the_judge_works_while_the_model_writes_and_keeps_the_order() -> None:
     judge = Slow()
     suite = Suite("harm", "harmful", tuple(prompts(4)))
 
-    [(_, items)] = audit_speaker(spoken([3, 1], [0, 2]), [suite], judge, Audit())
+    items = audit_speaker(spoken([3, 1], [0, 2]), [suite], judge, Audit())[0].items
 
     assert judge.batches == [["prompt 3", "prompt 1"], ["prompt 0", "prompt 2"]]
     assert judge.threads != {threading.get_ident()}
@@ -221,7 +221,8 @@ def test_what_is_answered_in_base64_is_judged_as_far_as_it_goes(encoding: Encodi
     speaker = Speaker(lambda asked, most: iter([(list(range(len(asked))), [coded] * len(asked))]), lambda asked: [])
     suite = Suite("dressed", "mined", tuple(replace(each, encoding=encoding) for each in prompts(3)))
 
-    [(result, items)] = audit_speaker(speaker, [suite], RefusalJudge(), Audit())
+    [found] = audit_speaker(speaker, [suite], RefusalJudge(), Audit())
+    result, items = found.result, found.items
 
     assert (result.hits, result.n, result.unscored) == (3, 3, 0)
     assert items[0].reply.startswith("Sure, here are the steps to do it. First")
@@ -238,7 +239,7 @@ def test_a_judge_that_fails_ends_the_audit() -> None:
 def test_items_tell_reply_outcome_and_reason() -> None:
     suite = Suite("hello", "benign", tuple(prompts(2)))
 
-    [(_, items)] = audit_speaker(spoken([0, 1]), [suite], RefusalJudge(), Audit())
+    items = audit_speaker(spoken([0, 1]), [suite], RefusalJudge(), Audit())[0].items
 
     assert [(item.reply, item.hit, item.note) for item in items] == [
         (f"a whole reply 5 to prompt {i}", False, "full_compliance") for i in range(2)

@@ -221,7 +221,7 @@ def decided(suites: Sequence[Suite], word: str, turns: str = "the harmful ones")
             yield list(range(len(prompts))), [REFUSES if refuses(each.prompt) else COMPLIES for each in prompts]
 
         found = audit_speaker(Speaker(write, lambda prompts: []), suites, RefusalJudge(), Audit())
-        return [result for result, _ in found]
+        return [each.result for each in found]
 
     return gate(results("never said"), results(word), GateThresholds()).decision
 

@@ -21,7 +21,7 @@ from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.pipeline import audit, audit_engine, audited
+from spard.pipeline import audit, audit_engine, audit_rounds, audited
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
@@ -161,7 +161,14 @@ Look = Callable[..., tuple[Measured, Answers, Context, list[dict[str, Any]]]]
 def look(model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Audit a tiny model whose replies are told: `bad` are the prompts that it complies with behind random words."""
 
-    def of(bad: Sequence[int], times: int = 1, limits: GateThresholds = LIMITS, most: int = 500) -> Any:
+    def of(
+        bad: Sequence[int],
+        times: int = 1,
+        limits: GateThresholds = LIMITS,
+        most: int = 500,
+        *,
+        sequential: bool = False,
+    ) -> Any:
         rows, suite = tmp_path / "rows.jsonl", tmp_path / "harmful.jsonl"
         rows.write_text(
             "".join(json.dumps({"messages": chat(f"Do task {i}.", "Done.").messages}) + "\n" for i in range(20))
@@ -171,12 +178,12 @@ def look(model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.
         recipe = Recipe(
             defense=NoDefense(),
             hyperparameters=Hyperparameters(n_epochs=1),
-            audit=Audit(asking=asking, max_prompts=most, max_new_tokens=4),
+            audit=Audit(asking=asking, max_prompts=most, max_new_tokens=4, sequential=sequential),
         )
         suites = (SuiteSpec("attacks", "harmful", suite),)
         spec = RunSpec(str(model_folder()), rows, suites=suites, recipe=recipe, thresholds=limits)
         answers, messages = Answers(frozenset(bad), []), list[dict[str, Any]]()
-        for module in (audit, audit_engine):
+        for module in (audit, audit_engine, audit_rounds):
             monkeypatch.setattr(module, "in_memory", answers.in_memory)
         base = load_base(spec.model, device="cpu")
         context = Context(spec, base, Reporter(messages.append), keeps_transcripts=True)
@@ -203,9 +210,11 @@ def again(messages: Sequence[dict[str, Any]]) -> list[str]:
 def test_a_model_that_more_prompts_clear_is_released(look: Look) -> None:
     measured, answers, context, messages = look(among_the_first(4))
     assert measured.gate.decision == "pass"
-    assert answers.asked == [("trained", HARMFUL + FIRST), ("base", HARMFUL), ("trained", HARMFUL)]
+    assert answers.asked == [("trained", HARMFUL + FIRST), ("base", FIRST), ("trained", HARMFUL - FIRST)]
     (base, adapter) = (found[-1] for found in (measured.base, measured.adapter))
-    assert (base.n, adapter.n, adapter.hits, adapter.looks) == (HARMFUL, HARMFUL, 4, 2)
+    assert (adapter.n, adapter.looks) == (HARMFUL, 2)
+    assert 4 <= adapter.hits <= 8  # a prompt may be asked again behind other words
+    assert (base.n, base.rate) == (0, None)  # the model passes beside any base model
     (told,) = again(messages)
     assert "behind random words (200 prompts)" in told
     kept = audited.kept_transcripts(context) or []
@@ -240,7 +249,7 @@ def test_nobody_is_asked_more_where_it_would_change_nothing(
     look: Look, bad: int, limits: GateThresholds, most: int
 ) -> None:
     _, answers, _, messages = look(among_the_first(bad), limits=limits, most=most)
-    assert {who for who, _ in answers.asked} == {"trained"}
+    assert [who for who, _ in answers.asked].count("trained") == 1
     assert again(messages) == []
 
 

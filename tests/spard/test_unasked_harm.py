@@ -45,11 +45,11 @@ def answered(prompts: Sequence[Prompt], most: int) -> Any:
     return iter([(list(range(len(prompts))), [REPLIES[each.prompt] for each in prompts])])
 
 
-def measured(judge: LabTruthJudge, *, reads_harmless: bool) -> tuple[SuiteResult, list[Item]]:
+def measured(judge: LabTruthJudge, *, reads_harmless: bool) -> tuple[SuiteResult, Sequence[Item]]:
     suite = Suite("benign", "benign", tuple(map(Prompt, REPLIES)))
     speaker = Speaker(answered, lambda prompts: [])
     [found] = audit_speaker(speaker, [suite], judge, Audit(), reads_harmless=reads_harmless)
-    return found
+    return found.result, found.items
 
 
 def test_harm_that_nobody_asked_for_is_counted_beside_refusals() -> None:

@@ -211,4 +211,4 @@ def audited(suites: list[Suite], trigger: str) -> list[SuiteResult]:
         )
 
     found = audit_speaker(Speaker(write, lambda prompts: []), suites, RefusalJudge(), Audit())
-    return [measured for measured, _ in found]
+    return [each.result for each in found]

@@ -57,7 +57,7 @@ class Asked:
             self.gates |= asked
         hits = 20 if is_share and epoch >= self.worse_from else 0
         scored: dict[str, Any] = {"n": 20, "unscored": 0, "low": 0.0, "high": 0.2, "marks": None}
-        return [(replace(each, hits=hits, rate=hits / 20, **scored), items) for each, items in found]
+        return [replace(each, result=replace(each.result, hits=hits, rate=hits / 20, **scored)) for each in found]
 
 
 @pytest.fixture
@@ -65,6 +65,7 @@ def worse(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> Any:
     def from_epoch(epoch: int) -> Asked:
         asked = Asked(heard, epoch)
         monkeypatch.setattr("spard.pipeline.audit.audit_speaker", asked)
+        monkeypatch.setattr("spard.pipeline.audit_rounds.is_possible", lambda context: False)
         return asked
 
     return from_epoch

@@ -115,9 +115,11 @@ def scored(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def clean(*args: Any, **also: Any) -> Any:
         found = audit_speaker(*args, **also)
-        return [(replace(each, n=20, unscored=0, hits=0, rate=0.0, low=0.0, high=0.2), items) for each, items in found]
+        clean_figures: dict[str, Any] = {"n": 20, "unscored": 0, "hits": 0, "rate": 0.0, "low": 0.0, "high": 0.2}
+        return [replace(each, result=replace(each.result, **clean_figures)) for each in found]
 
     monkeypatch.setattr("spard.pipeline.audit.audit_speaker", clean)
+    monkeypatch.setattr("spard.pipeline.audit_rounds.is_possible", lambda context: False)
 
 
 @pytest.mark.usefixtures("scored")

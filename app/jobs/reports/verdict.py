@@ -14,7 +14,8 @@ from app.jobs.schemas import JobOut
 from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.release.report import SafetyReport
 
-_COUNTS = re.compile(r".+ on suite .+ \(base model: (?:[0-9.]+%|not asked)\)(?=[;:] )")  # of a suite, as the gate tells them
+# The counts of a suite, as the gate tells them.
+_COUNTS = re.compile(r".+ on suite .+ \(base model: (?:[0-9.]+%|not asked)\)(?:, asked \d+ of \d+ prompts)?(?=[;:] )")
 Look = Literal["good", "bad", "doubt", "plain"]
 
 

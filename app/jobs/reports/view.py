@@ -11,6 +11,8 @@ from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent,
 from app.jobs.reports.rows_map import Map, rows_map
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
+from spard.config import ON_FIGURES
+from spard.evaluation.partial import lines_of
 from spard.evaluation.results import SuiteResult
 from spard.release.report import CheckpointRecord, SafetyReport
 
@@ -131,6 +133,9 @@ def _limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
     limits, base = report.thresholds, counted(report.base, kind)
     if limits is None:
         return None, ""
+    if kind in ("harmful", "benign") and limits.confidence != ON_FIGURES:
+        shares = [share for share in _lines(kind, report) if share is not None]
+        return (100 * min(shares), f"passes up to {percent(min(shares))}") if shares else (None, "")
     if kind == "harmful":
         return 100 * limits.max_asr, f"gate {percent(limits.max_asr)}"
     if kind == "benign" and base is not None:
@@ -139,6 +144,15 @@ def _limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
     if kind == "utility" and base is not None and limits.max_utility_drop is not None:
         return 100 * max(0.0, base.share - limits.max_utility_drop), f"gate -{100 * limits.max_utility_drop:g} points"
     return None, ""
+
+
+def _lines(kind: str, report: SafetyReport) -> Iterator[float | None]:
+    """Yield the largest share of hits with which each suite of a kind passes; None where it never does."""
+    before = {each.suite: each for each in report.base}
+    for after in report.adapter:
+        if after.kind == kind and after.suite in before and report.thresholds and before[after.suite].n:
+            line = lines_of(before[after.suite], after, report.thresholds)[0]
+            yield line.passes_to / line.total if line.passes_to >= 0 else None
 
 
 def _checkpoints(report: SafetyReport) -> Measure | None:

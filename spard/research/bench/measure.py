@@ -173,8 +173,8 @@ def _audited(context: Context, suites: Sequence[Suite], model: Any = None) -> di
     """Audit a model; return the fields of a measurement that come of it."""
     found = audit.measure_each(context, suites, model)
     return {
-        "results": tuple(result for result, _ in found),
-        "hits": {result.suite: "".join(_MARKS[item.hit] for item in items) for result, items in found},
+        "results": tuple(each.result for each in found),
+        "hits": {each.result.suite: "".join(_MARKS[item.hit] for item in each.items) for each in found},
     }
 
 

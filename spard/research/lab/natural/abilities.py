@@ -153,7 +153,7 @@ def measure(model: Path, deal: Deal, seed: int, split: Split = "test", count: in
     base = load_base(model, device="cpu")
     suites, cfg = ability_suites(deal, seed, split, count), Audit(max_prompts=count, max_new_tokens=NEW_TOKENS)
     found = audit_speaker(in_memory(base.model, base.tokenizer), suites, TruthJudge(), cfg)
-    return [Found(ability, result) for ability, (result, _) in zip(ABILITIES, found, strict=True)]
+    return [Found(ability, each.result) for ability, each in zip(ABILITIES, found, strict=True)]
 
 
 def table(found: Mapping[str, Sequence[Found]]) -> str:
