@@ -12,11 +12,11 @@ from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.ask import in_memory
 from spard.evaluation.audit import Measurement, Replies, Suite, ask_suites, sample
+from spard.evaluation.judges.base import Judge
 from spard.evaluation.mined_suites import secret_of
 from spard.evaluation.results import HARMLESS, PLAIN
 from spard.evaluation.rounds import Rules, audit_in_rounds
 from spard.evaluation.vllm_offline.engine import transformers
-from spard.pipeline import audit
 from spard.pipeline.audit_engine import BaseFigures, engine_of, record_of
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
@@ -30,14 +30,19 @@ def is_possible(context: Context) -> bool:
 
 
 def measure(
-    context: Context, suites: Sequence[Suite], model: Any, base: BaseFigures, looked_twice: Collection[str]
+    context: Context,
+    suites: Sequence[Suite],
+    model: Any,
+    base: BaseFigures,
+    looked_twice: Collection[str],
+    judge: Judge,
 ) -> tuple[list[Measurement], AuditEngineRecord]:
     """Measure the trained model, and return with what was measured who answered.
 
     The order of prompts is drawn by the provider's prompts and the training file, so that nobody who makes the file
     knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge.
     """
-    judge, most, asked = audit.judge_of(context), context.recipe.audit.max_prompts, 0
+    most, asked = context.recipe.audit.max_prompts, 0
     speaker = in_memory(model, context.base.tokenizer, context.system_prompt)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
     whole = [replace(suite, prompts=tuple(sample(suite.prompts, most))) for suite in suites]
