@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
-from app.http import shared_routes
+from app.http import bounded, shared_routes
 from app.http.bodies import paced
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Envelope:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._knows_server = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, and log and count it; an error after the answer has begun can only cut it off."""
@@ -41,6 +42,9 @@ class Envelope:
             return await self._app(scope, receive, send)
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
+        if not self._knows_server:  # the first request shows it, as nothing does at the start
+            self._knows_server = True
+            bounded.warn(scope)
         shared_routes.serving.set(scope["app"])
         limit_lock_waits(LOCK_WAITS_S)
 

@@ -192,13 +192,10 @@ class Serving:
         try:
             asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
             await reply.begin(asked)
-        except AppError as error:
-            name_field(error, endpoint)
-            reply.fail(error)
-            await reply.close()
-            reply.note_end()
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AppError):
+                name_field(error, endpoint)
+                reply.fail(error)
             await reply.close()
             reply.note_end()
             raise
