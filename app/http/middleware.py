@@ -42,9 +42,7 @@ class Envelope:
             return await self._app(scope, receive, send)
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
-        if not self._knows_server:  # the first request shows it, as nothing does at the start
-            self._knows_server = True
-            bounded.warn(scope)
+        self._look_at_server(scope)
         shared_routes.serving.set(scope["app"])
         limit_lock_waits(LOCK_WAITS_S)
 
@@ -77,6 +75,12 @@ class Envelope:
         finally:
             _note(scope, time.perf_counter() - began)
         return None
+
+    def _look_at_server(self, scope: Scope) -> None:
+        """Warn where the server has no bounds: the first request shows it, as nothing does at the start."""
+        if not self._knows_server:
+            self._knows_server = True
+            bounded.warn(scope)
 
 
 def _keep_private(scope: Scope, headers: MutableHeaders) -> None:

@@ -25,7 +25,7 @@ from app.keys import browser_sessions
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
-from tests.app.inference.vllm_stub import Vllm, vllm_stub
+from tests.app.inference.vllm_stub import Refusal, Vllm, vllm_stub
 
 NOBODY = "http://127.0.0.1:9/v1"
 PATIENCE_S = 120.0
@@ -80,6 +80,11 @@ def test_a_server_that_refuses_nothing_is_described(settings: Settings, database
     assert stub.names == []  # what was asked for the rank is not there
 
 
+def load_without_lora(name: str, path: str) -> None:
+    """Refuse as vLLM does without `--enable-lora`."""
+    raise Refusal(500, "Call to add_lora method failed: LoRA is not enabled. Use --enable-lora to enable LoRA.")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -88,6 +93,7 @@ def test_a_server_that_refuses_nothing_is_described(settings: Settings, database
         ({"version": "0.24.1"}, ("0.24.1", "use 0.25 or newer")),
         ({"version": ""}, ("unknown version", "use 0.25 or newer")),
         ({"loads_adapters": False}, ("Models that were trained are refused", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True")),
+        ({"load": load_without_lora}, ("Models that were trained are refused", "--enable-lora")),
         ({"max_rank": 8}, ("up to rank 8", "--max-lora-rank")),
     ],
 )
