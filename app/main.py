@@ -46,6 +46,7 @@ from app.http.slots import Slots
 from app.http.validation_errors import first_fault
 from app.inference import lost_calls
 from app.inference.call_leases import ledger_folder
+from app.inference.engines import server_watch
 from app.inference.service import Serving
 from app.inference.vllm_withdrawal import unload_withdrawn
 from app.jobs import later_audits, reaper
@@ -101,6 +102,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     limits = RateLimits(settings.broker_url.get_secret_value() if settings.broker_url else None)
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
     app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
+    app.state.server_watch = server_watch(settings, app.state.engine, app.state.serving.clients)
     app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, *_OF_DATABASE):
@@ -142,6 +144,8 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         loop.create_task(app.state.saturation.watch()),
         loop.create_task(unload_withdrawn(lambda: app.state.serving.engines.unload_withdrawn())),
     ]
+    if app.state.server_watch is not None:
+        watches.append(loop.create_task(app.state.server_watch.run()))
     when_told_to_stop(lambda: loop.call_soon_threadsafe(lambda: loop.create_task(streams.close())))
     for thread in threads:
         thread.start()

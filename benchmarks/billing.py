@@ -32,6 +32,7 @@ from sqlalchemy import Engine, select
 
 from app.db import make_engine, read, transaction, upgrade_schema
 from app.db.tables import BaseModelEntry, InferenceCall, Project, Quota
+from app.http.connections import BoundedHttp
 from app.inference.call_leases import ledger_folder
 from app.inference.engine_process import Stream
 from app.inference.lost_calls import complete_lost
@@ -87,6 +88,9 @@ class Words:
         """Return nothing: there is no other process."""
         return []
 
+    async def unload_withdrawn(self) -> None:
+        """Do nothing: there are no adapters."""
+
     def close(self) -> None:
         """Do nothing: the process ends."""
 
@@ -105,7 +109,7 @@ def serve(folder: Path, port: int, engine: str) -> None:
     app = served_app(settings_of(folder))
     if engine == "words":
         app.state.serving.engines = Words()
-    uvicorn.run(app, port=port, log_level="error")
+    uvicorn.run(app, port=port, log_level="error", http=BoundedHttp)
 
 
 class Clients:

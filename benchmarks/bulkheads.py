@@ -123,7 +123,8 @@ def _api(folder: Path, streams: int) -> Iterator[Api]:
         values = {"DATABASE_URL": database, "STORAGE_URL": "s3://bench/spard", "S3_ENDPOINT_URL": storage}
         values |= {"DATA_DIR": str(folder / "data"), "STREAMS_AT_ONCE": str(streams)}
         environment = os.environ | {f"SPARD_{name}": value for name, value in values.items()}
-        command = python("uvicorn", "app.main:checked_app", "--factory", "--timeout-graceful-shutdown", "5")
+        command = python("uvicorn", "app.main:checked_app", "--factory", "--http", "app.http.connections:BoundedHttp")
+        command += ["--timeout-graceful-shutdown", "5"]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=log, stderr=log)
         try:

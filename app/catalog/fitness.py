@@ -20,7 +20,6 @@ from app.files.tokenizer import tokenizer_folder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest
-from spard.models.folder.check import findings
 from spard.models.folder.configuration import dequantized_from
 from spard.models.folder.headers import weights_fault
 
@@ -77,12 +76,12 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
     folder = Path(source)
     if not folder.is_dir():
         return [], None
-    found = findings(folder)
-    look = None if any(each.is_fault for each in found) else _look(folder)
-    fault = next((each.sentence for each in found if each.is_fault), look["fault"] if look else None)
+    look = look_at(folder)
+    found, template = look.findings, look.template
+    fault = next((each.sentence for each in found if each.is_fault), template["fault"] if template else None)
     if fault:
         raise InvalidRequest(f"{folder.name} cannot be offered: {fault}.", code="invalid_model", param="source")
-    return [each.sentence for each in found], look
+    return [each.sentence for each in found], template
 
 
 def learn_tool_support(look: Begin, alias: str) -> None:
@@ -107,7 +106,7 @@ def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
     """Return what was found of a model's tokenizer and chat template; None where they are not on this machine."""
     try:
-        return look_at(tokenizer_folder(entry))
+        return look_at(tokenizer_folder(entry)).template
     except InvalidState:
         return None
 
@@ -117,14 +116,14 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
     if not folder.is_dir():
         return found
-    faults = [each.sentence for each in findings(folder) if each.is_fault]
+    look = look_at(folder)
+    faults = [each.sentence for each in look.findings if each.is_fault]
     found.weights, found.fault = weights_fault(folder) is None, next(iter(faults), None)
-    look = _look(folder)
-    if look is not None:
-        found.tokenizer, found.chat_template = look["has_tokenizer"], look["has_template"]
-        found.end_token = look["has_end_token"]
-        found.fault = found.fault or look["fault"]
-        found.template = look["card"] and TemplateCardOut.model_validate(look["card"])
+    if (template := look.template) is not None:
+        found.tokenizer, found.chat_template = template["has_tokenizer"], template["has_template"]
+        found.end_token = template["has_end_token"]
+        found.fault = found.fault or template["fault"]
+        found.template = template["card"] and TemplateCardOut.model_validate(template["card"])
     return found
 
 
@@ -141,11 +140,6 @@ def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> l
         "SPARD_JUDGE_ERRORS=judge.json, or set allow_unmeasured_judge in the policy."
         f"{other if name == 'refusal' else ''}"
     ]
-
-
-def _look(folder: Path) -> TemplateLook | None:
-    """Return what tokenizer and template do; None where only transformers could read the tokenizer."""
-    return look_at(folder) if (folder / "tokenizer.json").is_file() else None
 
 
 def _require_plain(folder: Path, entry: BaseModelIn) -> None:

@@ -1,7 +1,8 @@
-"""What a folder's tokenizer and chat template do, tried in a process of its own with limits on time and memory.
+"""What a base model's folder has, and what its tokenizer and chat template do, found out in a process of its own.
 
-A template is a program that whoever published a model has written: one without an end, or one that writes gigabytes,
-ends this process and nothing else. `python -m app.files.template_look FOLDER SECONDS` prints the answer as JSON.
+A template is a program that whoever published a model has written, and a tokenizer may be megabytes of JSON: one
+without an end, or one that takes gigabytes, ends this process and nothing else. `python -m app.files.template_look
+FOLDER SECONDS` prints two lines of JSON: what the files tell, then what tokenizer and template do.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from app.errors import Unavailable
 from app.files.tokenizer import LightTokenizer
@@ -23,12 +24,16 @@ from spard.data import chat
 from spard.data.template_card import template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault
+from spard.models.folder.check import findings
+from spard.models.folder.finding import Finding
 
 CPU_S, WALL_S = 10.0, 180.0  # it gives way to whatever else computes, so that the second may be far more
+_FILES_CPU_S = 60.0  # for what the files tell: the header of a sharded model has millions of tensors at worst
 _NICE = 10
 _BYTES = 2 << 30
 _PASSED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
 _ENDLESS = "its chat template takes too long to write a question and its answer: give one without such loops"
+_SLOW = "its files take too long to be read: give a folder with the model's own files alone"
 _HUGE = "its tokenizer or chat template takes too much memory for a question and its answer"
 
 
@@ -60,8 +65,16 @@ class CardJson(TypedDict):
     probes: list[ProbeJson]
 
 
-def look_at(folder: Path) -> TemplateLook:
-    """Read a folder's tokenizer and render a conversation, in a process of its own; `Unavailable` if that never ran."""
+@dataclass(frozen=True, slots=True)
+class FolderLook:
+    """What the files of a folder tell, and what its tokenizer and template do; None without a `tokenizer.json`."""
+
+    findings: list[Finding]
+    template: TemplateLook | None
+
+
+def look_at(folder: Path) -> FolderLook:
+    """Read a folder and render a conversation, in a process of its own; `Unavailable` if that never ran."""
     environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
     environment["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -75,9 +88,12 @@ def look_at(folder: Path) -> TemplateLook:
         )
     except subprocess.TimeoutExpired:
         raise Unavailable("The model's chat template could not be tried in time; try again.") from None
-    if done.returncode == 0:
-        return cast(TemplateLook, json.loads(done.stdout))
-    return _nothing(_ENDLESS if done.returncode == -signal.SIGXCPU else _HUGE)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    is_slow = done.returncode == -signal.SIGXCPU
+    if not lines:
+        return FolderLook([Finding("unreadable", _SLOW if is_slow else _HUGE)], None)
+    found = [Finding(**each) for each in lines[0]]
+    return FolderLook(found, lines[1] if lines[1:] else _nothing(_ENDLESS if is_slow else _HUGE))
 
 
 def _look(folder: Path) -> TemplateLook:
@@ -123,15 +139,22 @@ def _nothing(fault: str | None) -> TemplateLook:
 
 
 def main() -> None:
-    """Print what was found of the folder that the command names, with the seconds of CPU that it may take."""
+    """Print what was found of the folder that the command names, with the seconds of CPU that its template may take."""
     os.nice(_NICE)
     limit_memory(_BYTES)
-    limit_cpu(float(sys.argv[2]))
+    limit_cpu(_FILES_CPU_S)
+    folder = Path(sys.argv[1])
     try:
-        found = _look(Path(sys.argv[1]))
+        _print([asdict(each) for each in findings(folder)])
+        limit_cpu(float(sys.argv[2]))
+        _print(_look(folder) if (folder / "tokenizer.json").is_file() else None)
     except MemoryError:
-        found = _nothing(_HUGE)
-    sys.stdout.write(json.dumps(found))
+        sys.exit(1)
+
+
+def _print(found: object) -> None:
+    sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from uvicorn.config import Config
@@ -20,6 +20,7 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from app.http.departures import TRANSPORT, ObservedTransport
 from app.http.descriptors import raise_limit
 from app.settings import get_settings
 
@@ -112,7 +113,9 @@ class BoundedHttp(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the new connection, or answer with an error and close it."""
-        super().connection_made(transport)
+        self._observed = ObservedTransport(transport)
+        self.app_state = {**self.app_state, TRANSPORT: self._observed}
+        super().connection_made(cast(asyncio.Transport, self._observed))
         address = self.client[0] if self.client else ""
         if refusal := self._table.admit(self, address):
             self._refuse(refusal)
@@ -124,6 +127,13 @@ class BoundedHttp(H11Protocol):
         """Free the connection's place."""
         super().connection_lost(exc)
         self._leave()
+        self._observed.note_lost()
+
+    def resume_writing(self) -> None:
+        """Let the application write again: what it wrote before has left, at least down to the transport's limit."""
+        if not self._observed.get_write_buffer_size():
+            self._observed.note_empty()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes in; the deadline runs until they hold a request's headers."""

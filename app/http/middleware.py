@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
-from app.http import shared_routes
+from app.http import bounded, shared_routes
 from app.http.bodies import paced
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class Envelope:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._knows_server = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, and log and count it; an error after the answer has begun can only cut it off."""
@@ -41,6 +42,7 @@ class Envelope:
             return await self._app(scope, receive, send)
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
         scope.setdefault("state", {})["request_id"] = request_id
+        self._look_at_server(scope)
         shared_routes.serving.set(scope["app"])
         limit_lock_waits(LOCK_WAITS_S)
 
@@ -73,6 +75,12 @@ class Envelope:
         finally:
             _note(scope, time.perf_counter() - began)
         return None
+
+    def _look_at_server(self, scope: Scope) -> None:
+        """Warn where the server has no bounds: the first request shows it, as nothing does at the start."""
+        if not self._knows_server:
+            self._knows_server = True
+            bounded.warn(scope)
 
 
 def _keep_private(scope: Scope, headers: MutableHeaders) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from sqlalchemy import Engine
 
 from app.db import Begin
 from app.inference.clients import Clients
@@ -12,6 +14,9 @@ from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.settings import Settings
 from app.storage import Storage
+
+if TYPE_CHECKING:
+    from app.inference.vllm_limits import ServerWatch
 
 
 class Engines(Protocol):
@@ -38,3 +43,12 @@ def engines_of(settings: Settings, storage: Storage, clients: Clients, begin: Be
     from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
 
     return Vllm(settings, storage, own, clients, begin)
+
+
+def server_watch(settings: Settings, engine: Engine, clients: Clients) -> ServerWatch | None:
+    """Return what looks at the server that answers; None where engines of this process do."""
+    if settings.serving_url is None:
+        return None
+    from app.inference.vllm_limits import ServerWatch
+
+    return ServerWatch(settings, engine, clients)

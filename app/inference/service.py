@@ -123,9 +123,14 @@ class Reply:
         """Raise unless the model is released to the caller at this moment."""
         await to_thread.run_sync(self._serving.check, self._caller, self.call)
 
-    def note_sent(self) -> None:
-        """Note that all pieces that were yielded so far are on their way to the client."""
-        self._entry.note_sent(sum(self._shown.values()))
+    @property
+    def shown_tokens(self) -> int:
+        """The tokens of all pieces that were yielded so far."""
+        return sum(self._shown.values())
+
+    def note_sent(self, tokens: int) -> None:
+        """Note how many tokens of the replies have left this process."""
+        self._entry.note_sent(tokens)
 
     def note_end(self) -> None:
         """Note that the client has the answer, or never gets it: from now on the row alone says what is billed."""
@@ -187,13 +192,10 @@ class Serving:
         try:
             asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
             await reply.begin(asked)
-        except AppError as error:
-            name_field(error, endpoint)
-            reply.fail(error)
-            await reply.close()
-            reply.note_end()
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, AppError):
+                name_field(error, endpoint)
+                reply.fail(error)
             await reply.close()
             reply.note_end()
             raise

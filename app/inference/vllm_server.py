@@ -105,7 +105,8 @@ async def ask_rank(client: AsyncOpenAI, folder: Path) -> int | None:
     except APIStatusError as error:
         if found := _RANK_LIMIT.search(error.message):
             return int(found[1])
-        if error.status_code in (404, 405) and "adapter" not in error.message.lower():
+        is_off = "not enabled" in error.message  # without --enable-lora
+        if is_off or (error.status_code in (404, 405) and "adapter" not in error.message.lower()):
             raise no_loading() from None
         return None
     except APIConnectionError:

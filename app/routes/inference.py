@@ -11,10 +11,11 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import AppError, HasNone
+from app.http.departures import Delivery
 from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
@@ -104,18 +105,20 @@ class _Events(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; the reply is closed also if the client has left before it began."""
+        self._delivery = Delivery(scope, self._reply.note_sent)
         try:
             await super().__call__(scope, receive, send)
         finally:
             await self._reply.close()
-            self._reply.note_end()
+            self._delivery.finish(self._reply.note_end)
 
     async def _lines(self) -> AsyncIterator[str]:
         number = 0
         try:
             async for chunk in self._chunks:
+                self._delivery.announce(self._reply.shown_tokens)
                 yield self._line(chunk, number)
-                self._reply.note_sent()  # the line is with the connection: what is not counted is never billed
+                self._delivery.accept()
                 number += 1
         except AppError as error:
             self._reply.fail(error)
@@ -140,11 +143,18 @@ class _Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer."""
+        delivery = Delivery(scope, self._reply.note_sent)
+
+        async def send_counted(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                delivery.announce(self._reply.shown_tokens)
+            await send(message)
+
         try:
-            await super().__call__(scope, receive, send)
-            self._reply.note_sent()
+            await super().__call__(scope, receive, send_counted)
+            delivery.accept()
         finally:
-            self._reply.note_end()
+            delivery.finish(self._reply.note_end)
 
 
 async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from spard.digests import folder_digest, model_files
 from spard.models.base import read_tokenizer
 from tests.spard.parts import TEMPLATE, byte_tokenizer
 
+APP = Path(template_look.__file__).parents[1]
+READS = ("app.files.tokenizer", "spard.models.folder.check", "spard.models.folder.vocabulary")
 LONG = "{% set n = namespace(t='x' * 1000000) %}{% for i in range(20) %}{% set n.t = n.t ~ n.t %}{% endfor %}{{ n.t }}"
 
 
@@ -25,8 +28,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
+def fault_of(folder: Path) -> str:
+    found = look_at(folder).template
+    return (found and found["fault"]) or ""
+
+
 def test_what_works_is_found(folder: Path) -> None:
-    found = look_at(folder)
+    found = look_at(folder).template
+    assert found is not None
     assert (found["fault"], found["has_tokenizer"], found["has_template"], found["has_end_token"]) == (
         None,
         *[True] * 3,
@@ -46,17 +55,44 @@ def test_what_works_is_found(folder: Path) -> None:
 )
 def test_a_template_that_fails_is_told(template: str, told: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    assert told in (look_at(folder)["fault"] or "")
+    assert told in fault_of(folder)
 
 
 def test_a_template_without_an_end_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     (folder / "chat_template.jinja").write_text(loop)
     monkeypatch.setattr(template_look, "CPU_S", 0.5)
-    assert "too long" in (look_at(folder)["fault"] or "")
+    assert "too long" in fault_of(folder)
     monkeypatch.setattr(template_look, "WALL_S", 0.2)
     with pytest.raises(Exception, match="could not be tried in time"):
         look_at(folder)
+
+
+def test_what_its_files_tell_is_found_beside_a_template_without_an_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_look, "CPU_S", 0.5)
+    (folder / "chat_template.jinja").write_text("{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4)
+    found = look_at(folder)
+    assert any(each.is_fault for each in found.findings)  # it has no weights
+    assert "too long" in ((found.template and found.template["fault"]) or "")
+
+
+def test_a_folder_without_a_tokenizer_has_no_template(tmp_path: Path) -> None:
+    assert look_at(tmp_path).template is None
+
+
+def test_nobody_else_in_the_service_reads_tokenizers() -> None:
+    """`files/counter.py` is a process with limits too; a vLLM server's prompts are written in that of the API."""
+    readers = set()
+    for path in APP.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = {each.name for each in node.names} if isinstance(node, ast.ImportFrom) else set()
+            module = node.module if isinstance(node, ast.ImportFrom) else None
+            if module in READS and names & {"LightTokenizer", "open_tokenizer", "read_vocabulary", "findings"}:
+                readers.add(str(path.relative_to(APP)))
+    vllm = {"inference/vllm_adapters.py", "inference/vllm_answers.py", "inference/vllm_prompts.py"}
+    assert readers == {"files/counter.py", "files/template_look.py", *vllm}
 
 
 def test_further_templates_are_read_as_transformers_reads_them_and_are_in_the_digest(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import random
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from app.webhooks.address import Refused, Target, resolve
 from app.webhooks.post import Answer, Unanswered, post
+from app.webhooks.special_addresses import SPECIAL, is_special
 
 PUBLIC, PRIVATE = "93.184.215.14", "10.0.0.5"
 
@@ -50,6 +52,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         "::ffff:93.184.215.14", "::93.184.215.14", "::ffff:0:93.184.215.14", "64:ff9b:1::1", "100::1", "100:0:0:1::1",
         "2001::1", "2001:1::1", "2001:2::1", "2001:3::1", "2001:4:112::1", "2001:10::1", "2001:20::1", "2001:30::1",
         "2001:db8::1", "2002:5db8:d70e::", "2620:4f:8000::1", "3ffe::1", "3fff:fff::1", "5f00::1", "fec0::1",
+        "200::1", "400::1", "1fff::1", "4000::1", "8000::1", "e000::1", "fe00::1",
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:7f00:1::1",
     ],
 )  # fmt: skip
@@ -60,6 +63,34 @@ def test_a_name_that_leads_inside_is_refused(address: str, names: Callable[..., 
     names([PUBLIC, address])
     with pytest.raises(Refused, match="public address"):
         resolve("https://hooks.example/", allow_local=False)
+
+
+# What CPython 3.11 to 3.15 take for not global, without their exceptions: a few ranges are in some versions only.
+NOT_GLOBAL = (
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),
+    *("192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4"),
+    *("::1/128", "::/128", "::ffff:0:0/96", "64:ff9b:1::/48", "100::/64", "2001::/23", "2001:2::/48", "2001:10::/28"),
+    *("2001:db8::/32", "2002::/16", "3fff::/20", "fc00::/7", "fe80::/10"),
+)
+
+
+@pytest.mark.parametrize("text", NOT_GLOBAL)
+def test_the_table_has_what_any_python_takes_for_not_global(text: str) -> None:
+    network = ipaddress.ip_network(text)
+    assert any(network.version == each.version and network.subnet_of(each) for each in SPECIAL)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bits", [32, 128])
+def test_what_this_python_takes_for_not_global_is_special(bits: int) -> None:
+    kind = ipaddress.IPv4Address if bits == 32 else ipaddress.IPv6Address
+    edges = [each for each in SPECIAL if each.max_prefixlen == bits]
+    places = [int(end) + step for each in edges for end in (each[0], each[-1]) for step in (-1, 0, 1)]
+    places += [top << (bits - 12) for top in range(1 << 12)]  # every prefix of 12 bits
+    drawn = random.Random(0)
+    places += [drawn.randrange(1 << bits) for _ in range(4000)]
+    addresses = [kind(each % (1 << bits)) for each in places]
+    assert [each for each in addresses if not each.is_global and not is_special(each)] == []
+    assert any(not is_special(each) for each in addresses)
 
 
 @pytest.mark.parametrize(

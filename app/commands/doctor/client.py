@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app.commands import client
-from app.commands.doctor.findings import Finding, ok, problem
+from app.commands.doctor.findings import Finding, note, ok, problem
 from app.commands.terminal import CommandFailed
 
 _WAIT_S = 5.0
@@ -47,6 +47,7 @@ def _service(url: str) -> Iterator[Finding]:
         yield problem("service", f"The service lives and cannot serve: {why}", "run `spard doctor` on its machine")
     else:
         yield ok("service", f"{root} is alive and ready")
+        yield from (note("service", f"Its provider should know: {each}") for each in _warnings(ready))
 
 
 def _key(url: str) -> Finding:
@@ -69,6 +70,15 @@ def _key(url: str) -> Finding:
 
 def _shown() -> str:
     return f"SPARD_API_KEY ({os.environ.get('SPARD_API_KEY', '')[:12]}...)"
+
+
+def _warnings(answer: httpx2.Response) -> list[str]:
+    """Return what a service that is ready says of its limits."""
+    try:
+        warnings = answer.json()["warnings"]
+    except (ValueError, KeyError, TypeError):
+        return []
+    return [str(each) for each in warnings] if isinstance(warnings, list) else []
 
 
 def _word(answer: httpx2.Response, *keys: str) -> str | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from http.client import HTTPException
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from sqlalchemy import func, select
+from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
 from app import db, signing
@@ -22,6 +24,8 @@ from app.commands.doctor.findings import Finding, note, ok, problem
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobStatus, Outbox
 from app.errors import AppError, Unfit
+from app.inference.clients import Clients
+from app.inference.engines import server_watch
 from app.jobs import fleet
 from app.jobs.fleet_schemas import WorkerOut
 from app.keys import service as keys
@@ -31,6 +35,9 @@ from app.settings import Settings
 from spard.errors import InvalidKey, NotProved
 from spard.release.keys import MAKE, OWN_KEY
 from spard.release.manifest import key_id
+
+if TYPE_CHECKING:
+    from app.inference.vllm_limits import ServerReport
 
 _LATE = timedelta(minutes=2)
 _WAIT_S = 5.0
@@ -51,6 +58,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
             yield from models(session, settings)
             yield from corpora(session)
             yield from work(session, settings)
+        yield from serving(settings, engine)
     finally:
         engine.dispose()
 
@@ -201,6 +209,31 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
     else:
         yield note("workers", "none is there, and no job waits")
     yield _outbox(session)
+
+
+def serving(settings: Settings, engine: Engine) -> Iterator[Finding]:
+    """Ask the vLLM server that answers, if there is one, what it is and what it will refuse."""
+    clients = Clients()
+    watch = server_watch(settings, engine, clients)
+    if watch is None:
+        return
+
+    async def look() -> ServerReport:
+        try:
+            return await watch.look()
+        finally:
+            await clients.close()
+
+    report = asyncio.run(look())
+    if report.facts is None:
+        cure = "start the server, or correct SPARD_SERVING_URL and SPARD_SERVING_API_KEY"
+        yield from (problem("serving", each, cure) for each in report.refusals)
+        return
+    yield from (problem("serving", each, "docs/serving.md has a command that starts it") for each in report.refusals)
+    if not report.refusals:
+        yield ok("serving", report.facts)
+    else:
+        yield note("serving", report.facts)
 
 
 def _in_trouble(worker: WorkerOut) -> Finding:

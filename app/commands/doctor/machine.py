@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import httpx2
 
 from app.commands.doctor.findings import Finding, note, ok, problem
+from app.http.bounded import SERVER, UNBOUNDED
 from app.ops import gpus
 from app.ops.children import environment
 from app.settings import Settings
@@ -78,11 +80,20 @@ def free_port(port: int) -> Finding:
     except OSError as error:
         try:
             if httpx2.get(f"http://127.0.0.1:{port}/healthz", timeout=_WAIT_S).json() == {"status": "ok"}:
-                return ok("port", f"a SPARD service listens on {port}")
+                return _listening(port)
         except (httpx2.TransportError, ValueError):
             pass
         cure = "stop the other program, or start with `spard up --port PORT`"
         return problem("port", f"Something else listens on {port}: {error.strerror}.", cure)
+
+
+def _listening(port: int) -> Finding:
+    """Look whether the service on a port bounds its connections."""
+    with suppress(httpx2.TransportError, ValueError, AttributeError):
+        ready = httpx2.get(f"http://127.0.0.1:{port}/readyz", timeout=_WAIT_S).json()
+        if UNBOUNDED in ready.get("warnings", ()):
+            return problem("port", f"The service on {port}: {UNBOUNDED}", f"add --http {SERVER} to its start line")
+    return ok("port", f"a SPARD service listens on {port}")
 
 
 def sandbox() -> Finding:

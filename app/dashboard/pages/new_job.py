@@ -27,7 +27,7 @@ from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
-from app.jobs import service
+from app.jobs import service, submissions
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
 from app.jobs.submissions import Origin, Submission
@@ -182,11 +182,13 @@ async def create_job(
 
     def created() -> Response:
         try:
-            fitness.learn_tool_support(look, asked.get("model", ""))
-            with begin() as session:
-                ask, old = _asked_for(session, viewer, asked)
+            with look() as reader:
+                ask, old = _asked_for(reader, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None
-                submission = Submission(asked.get("once") or None, 0)
+            submission = Submission(asked.get("once") or None, 0)
+            submissions.require_room(look, viewer.principal, ask.digest(), submission)
+            fitness.learn_tool_support(look, ask.model)
+            with begin() as session:
                 job = service.create(session, viewer.principal, ask, submission, settings, origin)
         except AppError as error:
             faults = faults_of(error, job_form.FIELDS, job_form.ALIASES)

@@ -107,6 +107,7 @@ def _page(
         status=error.status if error else 200,
         models=service.base_models(session),
         judges=judges(session, settings),
+        server=request.app.state.server_watch,
         asked=sent.shown() if sent and "source" in sent.form else {},
         faults=Faults.of(error) if error else NO_FAULTS,
         tried=tried,

@@ -66,9 +66,10 @@ def offer(provider: TestClient, folder: Path) -> None:
 @contextmanager
 def served(app: FastAPI, **options: Any) -> Iterator[str]:
     """An application that runs already, behind a real server."""
-    fixed: dict[str, Any] = {"lifespan": "off", "log_config": None, "timeout_graceful_shutdown": 5}
+    fixed: dict[str, Any] = {"http": BoundedHttp, "lifespan": "off", "log_config": None}
+    fixed["timeout_graceful_shutdown"] = 5
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, **fixed | options))
+        server = uvicorn.Server(uvicorn.Config(app, **fixed | options))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from fastapi.testclient import TestClient
 from app import db
 from app.catalog import fitness
 from app.db.tables import Job
+from app.files.template_look import FolderLook
 from spard.digests import folder_digest
 from spard.models.folder.check import findings
 from tests.spard.base_folders import KINDS, Kind, by_files, made, noted
+from tests.spard.parts import write_model
 
 MODELS, POLICIES = "/v1/admin/models", "/v1/admin/policies"
 TOLD = [each for each in KINDS if each.refusal and "never ends" not in each.name]
@@ -27,7 +30,7 @@ def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     given = getattr(request.node, "callspec", None)
     kind = given.params.get("kind") if given else None
     if kind is not None and "template" not in kind.name:
-        monkeypatch.setattr(fitness, "_look", lambda folder: None)
+        monkeypatch.setattr(fitness, "look_at", lambda folder: FolderLook(findings(folder), None))
 
 
 def offer(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
@@ -102,3 +105,20 @@ def test_no_transaction_is_open_while_the_files_are_read(
     monkeypatch.setattr(db, "provider_transaction", begin)
     assert offer(provider, folder)[0] == 200
     assert opened == ["files", "transaction"]
+
+
+def test_this_process_reads_no_tokenizer_and_no_template(
+    provider: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process does, with limits: whatever a folder holds, the service goes on."""
+
+    def refuse(*given: object, **named: object) -> None:
+        raise AssertionError("read in the process of the API")
+
+    for name in ("check.findings", "check.read_vocabulary", "check.read_object", "templates.read_template"):
+        monkeypatch.setattr(f"spard.models.folder.{name}", refuse)
+    monkeypatch.setattr("app.files.tokenizer.Tokenizer", SimpleNamespace(from_file=refuse))
+    model = write_model(tmp_path / "tiny")
+    answer = provider.post("/v1/admin/models", json={"alias": "lab/own", "source": str(model)})
+    assert answer.status_code == 200, answer.text
+    assert provider.get("/v1/admin/models/lab/own/fitness").json()["tokenizer"] is True

@@ -8,18 +8,23 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from app.http import connections
+from app.commands.doctor import machine
+from app.http import bounded, connections
+from app.http.bounded import UNBOUNDED
 from app.http.connections import Connections
 from app.settings import Settings
 from tests.app.http.conftest import JOBS, Service, served
 
 PATIENCE_S = 120.0
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOYED = ["deploy/kubernetes/serving.yaml", "docs/deployment.md", "docs/compatibility.md"]
 BEGUN = b"GET /healthz HTTP/1.1\r\nhost: x\r\n"  # a blank line would end the headers
 ELSEWHERE = "10.0.0.1"  # whom the server trusts, so that the address of the tests is limited
 
@@ -149,3 +154,27 @@ def test_a_process_takes_as_many_descriptors_as_the_system_gives() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["200", "200"]
+
+
+def test_a_server_without_these_bounds_is_told(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with served(service.app, http="h11") as url:
+        root = url.removesuffix("/v1")
+        for _ in range(2):
+            assert httpx2.get(f"{root}/readyz").json() == {"status": "ready", "warnings": [UNBOUNDED]}
+        found = machine.free_port(urlsplit(url).port or 0)
+    assert caplog.text.count(UNBOUNDED) == 1
+    assert (found.state, "BoundedHttp" in found.cure) == ("problem", True)
+
+
+def test_a_server_with_them_has_nothing_to_tell(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    with served(service.app) as url:
+        assert httpx2.get(f"{url.removesuffix('/v1')}/readyz").json() == {"status": "ready"}
+        assert machine.free_port(urlsplit(url).port or 0).state == "ok"
+    assert UNBOUNDED not in caplog.text
+
+
+@pytest.mark.parametrize("path", ["Dockerfile", "docker-compose.yml", *DEPLOYED])
+def test_what_is_deployed_has_these_bounds(path: str) -> None:
+    lines = [line for line in (ROOT / path).read_text().splitlines() if "app.main:checked_app" in line]
+    assert lines
+    assert all(bounded.SERVER in line and "--http" in line for line in lines)

@@ -150,3 +150,25 @@ def test_a_clone_whose_file_is_gone_asks_for_another(
     page = sign_in().get(f"/jobs/new?from={rejected}")
     assert page.status_code == 200
     assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["file"]
+
+
+def test_a_job_that_has_no_room_is_refused_before_anything_is_looked_up(
+    sign_in: SignIn, offered: TestClient, upload: Upload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered.post("/v1/admin/projects/org-customer/quota", json={"max_unfinished_jobs": 1})
+    browser = sign_in()
+    form = {"form_token": token(browser.get("/jobs/new")), "model": "lab/tiny-1", "once": "a" * 32}
+    form["training_file"] = upload(rows(10)).json()["id"]
+    first = browser.post("/jobs/new", data=form, follow_redirects=False)
+    assert first.status_code == 303
+    assert browser.post("/jobs/new", data=form, follow_redirects=False).headers["location"] == first.headers["location"]
+
+    def refuse(*given: object) -> None:
+        raise AssertionError("the quota was not looked at first")
+
+    monkeypatch.setattr("app.jobs.service.freeze", refuse)
+    monkeypatch.setattr("app.jobs.submissions.earlier", refuse)
+    monkeypatch.setattr("app.dashboard.pages.new_job.fitness.learn_tool_support", refuse)
+    page = browser.post("/jobs/new", data=form | {"once": "b" * 32})
+    assert page.status_code == 429
+    assert "jobs that have not ended" in unescape(page.text)

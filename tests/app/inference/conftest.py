@@ -26,6 +26,7 @@ from app.db.base import utc_now
 from app.db.tables import ApiKey, BaseModelEntry, Job, JobCheckpoint, JobStatus, Project
 from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
+from app.http.connections import BoundedHttp
 from app.jobs import release
 from app.jobs.results import fine_tuned_model
 from app.keys import service as keys
@@ -197,7 +198,7 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
     with db.transaction(app.state.engine) as session:
         session.add(BaseModelEntry(alias="tiny", source=str(model)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+        server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttp, log_config=None, timeout_graceful_shutdown=5))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:

@@ -17,6 +17,7 @@ from app import db
 from app.db.tables import ApiKey, DeletedModel, InferenceCall, Job
 from app.inference import watch
 from app.inference.engine_process import Stream
+from app.inference.ledger import Entry
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.policies import service as policies
@@ -178,3 +179,32 @@ def test_it_stops_when_who_waits_for_a_whole_reply_leaves(served_lab: Lab, endle
         client.chat.completions.create(model=model, messages=MESSAGES)
     assert endless.stopped.wait(WAIT_S)
     until(lambda: calls(served_lab, model)[-1].status == "client_gone")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_tokens_are_counted_as_they_leave(served_lab: Lab, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    noted: list[int] = []
+    store, close = Entry.note_sent, Entry.close
+    is_closed = Event()
+
+    def note_sent(entry: Entry, tokens: int) -> None:
+        noted.append(tokens)
+        store(entry, tokens)
+
+    def note_end(entry: Entry) -> None:
+        close(entry)
+        is_closed.set()
+
+    monkeypatch.setattr(Entry, "note_sent", note_sent)
+    monkeypatch.setattr(Entry, "close", note_end)
+    ask: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "stream": stream}
+    answer = served_lab.client().chat.completions.create(**ask)
+    if stream:
+        list(answer)
+    assert is_closed.wait(WAIT_S)
+    with db.read(served_lab.app.state.engine) as session:
+        newest = session.scalars(select(InferenceCall).order_by(InferenceCall.created_at.desc())).first()
+    assert newest is not None
+    assert noted == sorted(noted)
+    assert noted[-1] == newest.reply_tokens > 0
+    assert len(noted) > 1 if stream else len(noted) == 1

@@ -55,6 +55,7 @@ class Vllm:
     context: int = 200
     max_rank: int = 16
     loads_adapters: bool = True
+    places: int | None = None  # for adapters, as its metrics tell after the first request
     fault: str | None = None
     refuses: str = ""
     noise: float = 0.0
@@ -182,6 +183,10 @@ class Handler(BaseHTTPRequestHandler):
     state: Vllm
 
     def do_GET(self) -> None:
+        if self.path == "/metrics":
+            labels = f'{{engine="0",max_lora="{self.state.places}",running_lora_adapters="",waiting_lora_adapters=""}}'
+            self._send(f"vllm:lora_requests_info{labels} 1.7e+09\n" if self.state.places else "", "text/plain")
+            return
         card = {"id": self.state.alias, "object": "model", "max_model_len": self.state.context}
         answers = {"/version": {"version": self.state.version}, "/v1/models": {"data": [card]}}
         self._answer(200, answers[self.path])
@@ -219,9 +224,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b"data: [DONE]\n\n")
 
     def _answer(self, status: int, answer: object) -> None:
-        data = json.dumps(answer).encode()
+        self._send(json.dumps(answer), "application/json", status)
+
+    def _send(self, text: str, kind: str, status: int = 200) -> None:
+        data = text.encode()
         self.send_response(status)
-        self.send_header("content-type", "application/json")
+        self.send_header("content-type", kind)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)

@@ -1,0 +1,28 @@
+"""Whether the server before the application bounds its connections, as `app.http.connections` does."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import Scope
+
+from app.http.departures import TRANSPORT
+
+log = logging.getLogger(__name__)
+
+SERVER = "app.http.connections:BoundedHttp"
+UNBOUNDED = (
+    "The server waits for the headers of a request without end, and for any number of connections: start it with "
+    f"uvicorn's --http {SERVER}."
+)
+
+
+def is_bounded(scope: Scope) -> bool:
+    """Tell whether a request came through a server with such bounds."""
+    return TRANSPORT in scope.get("state", {})
+
+
+def warn(scope: Scope) -> None:
+    """Write into the log where a request's server has no such bounds."""
+    if not is_bounded(scope):
+        log.warning("%s", UNBOUNDED)

@@ -1,0 +1,179 @@
+"""What a vLLM server can be asked for, told when the service starts and not by the first refused request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyio import to_thread
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from app import db
+from app.catalog import service as catalog
+from app.errors import AppError, TooManyRequests, Unavailable
+from app.inference.clients import NO_KEY, Clients
+from app.inference.positions import positions_of
+from app.inference.vllm_gate import Gate
+from app.inference.vllm_server import Server, ask_rank, ask_server, root_of
+from app.settings import Settings
+from spard.config import Lora
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 30.0  # between two looks at the server
+_ANSWER_S = 20.0  # after which a server counts as away
+_PATIENCE_S = 1.0  # for a moment without replies, in which the largest rank can be asked
+_PLACES = re.compile(r'vllm:lora_requests_info\{[^}]*max_lora="(\d+)"')
+_ALWAYS = "models of which all weights were trained, and those on a quantized base model, are refused"
+Positions = Mapping[str, int | None]  # of each base model that is offered; None: not known here
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a server has said; None where it did not say it.
+
+    no_loading  why it loads no adapters
+    max_rank    of an adapter
+    places      adapters that it computes with at one time
+    is_asked    whether the server was asked for `max_rank`
+    """
+
+    server: Server
+    no_loading: str | None = None
+    max_rank: int | None = None
+    places: int | None = None
+    is_asked: bool = True
+
+    def describe(self) -> str:
+        """Return all of it in one line."""
+        contexts = [f"{name} {tokens}" for name, tokens in sorted(self.server.contexts.items())]
+        facts = [f"vLLM {self.server.version or 'of unknown version'}"]
+        facts.append(f"tokens of context: {', '.join(contexts)}" if contexts else "no model")
+        facts.append("loads no adapters" if self.no_loading else f"adapters up to rank {self.max_rank or 'unknown'}")
+        if self.places is not None:
+            facts.append(f"{self.places} adapters at once")
+        return "; ".join([*facts, _ALWAYS])
+
+    def refusals(self, positions: Positions) -> list[str]:
+        """Return what will be refused that a server with other settings would answer, each with its cure."""
+        found = []
+        for alias, most in sorted(positions.items()):
+            context = self.server.contexts.get(alias)
+            if context is None:
+                found.append(f"The vLLM server serves no model '{alias}': start it with --served-model-name {alias}.")
+            elif most is not None and context < most:
+                found.append(
+                    f"The vLLM server gives '{alias}' {context} tokens of context of the model's {most}: longer "
+                    f"requests are refused; start it with --max-model-len {most}."
+                )
+        if why := self.server.refuse_adapters() or self.no_loading:
+            found.append(f"Models that were trained are refused: {why}")
+        elif self.max_rank is not None and self.max_rank < Lora().rank:
+            found.append(
+                f"The vLLM server loads adapters up to rank {self.max_rank}, and jobs train rank {Lora().rank} by "
+                "default: those are refused; start it with a larger --max-lora-rank."
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReport:
+    """What is known of a server; `facts` is None where it does not answer."""
+
+    facts: str | None
+    refusals: tuple[str, ...]
+
+
+async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) -> Limits:
+    """Ask a server for what it loads; what it cannot be asked at the moment is unknown."""
+    places = await _ask_places(client)
+    folder = settings.serving_adapters_dir
+    if folder is None:
+        return Limits(server, "SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", None, places)
+    if server.refuse_adapters():
+        return Limits(server, places=places)
+    try:
+        async with Gate(folder).exclusive(_PATIENCE_S):  # a load has the server to itself, also one that is refused
+            return Limits(server, None, await ask_rank(client, Path(folder).resolve()), places)
+    except OSError as error:
+        return Limits(
+            server, f"SPARD_SERVING_ADAPTERS_DIR: {folder} cannot be written ({error.strerror}).", None, places
+        )
+    except TooManyRequests:  # replies are being written
+        return Limits(server, places=places, is_asked=False)
+    except Unavailable as error:
+        if error.code != "no_engine":
+            raise
+        return Limits(server, error.message, None, places)
+
+
+def away() -> ServerReport:
+    """Return the report on a server that does not answer."""
+    return ServerReport(None, ("The vLLM server of SPARD_SERVING_URL does not answer; nothing is until it does.",))
+
+
+def offered_positions(engine: Engine) -> dict[str, int | None]:
+    """Return the positions of each base model that is offered."""
+    with db.read(engine) as session:
+        offered = [(each.alias, each.source, each.revision) for each in catalog.base_models(session)]
+    return {alias: positions_of(source, revision) for alias, source, revision in offered}
+
+
+class ServerWatch:
+    """Looks at the server of the settings as long as the service runs, and logs what has changed."""
+
+    def __init__(self, settings: Settings, engine: Engine, clients: Clients) -> None:
+        self._settings, self._engine, self._clients = settings, engine, clients
+        self._limits: Limits | None = None
+        self.report: ServerReport | None = None
+
+    async def run(self) -> None:
+        """Look at the server now and then until cancelled; one that is away keeps nothing from starting."""
+        while True:
+            try:
+                self._note(await self.look())
+            except SQLAlchemyError as error:
+                log.warning("what the vLLM server refuses is not known: %s", db.why(error))
+            except Exception:  # nobody else looks
+                log.exception("the vLLM server cannot be looked at")
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> ServerReport:
+        """Ask the server what it is, and for its limits where it was away or is another one."""
+        positions = await to_thread.run_sync(offered_positions, self._engine)
+        key = self._settings.serving_api_key
+        url = str(self._settings.serving_url)
+        async with self._clients.of(url, key.get_secret_value() if key else NO_KEY) as client:
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    server = await ask_server(client)
+                    if self._limits is None or self._limits.server != server or not self._limits.is_asked:
+                        self._limits = await ask_limits(client, self._settings, server)
+            except (AppError, TimeoutError):
+                self._limits = None
+                return away()
+        return ServerReport(self._limits.describe(), tuple(self._limits.refusals(positions)))
+
+    def _note(self, found: ServerReport) -> None:
+        if found == self.report:
+            return
+        if found.facts:
+            log.info("the vLLM server: %s", found.facts)
+        for refusal in found.refusals:
+            log.warning("%s", refusal)
+        self.report = found
+
+
+async def _ask_places(client: AsyncOpenAI) -> int | None:
+    with suppress(APIStatusError, APIConnectionError):
+        metrics = await client.get(f"{root_of(str(client.base_url))}/metrics", cast_to=str)
+        if found := _PLACES.search(metrics):
+            return int(found[1])
+    return None
