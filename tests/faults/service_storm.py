@@ -13,6 +13,7 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from random import Random
+from threading import Timer
 
 from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.exc import DBAPIError
@@ -107,14 +108,19 @@ class ServiceStorm:
     def _submit(self, most: int) -> None:
         """Add jobs up to a number; of those, some have not ended."""
         while len(self.accepted) < most and self._count(Job.status.not_in(TERMINAL)) < AT_ONCE:
-            self.add_job()
+            if not self.add_job():
+                break
 
-    def add_job(self) -> None:
-        """Send a job, as the API does: with a message for a worker."""
-        with transaction(self.shop.engine) as session:
-            job_id = submit(session, self._asked)
-            wake(session, job_id)
+    def add_job(self) -> bool:
+        """Send a job, as the API does: with a message for a worker. False if the database takes none at the moment."""
+        try:
+            with transaction(self.shop.engine) as session:
+                job_id = submit(session, self._asked)
+                wake(session, job_id)
+        except DBAPIError:
+            return False
         self.accepted.append(job_id)
+        return True
 
     def _count(self, which: ColumnElement[bool]) -> int:
         with read(self.shop.engine) as session:
@@ -160,7 +166,8 @@ class ServiceStorm:
             self._wait(0.1)
         pid = self._victim()
         self.site.freeze(pid, whole=self.rng.random() < 0.5)
-        self.later(FROZEN_S, partial(self.site.thaw, pid))
+        # In a thread of its own: one that is frozen within a transaction on SQLite keeps us waiting too.
+        Timer(FROZEN_S, self.site.thaw, [pid]).start()
 
     def _kill_api(self) -> None:
         with self.customer.half_an_upload():
