@@ -111,7 +111,7 @@ class Deployment:
 
     def kill_child(self, pid: int) -> bool:
         """End the training process of a worker; whether there was one."""
-        children = psutil.Process(pid).children()
+        children = self._machine(pid)[1:]
         for child in children:
             with suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -120,7 +120,7 @@ class Deployment:
     def freeze(self, pid: int, *, whole: bool) -> None:
         """Stop a worker; with its children if it is the `whole` machine that stops."""
         self.frozen.add(pid)
-        for process in self._machine(pid) if whole else [psutil.Process(pid)]:
+        for process in self._machine(pid)[: None if whole else 1]:
             with suppress(psutil.NoSuchProcess):
                 process.suspend()
 
