@@ -49,7 +49,7 @@ AT_ONCE = 8  # jobs that have not ended
 PATIENCE = 4  # times as many faults, until something was rescued
 NOT_THE_JOB_S = frozenset(
     {LEASE_EXPIRED, "the worker stops"} | {as_clause(each) for each in (KILLED, MACHINE_OUT_OF_MEMORY)}
-    | {as_clause(around(code)) for code in FAULTS}
+    | {as_clause(around(code)) for code in FAULTS} | {around(code).message for code in FAULTS}
 )  # fmt: skip
 _AT_ONCE_NOW = timedelta(seconds=-5)  # as if the time had passed
 Fault = Callable[[], object]
