@@ -88,6 +88,8 @@ class Listener:
             if now - heard > self._settings.stall_s:
                 raise Stalled
             self._write_news()
+        if self._last_word is None:  # we may have ended it ourselves, because the lease could not be extended
+            self._check()
 
     def _is_to_stop(self, stop: Event) -> bool:
         """Ask the child to stop if the worker or the customer wants it; tell whether it has had its time for that."""

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.checkpoints import records
 from app.checkpoints.records import EpochResult
+from app.db.base import new_id
 from app.db.tables.job_records import ResolvedJson, ResumeState
 from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
@@ -23,7 +24,10 @@ _ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
 
 
 class Journal:
-    """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed."""
+    """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed.
+
+    A transaction whose COMMIT was not answered may have been committed: `write` then adds only what is not stored.
+    """
 
     def __init__(self, claim: Claim, warnings: list[str]) -> None:
         self._claim = claim
@@ -32,6 +36,7 @@ class Journal:
         self._step: tuple[int, int] | None = None
         self._all_warnings = list(warnings)  # those that the job has
         self._waited_for: set[str] = set()
+        self._in_doubt: set[str] = set()  # ids of events in a transaction that may have been committed
         self.clear()
 
     def clear(self) -> None:
@@ -40,6 +45,7 @@ class Journal:
         self._metrics: dict[int, dict[str, Any]] = {}
         self._checkpoints: dict[int, EpochResult] = {}
         self._events: list[dict[str, Any]] = []
+        self._in_doubt.clear()
 
     @property
     def has_news(self) -> bool:
@@ -73,7 +79,8 @@ class Journal:
 
     def note(self, level: str, text: str, data: dict[str, Any] | None = None, type: str = "message") -> None:
         """Add an event."""
-        self._events.append({"level": level, "type": type, "message": text, "data": data})
+        event = {"level": level, "type": type, "message": text, "data": data, "event_id": new_id("ftevent-")}
+        self._events.append(event)
 
     def note_wait(self, code: str) -> None:
         """Tell, once, that the job waits for what `code` says is away."""
@@ -98,8 +105,11 @@ class Journal:
             lease.update(session, self._claim, **self._columns)
         lease.record_metrics(session, self._claim, self._metrics)
         records.record(session, self._claim, self._checkpoints)
+        stored = events.stored_ids(session, self._claim.job_id, self._in_doubt)
+        self._in_doubt.update(event["event_id"] for event in self._events)
         for event in self._events:
-            events.append(session, self._claim.job_id, **event)
+            if event["event_id"] not in stored:
+                events.append(session, self._claim.job_id, **event)
 
     def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
         if self._step is None and step > 1:

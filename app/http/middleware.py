@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from secrets import token_hex
 
 import structlog
+from anyio import BrokenResourceError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -69,6 +70,9 @@ class Envelope:
                 await problem(scope, Unavailable("This server stops; try again."))(scope, receive, send_named)
             raise
         except Exception as exc:
+            if started and _comes_of_leaving(exc):
+                log.info("the client went away")
+                return None
             error = _as_error(exc, request_id)
             if not started:
                 await problem(scope, error)(scope, receive, send_named)
@@ -81,6 +85,11 @@ class Envelope:
         if not self._knows_server:
             self._knows_server = True
             bounded.warn(scope)
+
+
+def _comes_of_leaving(exc: Exception) -> bool:
+    """Return whether FastAPI raises this when a client leaves a stream while an event waits to be sent."""
+    return isinstance(exc, ExceptionGroup) and exc.split(BrokenResourceError)[1] is None
 
 
 def _keep_private(scope: Scope, headers: MutableHeaders) -> None:

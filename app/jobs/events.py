@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
@@ -13,9 +13,18 @@ LEASE_EXPIRED = "lease_expired"  # why a job went back to the queue: its worker 
 
 
 def append(
-    session: Session, job_id: str, level: str, type: str, message: str, data: Mapping[str, object] | None = None
+    session: Session,
+    job_id: str,
+    level: str,
+    type: str,
+    message: str,
+    data: Mapping[str, object] | None = None,
+    event_id: str | None = None,
 ) -> JobEvent:
-    """Append an event to a job; its row is locked, so that no two events take the same number."""
+    """Append an event to a job; its row is locked, so that no two events take the same number.
+
+    `event_id`: for a writer that may write again, not knowing whether its transaction was committed; see `stored_ids`.
+    """
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())
     following = select(func.coalesce(func.max(JobEvent.seq), 0) + 1).where(JobEvent.job_id == job_id)
     event = JobEvent(
@@ -26,9 +35,18 @@ def append(
         message=message,
         data=None if data is None else dict(data),
     )
+    if event_id is not None:
+        event.id = event_id
     session.add(event)
     session.flush()
     return event
+
+
+def stored_ids(session: Session, job_id: str, event_ids: Collection[str]) -> set[str]:
+    """Return those of the ids that the job's events have already."""
+    if not event_ids:
+        return set()
+    return set(session.scalars(select(JobEvent.id).where(JobEvent.job_id == job_id, JobEvent.id.in_(event_ids))))
 
 
 def was_abandoned(session: Session, job_id: str) -> bool:

@@ -8,7 +8,6 @@ from multiprocessing.context import ForkServerContext
 
 def context() -> ForkServerContext:
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(
-        ["tests.faults.sleeper", "tests.faults.customer", "tests.faults.trainer", "tests.faults.writer"]
-    )
+    modules = ("sleeper", "customer", "trainer", "writer", "api_process", "worker_process")
+    found.set_forkserver_preload([f"tests.faults.{name}" for name in modules])
     return found

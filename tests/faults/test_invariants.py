@@ -34,6 +34,12 @@ DAMAGE = {  # what is done to the tables, and what must be said of it
         ("webhook_deliveries", "UPDATE webhook_deliveries SET type = 'fine_tuning.job.failed'"),
         "I10 what is told is not what happened",
     ),
+    "a gap between events": (("job_events", "DELETE FROM job_events WHERE seq = 2"), "I11 a gap"),
+    "a repeated event": (
+        ("job_events", "UPDATE job_events SET message = 'Step 1/6' WHERE seq IN (2, 3)"),
+        "I11 told 2 times: Step 1/6",
+    ),
+    "a job that is held after its end": (("jobs", "UPDATE jobs SET lease_owner = 'somebody'"), "I11 .* is held"),
     "an event given up": (("webhook_deliveries", "UPDATE webhook_deliveries SET status = 'failed'"), "I10 failed"),
     "an event under another id": (
         ("webhook_deliveries", "UPDATE webhook_deliveries SET event_id = event_id || '0'"),

@@ -2,7 +2,8 @@
 
 It takes 6 steps with a resume state after the third, and goes on from a resume state that it finds; `long` takes
 `LONG` with one after each, `judged` asks the job's judge when it has trained, and `embeds` begins with a shard of the
-pool's embeddings. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which
+pool's embeddings. `steady FOLDER` takes a while for each step, and finds its disk full as long as FOLDER has a file
+`full`. Every second step ends an epoch, if the job is to have checkpoints. What goes wrong, and in which
 attempt, is its behavior; later attempts are good.
 """
 
@@ -32,6 +33,7 @@ from worker.workdir import Folder, read_assignment
 STEPS = 6
 LONG = 400 if os.environ.get("SPARD_SOAK") == "1" else 100  # steps of a long job, each with a checkpoint
 LONG_S = 0.1  # the time of each
+STEADY, STEADY_S = "steady ", 0.2  # the behavior before its folder, and the time of each of its steps
 REPLIES = 8
 BEST = 4  # the step that a job ends with which keeps the best end of an epoch
 KEEPS_BEST = ("best", "best_is_unsafe")
@@ -63,8 +65,8 @@ def main() -> None:
     steps = LONG if behavior == "long" else STEPS
     for step in range(last_step(folder) + 1, steps + 1):
         report.metrics(step, steps, {"loss/task": 1 / step, "accuracy/task": 0.5, "lr": float("nan")})
-        if behavior == "long":
-            time.sleep(LONG_S)
+        if behavior == "long" or behavior.startswith(STEADY):
+            time.sleep(LONG_S if behavior == "long" else STEADY_S)
         if step == 3:
             fill_disk(behavior, "resume state", report, is_first)
         if step == 3 or behavior == "long" or (behavior == "judged" and step == steps):
@@ -91,7 +93,8 @@ def main() -> None:
 
 def fill_disk(behavior: str, place: str, report: Report, is_first: bool) -> None:
     """Find no room on the disk at a place, and report it as a real child does."""
-    if behavior == f"full at the {place}" and is_first:
+    is_full = behavior.startswith(STEADY) and Path(behavior.removeprefix(STEADY), "full").exists()
+    if is_full or (behavior == f"full at the {place}" and is_first):
         report_error(report, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 

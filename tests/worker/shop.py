@@ -166,19 +166,21 @@ class Shop:
 
     def start(self, *command: str, under: Sequence[str] = (), **changes: Any) -> subprocess.Popen[bytes]:
         """A worker as a process of its own; `command` follows `python -m`, and all of it follows `under`."""
-        settings = self.settings(**changes)
-        values = {
-            f"SPARD_{name.upper()}": value
-            for name, value in settings.model_dump(exclude_none=True, exclude={"audit_engine", "judge", "gate"}).items()
-        }
-        plain = {n: v.get_secret_value() if isinstance(v, SecretStr) else str(v) for n, v in values.items()}
-        return subprocess.Popen([*under, sys.executable, "-m", *command], cwd=ROOT, env=os.environ | plain)
+        environment = os.environ | variables(self.settings(**changes))
+        return subprocess.Popen([*under, sys.executable, "-m", *command], cwd=ROOT, env=environment)
 
     def do(self, behavior: str, **columns: Any) -> Job:
         """One job from the queue to its end."""
         job_id = self.add_job(**columns)
         with self.serving(behavior):
             return self.until_ended(job_id)
+
+
+def variables(settings: Settings) -> dict[str, str]:
+    """Return the environment variables of settings."""
+    values = settings.model_dump(exclude_none=True, exclude={"audit_engine", "judge", "gate"})
+    plain = {name: each.get_secret_value() if isinstance(each, SecretStr) else each for name, each in values.items()}
+    return {f"SPARD_{name.upper()}": str(each) for name, each in plain.items()}
 
 
 @contextmanager

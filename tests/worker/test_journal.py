@@ -8,8 +8,11 @@ import pytest
 from sqlalchemy.orm import Session
 
 from app.checkpoints import records
+from app.db import transaction
 from app.jobs import events, lease
 from app.jobs.lease import Claim
+from tests.narrowing import required
+from tests.worker.shop import Shop
 from worker.progress import Journal
 
 
@@ -17,7 +20,7 @@ from worker.progress import Journal
 def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps: list[int], told: list[str]) -> None:
     found: list[str] = []
 
-    def append(session: Any, job_id: str, level: str, type: str, message: str, data: Any) -> None:
+    def append(session: Any, job_id: str, type: str, message: str, **about: Any) -> None:
         if type == "message":
             found.append(message)
 
@@ -30,3 +33,21 @@ def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps:
         journal.hear({"kind": "metrics", "step": step, "total_steps": 100, "data": {"loss/task": 1.0}})
     journal.write(Session())
     assert found == told
+
+
+def test_news_that_are_written_again_after_an_unanswered_commit_are_stored_once(shop: Shop) -> None:
+    job_id = shop.add_job()
+    with transaction(shop.engine) as session:
+        journal = Journal(required(lease.claim(session, "worker", 60.0)), [])
+    journal.note("info", "first")
+    with transaction(shop.engine) as session:  # its COMMIT is not answered: nobody calls `clear`
+        journal.write(session)
+    journal.note("info", "second")
+    for _ in range(2):
+        with transaction(shop.engine) as session:
+            journal.write(session)
+    journal.clear()
+    journal.note("info", "first")  # a text may come again
+    with transaction(shop.engine) as session:
+        journal.write(session)
+    assert shop.events(job_id)[1:] == ["first", "second", "first"]
