@@ -131,7 +131,10 @@ def _sha256(told: Mapping[str, str], path: Path) -> str:
 
 def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:
     prompts = assignment.checkpoint_prompts
-    return None if prompts is None else CheckpointPlan(folder.epochs, prompts, assignment.taken_until)
+    if prompts is None:
+        return None
+    kept, shows_last = assignment.kept_checkpoints, folder.audit_last.exists
+    return CheckpointPlan(folder.epochs, prompts, assignment.taken_until, kept, shows_last)
 
 
 def _set_threads(base: Base) -> None:

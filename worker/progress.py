@@ -87,10 +87,13 @@ class Journal:
             self._waited_for.add("slow storage")
             self.note("warn", "The job waits for the service's storage, which is slow or does not answer.")
 
-    def note_checkpoint(self, step: int, result: EpochResult) -> None:
-        """Record a checkpoint and its event."""
+    def note_checkpoint(self, step: int, result: EpochResult, *, is_known: bool = False) -> None:
+        """Record a checkpoint and its event; `is_known`: it was recorded before, and is audited only now."""
         self._checkpoints[step] = result
-        self.note("info", f"Checkpoint created at step {step}")
+        if is_known and result.safety:
+            self.note("info", f"Checkpoint of step {step} audited: {result.safety['gate']['decision']}")
+        elif not is_known:
+            self.note("info", f"Checkpoint created at step {step}")
 
     def write(self, session: Session) -> None:
         """Write the news; the caller's transaction holds the lease."""

@@ -46,6 +46,8 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
             session.add(row)
         elif result.kind == FINAL and row.kind == EPOCH:
             _make_final(session, job, row, result)
+        elif result.safety and row.kind == EPOCH and row.safety is None:  # it is kept after all, and was audited now
+            _fill(row, result)
         elif result.archive and result.archive["storage_key"] != row.storage_key:
             _condemn(session, job, result.archive["storage_key"])
     session.flush()

@@ -42,6 +42,7 @@ class Pulse:
     cancel_requested: bool = False
     pause_requested: bool = False
     is_overdue: bool = False
+    audits_last: bool = False  # before it is cancelled
 
 
 class Columns(TypedDict, total=False):
@@ -100,10 +101,10 @@ def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.
         sql_update(Job)
         .where(_is_held(claim))
         .values(lease_expires_at=now() + lease_s, waiting_for=waits or None, **transitions.time_used(idle_s))
-        .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
+        .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue, Job.audits_last)
         .execution_options(synchronize_session=False)
     ).one_or_none()
-    return None if row is None else Pulse(row[0] is not None, row[1] is not None, bool(row[2]))
+    return None if row is None else Pulse(row[0] is not None, row[1] is not None, bool(row[2]), row[3])
 
 
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
@@ -192,8 +193,7 @@ def confirm_cancel(session: Session, claim: Claim) -> bool:
 def cancel_if_asked(session: Session, claim: Claim) -> bool:
     """Change running to cancelled if the owner wants it, whatever the attempt came to: that is what they were told."""
     job = _held(session, claim)
-    is_asked = job is not None and job.cancel_requested_at is not None
-    return is_asked and confirm_cancel(session, claim)
+    return bool(job and job.cancel_requested_at) and confirm_cancel(session, claim)
 
 
 def requeue(

@@ -3,8 +3,9 @@
 A checkpoint is what the run would release if it ended there: averaged and projected like the last weights, measured on
 all validation rows, and audited with a part of each suite that the gate looks at. The thresholds are those of the last
 audit; a part of a suite decides only what its interval decides, and what is not decided is not released. The end of the
-last epoch is the run's own result, with its full audit. Nothing here changes a weight of the training, and no trouble
-with an audit ends it.
+last epoch is the run's own result, with its full audit. An end of an epoch whose checkpoint is not kept is not audited,
+unless the run ends early and it is kept after all. Nothing here changes a weight of the training, and no trouble with
+an audit ends it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,17 @@ class _Checkpoints:
     clean: CleanProcess | None
 
     def take(self, end: EpochEnd) -> None:
-        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts."""
-        if end.step <= self.plan.taken_until:
+        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
+
+        One that is shown again is audited even if the run was asked to stop: that is what it was asked for.
+        """
+        if end.is_shown_again and self.context.should_stop():
+            replace(self, context=replace(self.context, should_stop=_never)).take(end)
+            return
+        if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
         with self.context.timed("checkpoints"):
-            if self.clean:
+            if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._found(end, weights)
@@ -70,7 +77,13 @@ class _Checkpoints:
                 record = self._saved(end, record, results)
                 checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
         safety = {**record.safety(), "audit_version": audit.version_of(self.context)} if record.gate else None
-        self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=_is_released(record))
+        is_released = _is_released(record)
+        self.context.report.checkpoint(
+            end.step, record.metrics, safety, has_adapter=is_released, is_shown_again=end.is_shown_again
+        )
+
+    def _is_audited(self, end: EpochEnd) -> bool:
+        return bool(self.plan.prompts) and end.is_kept
 
     def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
@@ -108,12 +121,12 @@ class _Checkpoints:
 
         The gate is asked anew about those: what is known of the judge may have changed.
         """
-        if found := checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context)):
+        found = checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context))
+        if found and (found[0].gate or not self._is_audited(end)):
             record, results = found
             return (self._decided(end, record, results), results) if results else found
-        validation = validate(self.context, self.rows, end.references)
-        record = CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
-        if not self.plan.prompts:
+        record = found[0] if found else self._validated(end)
+        if not self._is_audited(end):
             return record, []
         try:
             results = self._audit(end)
@@ -125,6 +138,10 @@ class _Checkpoints:
             open_question = Gate("inconclusive", (f"The checkpoint could not be audited: {why}.",))
             return self._judged(end, record, [], open_question), []
         return self._decided(end, record, results), results
+
+    def _validated(self, end: EpochEnd) -> CheckpointRecord:
+        validation = validate(self.context, self.rows, end.references)
+        return CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
 
     def _audit(self, end: EpochEnd) -> list[SuiteResult]:
         """Ask the same prompts at every checkpoint."""
@@ -187,6 +204,10 @@ def withheld_for(context: Context) -> tuple[str, ...]:
 
 def _is_released(record: CheckpointRecord) -> bool:
     return record.gate is not None and record.gate.decision in package.RELEASED
+
+
+def _never() -> bool:
+    return False
 
 
 def _part(suite: Suite, limit: int) -> Suite:

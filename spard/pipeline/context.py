@@ -55,11 +55,16 @@ class CheckpointPlan:
     folder       where the adapters are put that passed, each as `step-000120/adapter`
     prompts      how many of each suite a checkpoint is audited with; 0: none is audited, and so none is released
     taken_until  the last step whose checkpoint an earlier attempt has left
+    kept         how many the caller keeps of a run that has ended, its own result among them: the others are not
+                 audited; None: all are kept
+    shows_last   whether the last ones are to be audited where the run is asked to stop
     """
 
     folder: Path
     prompts: int
     taken_until: int = 0
+    kept: int | None = None
+    shows_last: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)

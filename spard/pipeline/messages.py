@@ -7,7 +7,8 @@ event         level, type, message, data: for the person who follows the run
 metrics       step, total_steps, data: one training step's numbers, flat
 resolved      data: the numbers that stand for "auto"; trained_tokens: of all epochs together
 resume_state  step, path (relative to the folder that holds their folder): what a killed run goes on from
-checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch
+checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch; is_shown_again: it was told
+              before, without an audit
 warning       message: stays with the run
 waiting       thing: what has not answered yet and is waited for
 outage        thing, lost_s: it was asked in vain for so long, and nothing was computed meanwhile
@@ -55,11 +56,20 @@ class Reporter:
         self._send({"kind": "resume_state", "step": step, "path": path})
 
     def checkpoint(
-        self, step: int, metrics: Mapping[str, float], safety: Mapping[str, Any] | None, *, has_adapter: bool
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        safety: Mapping[str, Any] | None,
+        *,
+        has_adapter: bool,
+        is_shown_again: bool = False,
     ) -> None:
-        """Say that an epoch is over, what was measured at its end, and whether its adapter is there to be released."""
+        """Say that an epoch is over, what was measured at its end, and whether its adapter is there to be released.
+
+        `is_shown_again`: it was said before, without an audit.
+        """
         numbers = {"step": step, "metrics": _finite(metrics), "safety": safety, "has_adapter": has_adapter}
-        self._send({"kind": "checkpoint", **numbers})
+        self._send({"kind": "checkpoint", **numbers, **({"is_shown_again": True} if is_shown_again else {})})
 
     def warning(self, message: str) -> None:
         """Say what the owner of the run should know."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, Enum, ForeignKey, Index
+from sqlalchemy import BigInteger, Enum, ForeignKey, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, Json, new_id, utc_now
@@ -100,6 +100,7 @@ class Job(Base):
     gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of those before this attempt
     deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
     cancel_requested_at: Mapped[datetime | None]
+    audits_last: Mapped[bool] = mapped_column(default=False, server_default=false())  # before it is cancelled
     pause_requested_at: Mapped[datetime | None]
     last_failure: Mapped[LastFailure | None] = mapped_column(Json)
     attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before it last came further
