@@ -12,8 +12,8 @@ from typing import Literal, cast
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
-from app.checkpoints.records import KEPT
 from app.db.tables import Job
+from app.db.tables.checkpoints import KEPT
 from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
 from app.errors import AppError

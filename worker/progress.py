@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.checkpoints import records
 from app.checkpoints.records import EpochResult
-from app.db.tables.job_records import ResolvedJson, ResumeState
+from app.db.tables.job_records import ResolvedJson, ResumeState, StageCosts
 from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
 from worker.failures import around
@@ -25,12 +25,13 @@ _ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
 class Journal:
     """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed."""
 
-    def __init__(self, claim: Claim, warnings: list[str]) -> None:
+    def __init__(self, claim: Claim, warnings: list[str], costs: StageCosts | None = None) -> None:
         self._claim = claim
         self._phase = "embed"
         self._started = time.monotonic()
         self._step: tuple[int, int] | None = None
         self._all_warnings = list(warnings)  # those that the job has
+        self._costs: StageCosts = dict(costs or {})  # those of earlier attempts too
         self._waited_for: set[str] = set()
         self.clear()
 
@@ -62,6 +63,8 @@ class Journal:
                 self._all_warnings.append(text)
                 self._columns["warnings"] = list(self._all_warnings)
                 self.note("warn", text)
+            case {"kind": "cost", "stage": str(stage), "seconds": float(seconds), "units": int(units)}:
+                self._add_cost(stage, seconds, units)
             case {"kind": "waiting", "thing": "judge"}:
                 self.note_wait("judge_unavailable")
             case {"kind": "event", "level": str(level), "type": str(type), "message": str(text), "data": data}:
@@ -103,6 +106,11 @@ class Journal:
         records.record(session, self._claim, self._checkpoints)
         for event in self._events:
             events.append(session, self._claim.job_id, **event)
+
+    def _add_cost(self, stage: str, seconds: float, units: int) -> None:
+        before = self._costs.get(stage, {"seconds": 0.0, "units": 0})
+        self._costs[stage] = {"seconds": round(before["seconds"] + seconds, 3), "units": before["units"] + units}
+        self._columns["stage_costs"] = dict(self._costs)
 
     def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
         if self._step is None and step > 1:

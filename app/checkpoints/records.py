@@ -10,13 +10,11 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
-from app.db.tables.checkpoints import EPOCH, FINAL
+from app.db.tables.checkpoints import EPOCH, FINAL, KEPT
 from app.db.tables.job_records import Adapter, CheckpointSafety
 from app.http.pagination import note_deleted
 from app.jobs import lease
 from app.jobs.lease import Claim
-
-KEPT = 3  # checkpoints of a job, as OpenAI keeps them
 
 
 @dataclass(frozen=True, slots=True)

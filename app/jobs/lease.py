@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
-from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
+from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState, StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
 from app.jobs.results import Publication as Publication
@@ -53,6 +53,7 @@ class Columns(TypedDict, total=False):
     resolved: ResolvedJson
     warnings: list[str]
     checkpoint: ResumeState
+    stage_costs: StageCosts
     trained_tokens: int
 
 
@@ -215,8 +216,7 @@ def requeue(
     if job is None:
         return False
     is_last = blames_job and attempts.is_repeated(job, reason)
-    if not blames_job:
-        job.last_failure = None
+    job.last_failure = job.last_failure if blames_job else None
     transitions.hand_back(session, job, reason, delay_s, error, is_last=is_last, avoid_s=avoid_s)
     return True
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,7 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
-from spard.pipeline import agent, audit, checkpoint_records, package, prove
+from spard.pipeline import agent, audit, checkpoint_records, costs, package, prove
 from spard.pipeline.audit_engine import BaseFigures, engine_of
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
@@ -67,7 +68,7 @@ class _Checkpoints:
             return
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
-        with self.context.timed("checkpoints"):
+        with self.context.timed("checkpoints"), self._told_cost(end):
             if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
@@ -81,6 +82,10 @@ class _Checkpoints:
         self.context.report.checkpoint(
             end.step, record.metrics, safety, has_adapter=is_released, is_shown_again=end.is_shown_again
         )
+
+    def _told_cost(self, end: EpochEnd) -> AbstractContextManager[None]:
+        """Return what tells the cost of an audit, where there is one."""
+        return costs.counted_replies(self.context, "checkpoint") if self._is_audited(end) else nullcontext()
 
     def _is_audited(self, end: EpochEnd) -> bool:
         return bool(self.plan.prompts) and end.is_kept
@@ -147,7 +152,8 @@ class _Checkpoints:
         """Ask the same prompts at every checkpoint."""
 
         def tell(done: int, total: int) -> None:
-            self.context.report.progress(end.step, end.total_steps)
+            self.context.report.count(done)
+            self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
         speaker, _ = audit.by_engine(self.context, asked, end.model)

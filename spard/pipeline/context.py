@@ -80,6 +80,7 @@ class Context:
     checkpoints    what is made of the ends of epochs; None: nothing
     keeps_transcripts  every prompt of the last audit is kept with its reply
     seconds        what each stage took so far
+    counts         and how much progress it told of
     """
 
     run: RunSpec
@@ -94,6 +95,7 @@ class Context:
     checkpoints: CheckpointPlan | None = None
     keeps_transcripts: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -125,8 +127,9 @@ class Context:
     def timed(self, stage: str) -> Iterator[None]:
         """Add the time of the block to its stage."""
         self.go_on()
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.report.count_afresh()
         yield
+        self.counts[stage] = self.counts.get(stage, 0) + self.report.counted - before
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - started, 3)
 
     def wait(self, thing: str, seconds: float) -> None:

@@ -42,6 +42,12 @@ def test_only_what_is_kept_is_audited_and_the_adapter_is_the_same(
     assert weights(folder) == weights(every)
     gates = [each["gate"] is not None for each in report_of(folder)["checkpoints"]]
     assert gates == [False, True, True, True]
+    costs = {each["stage"]: each for each in heard.of("cost")}
+    assert {"rows", "base_audit", "train", "checkpoint", "audit", "package"} <= costs.keys()
+    assert costs["train"]["units"] == report_of(folder)["trained_tokens"]
+    asked = sum(each["n"] + each["unscored"] for each in report_of(folder)["adapter"])
+    assert costs["audit"]["units"] >= asked > 0
+    assert len([each for each in heard.of("cost") if each["stage"] == "checkpoint"]) == 3 + 2
 
 
 def test_a_job_that_is_told_to_audit_its_last_ends_does_so_before_it_stops_and_after_a_restart(

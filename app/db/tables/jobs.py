@@ -18,6 +18,7 @@ from app.db.tables.job_records import (
     ResolvedJson,
     ResumeState,
     SafetySummary,
+    StageCosts,
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
 
@@ -112,6 +113,7 @@ class Job(Base):
     avoids: Mapped[str | None]  # the worker that gave it back for a reason of its own,
     avoids_until: Mapped[float | None]  # and until when; Unix seconds by the database's clock
     checkpoint: Mapped[ResumeState | None] = mapped_column(Json)
+    stage_costs: Mapped[StageCosts | None] = mapped_column(Json)  # of all stages that have ended, in all attempts
 
     # What came out; set in the transaction that publishes.
     fine_tuned_model: Mapped[str | None]

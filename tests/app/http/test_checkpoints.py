@@ -94,7 +94,7 @@ def test_an_epoch_that_is_told_of_again_stays_as_it_was(
     service: Service, customer: TestClient, claim: Claim, steps: Steps
 ) -> None:
     with db.transaction(service.app.state.engine) as session:
-        assert records.record(session, claim, {15: epoch_end(9.0)})
+        assert records.record(session, claim, {15: epoch_end(9.0, None)})
     assert customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"] == steps
 
 

@@ -95,7 +95,7 @@ def test_the_chart_of_checkpoints_says_which_were_not_audited(
 ) -> None:
     own, *_ = reversed(FIGURES["checkpoints"])
     gate = {"gate": {"decision": "pass", "reasons": []}}
-    bare = [{"epoch": epoch, "step": 3 * epoch, "metrics": {}} for epoch in (1, 2, 4)]
+    bare: list[dict[str, Any]] = [{"epoch": epoch, "step": 3 * epoch, "metrics": {}} for epoch in (1, 2, 4)]
     audited = [own | gate | {"epoch": epoch, "step": 3 * epoch} for epoch in (5, 6)]
     report = FIGURES | {"checkpoints": [*bare, *audited], "steps": 18}
     service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
