@@ -13,7 +13,7 @@ SMALL = 20_000_000  # parameters
 
 def is_small(model: Any) -> bool:
     """Tell whether a model is on a CPU and so small that sharing its work costs more than it gives."""
-    return model.device.type == "cpu" and model.num_parameters() < SMALL
+    return bool(model.device.type == "cpu" and model.num_parameters() < SMALL)
 
 
 @contextmanager

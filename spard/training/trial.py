@@ -80,10 +80,10 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
     reached = lora_reach(base.model, targets)
     _require_reply(base, prompt)
     with threads_of_jobs(base.model):
-        count = _rows_at_once(base, prompt)
-        generated_per_s, reply_tokens = _generation_rate(base, prompt, count)
+        rows = _rows_at_once(base, prompt)
+        generated_per_s, reply_tokens = _generation_rate(base, prompt, rows)
         model = _require_gradient(base, row, targets)
-        trained_per_s = _training_rate(base, model, row, min(count, _BATCH))
+        trained_per_s = _training_rate(base, model, row, min(rows, _BATCH))
     _require_own_adapters(model, prompt)
     rates = Rates(generated_per_s, reply_tokens, trained_per_s, round(load_s, 3))
     return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached, card, rates)

@@ -96,7 +96,9 @@ def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[st
 
 def test_how_fast_a_model_is_is_told_for_estimates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check_model.main([str(model), "--json"]) == 0
-    rates = json.loads(capsys.readouterr().out)["rates"]
+    found = json.loads(capsys.readouterr().out)
+    rates = found["rates"]
+    assert found["parameters"] > 1000
     assert set(rates) == {"generated_per_s", "reply_tokens", "trained_per_s", "load_s"}
     assert min(rates.values()) > 0
 
