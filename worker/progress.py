@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from app.checkpoints import records
 from app.checkpoints.records import EpochResult
-from app.db.tables.job_records import ResolvedJson, ResumeState, StageCosts
+from app.db.tables.job_records import ResolvedJson, ResumeState
+from app.db.tables.stage_costs import StageCosts
 from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
 from worker.failures import around

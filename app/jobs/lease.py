@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
-from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState, StageCosts
+from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
+from app.db.tables.stage_costs import StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
 from app.jobs.results import Publication as Publication
@@ -242,8 +243,7 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
     """End the job; False when the lease is lost, or the owner has cancelled it."""
     is_ours = _is_held(claim) & Job.cancel_requested_at.is_(None)
-    changed = transitions.change_status(session, is_ours, JobStatus.running, status, **columns)
-    return changed is not None
+    return transitions.change_status(session, is_ours, JobStatus.running, status, **columns) is not None
 
 
 def _held(session: Session, claim: Claim) -> Job | None:

@@ -119,10 +119,10 @@ def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
 
 
 def _each(job: Job, stage: str) -> int:
-    """Return the replies of one audit of a stage."""
+    """Return the replies of one audit of a stage; 0 where the job did not come to all of them."""
     if stage != "checkpoint":
         return units(job, stage)
-    times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved else 0
+    times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved and units(job, "train") else 0
     return units(job, stage) // times if times > 0 else 0
 
 

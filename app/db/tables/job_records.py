@@ -14,16 +14,6 @@ from typing_extensions import TypedDict
 _OPEN = ConfigDict(extra="allow")
 
 
-class StageCost(TypedDict):
-    """What a stage took, and how much it worked on (`spard.pipeline.costs`)."""
-
-    seconds: float
-    units: int
-
-
-StageCosts = dict[str, StageCost]
-
-
 @with_config(_OPEN)
 class DefenseJson(TypedDict):
     """A defense with its settings."""

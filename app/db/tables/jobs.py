@@ -18,9 +18,9 @@ from app.db.tables.job_records import (
     ResolvedJson,
     ResumeState,
     SafetySummary,
-    StageCosts,
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
+from app.db.tables.stage_costs import StageCosts
 
 
 class JobStatus(StrEnum):
