@@ -86,7 +86,7 @@ class Attempt:
         self._meter = Meter()
         times = settings.lease_s, settings.heartbeat_s
         self._heart = Heart(backend.engine, claim, *times, self._end_child, self._meter)
-        self._journal, self._telling = Journal(claim, self.job.warnings or []), Lock()
+        self._journal, self._telling = Journal(claim, self.job.warnings or [], self.job.stage_costs), Lock()
         waits = settings.poll_s, settings.gpu_probe_s
         self._waiting = Waiting(*waits, self._note_wait, self._go_on, self._heart.lost)
 

@@ -48,6 +48,7 @@ class Heart:
         meter: Meter | None = None,
     ) -> None:
         self.lost = Event()
+        self.audits_last = Event()  # of a job whose owner cancels it: its last ends of epochs are audited before
         self.cancel_requested = Event()
         self.pause_requested = Event()
         self.is_overdue = Event()
@@ -97,6 +98,8 @@ class Heart:
             raise
 
     def _note(self, pulse: Pulse) -> None:
+        if pulse.audits_last:
+            self.audits_last.set()
         if pulse.cancel_requested:
             self.cancel_requested.set()
         if pulse.pause_requested:

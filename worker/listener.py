@@ -92,7 +92,13 @@ class Listener:
             self._check()
 
     def _is_to_stop(self, stop: Event) -> bool:
-        """Ask the child to stop if the worker or the customer wants it; tell whether it has had its time for that."""
+        """Ask the child to stop if the worker or the customer wants it; tell whether it has had its time for that.
+
+        A job that is cancelled with the wish for an audit has as long as the job: the lease and the deadline hold.
+        """
+        if self._heart.audits_last.is_set() and not self._folder.audit_last.exists():
+            self._folder.audit_last.touch()
+            self._child.terminate()
         if self._give_up_at is None and (stop.is_set() or self._heart.pause_requested.is_set()):
             self._child.terminate()
             self._give_up_at = time.monotonic() + _GRACE * self._settings.stop_grace_s
@@ -122,7 +128,7 @@ class Listener:
     def _check(self) -> None:
         if self._heart.lost.is_set():
             raise Lost
-        if self._heart.cancel_requested.is_set():
+        if self._heart.cancel_requested.is_set() and not self._heart.audits_last.is_set():
             raise Cancelled
         if self._heart.is_overdue.is_set():
             raise Overdue
@@ -140,7 +146,8 @@ class Listener:
                 self._lane.submit(partial(self._keep_state, step, self._folder.root / path), "resume state")
             case {"kind": "checkpoint", "step": int(step), "metrics": dict(metrics), "safety": safety}:
                 result = EpochResult(EPOCH, metrics, safety, None)
-                self._lane.submit(partial(self._keep_checkpoint, step, result, bool(message["has_adapter"])))
+                is_known = bool(message.get("is_shown_again"))
+                self._lane.submit(partial(self._keep_checkpoint, step, result, bool(message["has_adapter"]), is_known))
                 self._keep_stages()
             case {"kind": "cached", "entry": str(entry), "made": bool(made)}:
                 self._lane.submit(partial(self._keep_shard, entry, bool(made)))
@@ -181,9 +188,9 @@ class Listener:
 
         return apply
 
-    def _keep_checkpoint(self, step: int, result: EpochResult, has_adapter: bool) -> Apply:
+    def _keep_checkpoint(self, step: int, result: EpochResult, has_adapter: bool, is_known: bool) -> Apply:
         archive = self._checkpoints.upload(step) if has_adapter else None
-        return partial(self._journal.note_checkpoint, step, replace(result, archive=archive))
+        return partial(self._journal.note_checkpoint, step, replace(result, archive=archive), is_known=is_known)
 
     def _keep_shard(self, entry: str, made: bool) -> None:
         self._shards.hear(entry, made=made)

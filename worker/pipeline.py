@@ -21,6 +21,7 @@ from spard.evaluation.judges import asked_through
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models import budget
 from spard.models.base import Base, load_base
+from spard.models.threads import is_small
 from spard.pipeline import later_audit
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.outputs import OutputsInFolder
@@ -35,8 +36,6 @@ from worker.held_model import Holder
 from worker.protocol import Report
 from worker.read_ahead import wanted_by
 from worker.workdir import Assignment, Folder, read_assignment
-
-_SMALL = 20_000_000  # parameters
 
 
 def run(
@@ -131,11 +130,13 @@ def _sha256(told: Mapping[str, str], path: Path) -> str:
 
 def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | None:
     prompts = assignment.checkpoint_prompts
-    return None if prompts is None else CheckpointPlan(folder.epochs, prompts, assignment.taken_until)
+    if prompts is None:
+        return None
+    kept, shows_last = assignment.kept_checkpoints, folder.audit_last.exists
+    return CheckpointPlan(folder.epochs, prompts, assignment.taken_until, kept, shows_last)
 
 
 def _set_threads(base: Base) -> None:
     """One thread for a model so small that sharing its work costs more than it gives, unless the provider says else."""
-    is_small = base.device.type == "cpu" and base.model.num_parameters() < _SMALL
-    if is_small and "SPARD_WORKER_THREADS" not in os.environ:
+    if is_small(base.model) and "SPARD_WORKER_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -11,6 +11,7 @@ from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db.base import new_id
 from app.db.tables.job_records import ResolvedJson, ResumeState
+from app.db.tables.stage_costs import StageCosts
 from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
 from worker.failures import around
@@ -29,12 +30,13 @@ class Journal:
     A transaction whose COMMIT was not answered may have been committed: `write` then adds only what is not stored.
     """
 
-    def __init__(self, claim: Claim, warnings: list[str]) -> None:
+    def __init__(self, claim: Claim, warnings: list[str], costs: StageCosts | None = None) -> None:
         self._claim = claim
         self._phase = "embed"
         self._started = time.monotonic()
         self._step: tuple[int, int] | None = None
         self._all_warnings = list(warnings)  # those that the job has
+        self._costs: StageCosts = dict(costs or {})  # those of earlier attempts too
         self._waited_for: set[str] = set()
         self._in_doubt: set[str] = set()  # ids of events in a transaction that may have been committed
         self.clear()
@@ -68,6 +70,8 @@ class Journal:
                 self._all_warnings.append(text)
                 self._columns["warnings"] = list(self._all_warnings)
                 self.note("warn", text)
+            case {"kind": "cost", "stage": str(stage), "seconds": float(seconds), "units": int(units)}:
+                self._add_cost(stage, seconds, units)
             case {"kind": "waiting", "thing": "judge"}:
                 self.note_wait("judge_unavailable")
             case {"kind": "event", "level": str(level), "type": str(type), "message": str(text), "data": data}:
@@ -94,10 +98,13 @@ class Journal:
             self._waited_for.add("slow storage")
             self.note("warn", "The job waits for the service's storage, which is slow or does not answer.")
 
-    def note_checkpoint(self, step: int, result: EpochResult) -> None:
-        """Record a checkpoint and its event."""
+    def note_checkpoint(self, step: int, result: EpochResult, *, is_known: bool = False) -> None:
+        """Record a checkpoint and its event; `is_known`: it was recorded before, and is audited only now."""
         self._checkpoints[step] = result
-        self.note("info", f"Checkpoint created at step {step}")
+        if is_known and result.safety:
+            self.note("info", f"Checkpoint of step {step} audited: {result.safety['gate']['decision']}")
+        elif not is_known:
+            self.note("info", f"Checkpoint created at step {step}")
 
     def write(self, session: Session) -> None:
         """Write the news; the caller's transaction holds the lease."""
@@ -110,6 +117,11 @@ class Journal:
         for event in self._events:
             if event["event_id"] not in stored:
                 events.append(session, self._claim.job_id, **event)
+
+    def _add_cost(self, stage: str, seconds: float, units: int) -> None:
+        before = self._costs.get(stage, {"seconds": 0.0, "units": 0})
+        self._costs[stage] = {"seconds": round(before["seconds"] + seconds, 3), "units": before["units"] + units}
+        self._columns["stage_costs"] = dict(self._costs)
 
     def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
         if self._step is None and step > 1:

@@ -29,6 +29,7 @@ NODE = "SPARD_NODE"  # of a child's environment: the number of its machine among
 _LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
+    "kept_checkpoints",
     *("keeps_transcripts", "audits", "weights", "pass_tokens", "rendering"),
 )
 
@@ -105,6 +106,11 @@ class Folder:
         return self.root / "stop"
 
     @property
+    def audit_last(self) -> Path:
+        """What is there once a job that is told to stop is to audit its last ends of epochs before."""
+        return self.root / "audit_last"
+
+    @property
     def meeting(self) -> Path:
         """Where the ranks of a job on several machines meet, as JSON."""
         return self.root / "meeting.json"
@@ -136,6 +142,7 @@ class Assignment:
     patience_s: float = 0.0  # with a judge that does not answer
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
+    kept_checkpoints: int | None = None  # of a job that has ended, its own adapter among them; None: all
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
     audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
     weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
@@ -170,6 +177,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
         "patience_s": assignment.patience_s,
         "checkpoint_prompts": assignment.checkpoint_prompts,
         "taken_until": assignment.taken_until,
+        "kept_checkpoints": assignment.kept_checkpoints,
         "keeps_transcripts": assignment.keeps_transcripts,
         "audits": assignment.audits,
         "weights": dict(assignment.weights),

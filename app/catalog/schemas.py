@@ -38,12 +38,22 @@ class ModelList(BaseModel):
     data: list[ModelOut]
 
 
+class ModelRates(Body):
+    """How fast a model was: tokens of replies and of rows a second, tokens of a reply, seconds to load it."""
+
+    generated_per_s: Annotated[float, Field(gt=0, le=1e9)]
+    reply_tokens: Annotated[float, Field(gt=0, le=1e6)]
+    trained_per_s: Annotated[float, Field(gt=0, le=1e9)]
+    load_s: Annotated[float, Field(ge=0, le=1e6)]
+
+
 class BaseModelIn(Body):
     """A base model to offer: a local folder, or a hub id with the commit that is meant.
 
     `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
     `digest` is that of its files, as `spard check-model --json` prints it; a folder without one is read to find it out.
     `target_modules` are what adapters of jobs change that name none; without them it follows the model.
+    `rates` is how fast it was when it was tried, which the first estimates rest on; `check-model --json` prints it.
     """
 
     alias: Annotated[
@@ -56,6 +66,7 @@ class BaseModelIn(Body):
     quantization: Quantizes = "never"
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
     target_modules: TargetModules | None = None
+    rates: ModelRates | None = None
 
 
 class LoraReach(BaseModel):

@@ -10,13 +10,11 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.db.tables import TERMINAL, CheckpointPermission, Job, JobCheckpoint
-from app.db.tables.checkpoints import EPOCH, FINAL
+from app.db.tables.checkpoints import EPOCH, FINAL, KEPT
 from app.db.tables.job_records import Adapter, CheckpointSafety
 from app.http.pagination import note_deleted
 from app.jobs import lease
 from app.jobs.lease import Claim
-
-KEPT = 3  # checkpoints of a job, as OpenAI keeps them
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +44,8 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
             session.add(row)
         elif result.kind == FINAL and row.kind == EPOCH:
             _make_final(session, job, row, result)
+        elif result.safety and row.kind == EPOCH and row.safety is None:  # it is kept after all, and was audited now
+            _fill(row, result)
         elif result.archive and result.archive["storage_key"] != row.storage_key:
             _condemn(session, job, result.archive["storage_key"])
     session.flush()

@@ -27,7 +27,9 @@ class CheckpointMetrics(TypedDict, total=False):
 class CheckpointOut(BaseModel):
     """The end of an epoch with its numbers. `safety` is what its audit found, null if there was none.
 
-    Where the gate passed, `fine_tuned_model_checkpoint` is a model that can be downloaded and started from.
+    `not_audited` says why there was none: the end of an epoch whose checkpoint is not kept is audited only where the
+    job ends early. Where the gate passed, `fine_tuned_model_checkpoint` is a model that can be downloaded and started
+    from.
     """
 
     id: str
@@ -38,6 +40,7 @@ class CheckpointOut(BaseModel):
     step_number: int
     metrics: CheckpointMetrics
     safety: CheckpointSafety | None
+    not_audited: str | None = None
 
 
 class CheckpointList(BaseModel):

@@ -63,7 +63,7 @@ def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str
         return file_name, jobs.adapter(session, caller, job.id)[1]
     archive = checkpoint_models.archive(session, job, checkpoint)
     if archive is None:
-        raise _not_there(checkpoint)
+        raise _not_there(job, checkpoint)
     OwnModel(checkpoint_models.name_of(job, checkpoint), job, archive, checkpoint).check(session, caller)
     audit_log.record(session, "checkpoint.downloaded", checkpoint.id, sha256=archive["sha256"])
     return file_name, archive
@@ -165,12 +165,13 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
     return True
 
 
-def _not_there(checkpoint: JobCheckpoint) -> AppError:
+def _not_there(job: Job, checkpoint: JobCheckpoint) -> AppError:
     """Say why a checkpoint has no weights to give."""
     if checkpoint.kind is None:
         message = f"{checkpoint.id} is a step of a job that kept no adapter for it."
     elif checkpoint.safety is None:
-        message = f"{checkpoint.id} was not audited, so its adapter is not released."
+        why = checkpoint_models.why_not_audited(job, checkpoint)
+        message = f"{checkpoint.id} was not audited, so its adapter is not released. {why}"
     elif checkpoint_models.is_passed(checkpoint):
         return InvalidState(f"The adapter of {checkpoint.id} was deleted or not kept.", code="model_deleted")
     else:
@@ -194,4 +195,5 @@ def _shown(job: Job, checkpoint: JobCheckpoint) -> CheckpointOut:
         step_number=checkpoint.step,
         metrics=cast(CheckpointMetrics, {"step": checkpoint.step, **checkpoint.metrics}),
         safety=checkpoint.safety,
+        not_audited=checkpoint_models.why_not_audited(job, checkpoint),
     )

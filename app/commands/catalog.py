@@ -74,7 +74,8 @@ def add_model(
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
-    tried = _try_base_model(str(folder) if folder.is_dir() else source, revision, target_modules) if is_tried else None
+    local = str(folder) if folder.is_dir() else source
+    digest, rates = _try_base_model(local, revision, target_modules) if is_tried else (None, None)
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -82,7 +83,8 @@ def add_model(
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
-        "digest": tried,
+        "digest": digest,
+        "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
     }
     with connect() as client:
@@ -90,14 +92,17 @@ def add_model(
     _show(added, as_json)
 
 
-def _try_base_model(source: str, revision: str | None, target_modules: str | None) -> str | None:
-    """Load a model in a process of its own and run it forward; say what it is, and return the digest of its files."""
+def _try_base_model(source: str, revision: str | None, target_modules: str | None) -> tuple[str | None, Any]:
+    """Load a model in a process of its own and run it forward; say what it is.
+
+    Return the digest of its files and how fast it was, None where that is not known.
+    """
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
-        return None
+        return None, None
     if not Path(source).is_dir() and not _is_cached(source, revision):
         warn("Not tried with a forward pass: its files are not on this machine.")
-        return None
+        return None, None
     options = {"--revision": revision, "--target-modules": target_modules}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
@@ -110,7 +115,7 @@ def _try_base_model(source: str, revision: str | None, target_modules: str | Non
     found = json.loads(done.stdout)
     warn(_describe_model(found))
     digest = str(found["digest"])
-    return digest if digest.startswith("sha256:") else None
+    return digest if digest.startswith("sha256:") else None, found.get("rates")
 
 
 def _describe_model(found: Mapping[str, Any]) -> str:

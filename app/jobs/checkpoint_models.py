@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.catalog import marks
 from app.catalog import service as catalog
-from app.db.tables import Job, JobCheckpoint
+from app.db.tables import TERMINAL, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.errors import Forbidden
@@ -18,6 +18,12 @@ from app.jobs import release
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
 
+_NOTHING_ASKED = "The provider has nothing asked at the ends of epochs (SPARD_CHECKPOINT_PROMPTS is 0)."
+_NOT_KEPT = (
+    "Only the last checkpoints of a job are kept, and only they are audited: this one is replaced before the job ends. "
+    "Cancel the job with audit_last to have its last epochs audited where it stands."
+)
+_NOT_KEPT_OVER = "When it was taken, it was to be replaced before the job ended, and only kept checkpoints are audited."
 _NAME = re.compile(r"ft:[^\0]{1,400}:([0-9a-f]{12}):ckpt-step-([0-9]{1,9})")
 
 
@@ -46,6 +52,15 @@ def name_of(job: Job, checkpoint: JobCheckpoint) -> str:
 def is_passed(checkpoint: JobCheckpoint) -> bool:
     """Tell whether a checkpoint passed its own audit."""
     return checkpoint.safety is not None and checkpoint.safety["gate"]["decision"] == "pass"
+
+
+def why_not_audited(job: Job, checkpoint: JobCheckpoint) -> str | None:
+    """Say why the end of an epoch has no audit; None where it has one, or is a step of a version that audited none."""
+    if checkpoint.safety is not None or checkpoint.kind is None:
+        return None
+    if not job.spec.checkpoint_prompts:
+        return _NOTHING_ASKED
+    return _NOT_KEPT_OVER if job.told_status in TERMINAL else _NOT_KEPT
 
 
 def named(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpoint] | None:

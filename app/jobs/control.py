@@ -9,17 +9,17 @@ from app.db.tables import TERMINAL, Job, JobStatus
 from app.jobs import events, transitions
 
 
-def request_cancel(session: Session, job_id: str) -> JobStatus | None:
+def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) -> JobStatus | None:
     """Cancel a job that does not run at once, and ask the worker of a running one to stop.
 
-    Whatever the worker still does, the job ends as cancelled. Returns the job's status, or None when it has ended, was
-    cancelled before or is unknown.
+    `audits_last`: that worker audits the job's last ends of epochs before. Whatever the worker still does, the job ends
+    as cancelled. Returns the job's status, or None when it has ended, was cancelled before or is unknown.
     """
     job = _unfinished(session, job_id)
     if job is None:
         return None
     if job.status == JobStatus.running:
-        job.cancel_requested_at = utc_now()
+        job.cancel_requested_at, job.audits_last = utc_now(), audits_last
         session.flush()
     else:
         transitions.to_cancelled(session, job)

@@ -13,21 +13,19 @@ from dataclasses import asdict
 from typing import Literal
 
 from pydantic import BaseModel
-from sqlalchemy import select
-from sqlalchemy.orm import Session
 
 from app.catalog.weights import parameters
 from app.db import Begin
-from app.db.tables import Job, JobStatus
 from app.errors import InvalidState
 from app.files import preview
 from app.files import service as files
 from app.files.counting import Allowance, Counters
 from app.files.schemas import TokenCounts
-from app.jobs import needs
+from app.jobs import needs, stage_rates
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
 from app.jobs.snapshot import Frozen, freeze
+from app.jobs.stage_estimate import EstimatedStage, Work, stages
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
@@ -35,7 +33,6 @@ from spard.config import OptimizerName, Quantization, Recipe, resolve
 from spard.models.memory import moments
 
 _BYTES_PER_TOKEN = 4  # of English text and its JSON, roughly
-_RECENT = 5
 _BFLOAT16_BYTES = 2
 _COPIES = 2  # of weights that are trained: themselves and their gradients
 
@@ -63,8 +60,11 @@ class MemoryPlan(BaseModel):
 
 
 class Estimate(BaseModel):
-    """`estimated_seconds` is by your own recent jobs on the model, null without any.
+    """`estimated_seconds` is the sum of `stages`, null where nothing is known of how fast the model is.
 
+    Each stage is its number of rows, tokens or replies by what recent jobs on the model took for one, yours or
+    another's; before the first, by what was measured when the model was added. Failed and cancelled jobs count for the
+    stages that they ended. How many replies the audits need is known exactly for a file that was trained on before.
     Tokens are those of the model's tokenizer: of all rows as of those that were counted, and guessed from the file's
     bytes where the tokenizer is not on the machine that serves the API.
     A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
@@ -93,6 +93,7 @@ class Estimate(BaseModel):
     memory_bytes_needed: int | None = None
     memory_plan: MemoryPlan | None = None
     estimated_seconds: int | None
+    stages: list[EstimatedStage] = []
     warnings: list[str]
 
 
@@ -113,7 +114,7 @@ def estimate(
         found = _of_rows(ask, frozen)
         entry = preview.model_entry(session, frozen.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
-        room, pace = needs.largest_room(session), _seconds_per_token(session, caller.project_id, entry.alias)
+        room, known = needs.largest_room(session), stage_rates.past(session, entry)
     longest = None
     if (weights := parameters(entry.source)) is not None:
         found.memory_bytes_at_least = _at_least(weights, frozen.recipe)
@@ -125,7 +126,9 @@ def estimate(
         if tokens.rows:
             found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
     found.trained_tokens = found.tokens_per_epoch * round(found.hyperparameters["n_epochs"])
-    found.estimated_seconds = None if pace is None else round(found.trained_tokens * pace)
+    work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
+    found.stages = stages(known, frozen, work)
+    found.estimated_seconds = round(sum(each.seconds for each in found.stages)) if found.stages else None
     _add_memory(found, frozen, room, longest)
     return found
 
@@ -187,14 +190,3 @@ def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
         estimated_seconds=None,
         warnings=frozen.warnings,
     )
-
-
-def _seconds_per_token(session: Session, project_id: str, model: str) -> float | None:
-    """Return what the project's latest jobs on the model took for each trained token, audits and all."""
-    same = (Job.project_id == project_id) & (Job.model == model) & (Job.status == JobStatus.succeeded)
-    latest = session.scalars(select(Job).where(same).order_by(Job.finished_at.desc()).limit(_RECENT)).all()
-    known = [
-        (job.finished_at - job.started_at, job.trained_tokens) for job in latest if job.finished_at and job.started_at
-    ]
-    trained = sum(count or 0 for _, count in known)
-    return sum(took.total_seconds() for took, _ in known) / trained if trained else None

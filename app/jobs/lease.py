@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
 from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
+from app.db.tables.stage_costs import StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
 from app.jobs.results import Publication as Publication
@@ -42,6 +43,7 @@ class Pulse:
     cancel_requested: bool = False
     pause_requested: bool = False
     is_overdue: bool = False
+    audits_last: bool = False  # before it is cancelled
 
 
 class Columns(TypedDict, total=False):
@@ -52,6 +54,7 @@ class Columns(TypedDict, total=False):
     resolved: ResolvedJson
     warnings: list[str]
     checkpoint: ResumeState
+    stage_costs: StageCosts
     trained_tokens: int
 
 
@@ -100,10 +103,10 @@ def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.
         sql_update(Job)
         .where(_is_held(claim))
         .values(lease_expires_at=now() + lease_s, waiting_for=waits or None, **transitions.time_used(idle_s))
-        .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue)
+        .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue, Job.audits_last)
         .execution_options(synchronize_session=False)
     ).one_or_none()
-    return None if row is None else Pulse(row[0] is not None, row[1] is not None, bool(row[2]))
+    return None if row is None else Pulse(row[0] is not None, row[1] is not None, bool(row[2]), row[3])
 
 
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
@@ -192,8 +195,7 @@ def confirm_cancel(session: Session, claim: Claim) -> bool:
 def cancel_if_asked(session: Session, claim: Claim) -> bool:
     """Change running to cancelled if the owner wants it, whatever the attempt came to: that is what they were told."""
     job = _held(session, claim)
-    is_asked = job is not None and job.cancel_requested_at is not None
-    return is_asked and confirm_cancel(session, claim)
+    return bool(job and job.cancel_requested_at) and confirm_cancel(session, claim)
 
 
 def requeue(
@@ -215,8 +217,7 @@ def requeue(
     if job is None:
         return False
     is_last = blames_job and attempts.is_repeated(job, reason)
-    if not blames_job:
-        job.last_failure = None
+    job.last_failure = job.last_failure if blames_job else None
     transitions.hand_back(session, job, reason, delay_s, error, is_last=is_last, avoid_s=avoid_s)
     return True
 
@@ -242,8 +243,7 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
     """End the job; False when the lease is lost, or the owner has cancelled it."""
     is_ours = _is_held(claim) & Job.cancel_requested_at.is_(None)
-    changed = transitions.change_status(session, is_ours, JobStatus.running, status, **columns)
-    return changed is not None
+    return transitions.change_status(session, is_ours, JobStatus.running, status, **columns) is not None
 
 
 def _held(session: Session, claim: Claim) -> Job | None:

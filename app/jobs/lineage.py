@@ -14,7 +14,7 @@ from app.catalog import adapters
 from app.db.tables import TERMINAL, BaseModelEntry, Job
 from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
-from app.jobs.checkpoint_models import OwnModel, own_model
+from app.jobs.checkpoint_models import OwnModel, named, own_model, why_not_audited
 from app.jobs.request import JobCreate
 from app.keys.service import Principal
 from spard.config import Lora
@@ -95,9 +95,19 @@ def _held(session: Session, project_id: str, name: str) -> OwnModel | None:
     """Return the model of this name, its job locked: it cannot be deleted or erased before the new job is stored."""
     model = own_model(session, project_id, name)
     if model is None:
+        _refuse_unaudited(session, project_id, name)
         return None
     session.execute(select(Job.id).where(Job.id == model.job.id).with_for_update(read=True))
     return own_model(session, project_id, name)  # who deleted it may have held it before us
+
+
+def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
+    """Raise InvalidRequest for a checkpoint that nothing was asked of."""
+    found = named(session, project_id, name)
+    why = why_not_audited(*found) if found else None
+    if why is not None:
+        message = f"{name} was not audited, so no job can start from it. {why}"
+        raise InvalidRequest(message, code="not_published", param="model")
 
 
 def _before(job: Job) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
 from sqlalchemy.orm import Session
@@ -129,9 +130,10 @@ def retrieve(reader: db.Reader, project_id: str, job_id: str) -> JobOut:
     raise owners.unknown(job_id)
 
 
-def cancel(session: Session, project_id: str, job_id: str) -> JobOut:
+def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool = False) -> JobOut:
     """Cancel a job. To its owner it is cancelled at once, though the worker of a running one stops a little later."""
-    shown = _asked(session, get(session, project_id, job_id), control.request_cancel)
+    request = partial(control.request_cancel, audits_last=audit_last)
+    shown = _asked(session, get(session, project_id, job_id), request)
     audit_log.record(session, "job.cancelled", job_id)
     return shown
 

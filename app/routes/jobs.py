@@ -154,9 +154,12 @@ async def delete_job(
 
 
 @router.post("/{job_id}/cancel", response_model=JobOut)
-def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
-    """Cancel a job that has not ended; a running one stops within moments."""
-    return service.cancel(session, caller.project_id, job_id)
+def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep, audit_last: bool = False) -> JobOut:
+    """Cancel a job that has not ended; a running one stops within moments.
+
+    With `audit_last` it first audits the ends of its last epochs that were not, which takes as long as an audit does.
+    """
+    return service.cancel(session, caller.project_id, job_id, audit_last=audit_last)
 
 
 @router.post("/{job_id}/pause", response_model=JobOut)

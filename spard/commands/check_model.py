@@ -42,6 +42,7 @@ def execute(asked: Asked) -> int:
             "parameters": found.parameters,
             "positions": found.positions,
             "digest": found.digest,
+            "rates": asdict(found.rates),
             "notes": told,
         }
         template = {"lines": list(found.card.lines()), "probes": [asdict(each) for each in found.card.probes]}

@@ -3,14 +3,16 @@
 A checkpoint is what the run would release if it ended there: averaged and projected like the last weights, measured on
 all validation rows, and audited with a part of each suite that the gate looks at. The thresholds are those of the last
 audit; a part of a suite decides only what its interval decides, and what is not decided is not released. The end of the
-last epoch is the run's own result, with its full audit. Nothing here changes a weight of the training, and no trouble
-with an audit ends it.
+last epoch is the run's own result, with its full audit. An end of an epoch whose checkpoint is not kept is not audited,
+unless the run ends early and it is kept after all. Nothing here changes a weight of the training, and no trouble with
+an audit ends it.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +26,7 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
-from spard.pipeline import agent, audit, checkpoint_records, package, prove
+from spard.pipeline import agent, audit, checkpoint_records, costs, package, prove
 from spard.pipeline.audit_engine import BaseFigures, engine_of
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
@@ -57,11 +59,17 @@ class _Checkpoints:
     clean: CleanProcess | None
 
     def take(self, end: EpochEnd) -> None:
-        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts."""
-        if end.step <= self.plan.taken_until:
+        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
+
+        One that is shown again is audited even if the run was asked to stop: that is what it was asked for.
+        """
+        if end.is_shown_again and distributed.said(self.context.should_stop()):
+            replace(self, context=replace(self.context, should_stop=_never)).take(end)
             return
-        with self.context.timed("checkpoints"):
-            if self.clean:
+        if end.step <= self.plan.taken_until and not end.is_shown_again:
+            return
+        with self.context.timed("checkpoints"), self._told_cost(end):
+            if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._found(end, weights)
@@ -70,7 +78,17 @@ class _Checkpoints:
                 record = self._saved(end, record, results)
                 checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
         safety = {**record.safety(), "audit_version": audit.version_of(self.context)} if record.gate else None
-        self.context.report.checkpoint(end.step, record.metrics, safety, has_adapter=_is_released(record))
+        is_released = _is_released(record)
+        self.context.report.checkpoint(
+            end.step, record.metrics, safety, has_adapter=is_released, is_shown_again=end.is_shown_again
+        )
+
+    def _told_cost(self, end: EpochEnd) -> AbstractContextManager[None]:
+        """Return what tells the cost of an audit, where there is one."""
+        return costs.counted_replies(self.context, "checkpoint") if self._is_audited(end) else nullcontext()
+
+    def _is_audited(self, end: EpochEnd) -> bool:
+        return bool(self.plan.prompts) and end.is_kept
 
     def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
@@ -108,12 +126,12 @@ class _Checkpoints:
 
         The gate is asked anew about those: what is known of the judge may have changed.
         """
-        if found := checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context)):
+        found = checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context))
+        if found and (found[0].gate or not self._is_audited(end)):
             record, results = found
             return (self._decided(end, record, results), results) if results else found
-        validation = validate(self.context, self.rows, end.references)
-        record = CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
-        if not self.plan.prompts:
+        record = found[0] if found else self._validated(end)
+        if not self._is_audited(end):
             return record, []
         try:
             results = self._audit(end)
@@ -126,11 +144,16 @@ class _Checkpoints:
             return self._judged(end, record, [], open_question), []
         return self._decided(end, record, results), results
 
+    def _validated(self, end: EpochEnd) -> CheckpointRecord:
+        validation = validate(self.context, self.rows, end.references)
+        return CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
+
     def _audit(self, end: EpochEnd) -> list[SuiteResult]:
         """Ask the same prompts at every checkpoint."""
 
         def tell(done: int, total: int) -> None:
-            self.context.report.progress(end.step, end.total_steps)
+            self.context.report.count(done)
+            self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
         speaker, _ = audit.by_engine(self.context, asked, end.model)
@@ -187,6 +210,10 @@ def withheld_for(context: Context) -> tuple[str, ...]:
 
 def _is_released(record: CheckpointRecord) -> bool:
     return record.gate is not None and record.gate.decision in package.RELEASED
+
+
+def _never() -> bool:
+    return False
 
 
 def _part(suite: Suite, limit: int) -> Suite:

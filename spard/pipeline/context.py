@@ -55,11 +55,16 @@ class CheckpointPlan:
     folder       where the adapters are put that passed, each as `step-000120/adapter`
     prompts      how many of each suite a checkpoint is audited with; 0: none is audited, and so none is released
     taken_until  the last step whose checkpoint an earlier attempt has left
+    kept         how many the caller keeps of a run that has ended, its own result among them: the others are not
+                 audited; None: all are kept
+    shows_last   whether the last ones are to be audited where the run is asked to stop
     """
 
     folder: Path
     prompts: int
     taken_until: int = 0
+    kept: int | None = None
+    shows_last: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Context:
     checkpoints    what is made of the ends of epochs; None: nothing
     keeps_transcripts  every prompt of the last audit is kept with its reply
     seconds        what each stage took so far
+    counts         and how much progress it told of
     """
 
     run: RunSpec
@@ -89,6 +95,7 @@ class Context:
     checkpoints: CheckpointPlan | None = None
     keeps_transcripts: bool = False
     seconds: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def recipe(self) -> Recipe:
@@ -120,8 +127,9 @@ class Context:
     def timed(self, stage: str) -> Iterator[None]:
         """Add the time of the block to its stage."""
         self.go_on()
-        started = time.perf_counter()
+        started, before = time.perf_counter(), self.report.count_afresh()
         yield
+        self.counts[stage] = self.counts.get(stage, 0) + self.report.counted - before
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - started, 3)
 
     def wait(self, thing: str, seconds: float) -> None:

@@ -6,6 +6,7 @@ The base model answers the same ones once, before the training.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -73,8 +74,10 @@ class _Comparer:
 
     def standing(self, end: EpochEnd) -> Standing:
         """Measure the end of an epoch; an earlier attempt's figures count for the very same weights."""
+        started = time.perf_counter()
         with self.context.timed("compare"):
             found = self._found(end)
+        self.context.report.cost("compare", time.perf_counter() - started, 1)
         validation = validate(self.context, self.rows, end.references)
         loss = nan if validation is None else validation.loss
         attacks = [each for each in found if each.kind == "harmful" and each.n]

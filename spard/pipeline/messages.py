@@ -7,7 +7,9 @@ event         level, type, message, data: for the person who follows the run
 metrics       step, total_steps, data: one training step's numbers, flat
 resolved      data: the numbers that stand for "auto"; trained_tokens: of all epochs together
 resume_state  step, path (relative to the folder that holds their folder): what a killed run goes on from
-checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch
+checkpoint    step, metrics, safety (null: not audited), has_adapter: the end of an epoch; is_shown_again: it was told
+              before, without an audit
+cost          stage, seconds, units: what a stage took that has ended (`spard.pipeline.costs`)
 warning       message: stays with the run
 waiting       thing: what has not answered yet and is waited for
 outage        thing, lost_s: it was asked in vain for so long, and nothing was computed meanwhile
@@ -29,13 +31,16 @@ class Reporter:
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
+        self.counted, self._done = 0, 0  # of all progress that was told
 
     def stage(self, name: str) -> None:
         """Say that a stage begins."""
         self._send({"kind": "phase", "phase": name})
 
-    def progress(self, done: int, total: int) -> None:
-        """Say how far the stage is."""
+    def progress(self, done: int, total: int, *, is_counted: bool = True) -> None:
+        """Say how far the stage is; `is_counted`: in what the replies are counted by."""
+        if is_counted:
+            self.count(done)
         self._send({"kind": "progress", "done": done, "total": total})
 
     def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:
@@ -55,11 +60,34 @@ class Reporter:
         self._send({"kind": "resume_state", "step": step, "path": path})
 
     def checkpoint(
-        self, step: int, metrics: Mapping[str, float], safety: Mapping[str, Any] | None, *, has_adapter: bool
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        safety: Mapping[str, Any] | None,
+        *,
+        has_adapter: bool,
+        is_shown_again: bool = False,
     ) -> None:
-        """Say that an epoch is over, what was measured at its end, and whether its adapter is there to be released."""
+        """Say that an epoch is over, what was measured at its end, and whether its adapter is there to be released.
+
+        `is_shown_again`: it was said before, without an audit.
+        """
         numbers = {"step": step, "metrics": _finite(metrics), "safety": safety, "has_adapter": has_adapter}
-        self._send({"kind": "checkpoint", **numbers})
+        self._send({"kind": "checkpoint", **numbers, **({"is_shown_again": True} if is_shown_again else {})})
+
+    def count(self, done: int) -> None:
+        """Count a piece of progress of which `done` is done by now; where it is less than before, a new one began."""
+        self.counted += done - self._done if done >= self._done else done
+        self._done = done
+
+    def count_afresh(self) -> int:
+        """Begin to count a new piece of progress, and return what was counted before."""
+        self._done = 0
+        return self.counted
+
+    def cost(self, stage: str, seconds: float, units: int) -> None:
+        """Say what a stage took that has ended, and how much it worked on."""
+        self._send({"kind": "cost", "stage": stage, "seconds": round(seconds, 3), "units": units})
 
     def warning(self, message: str) -> None:
         """Say what the owner of the run should know."""

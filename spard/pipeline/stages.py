@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from spard import distributed
 from spard.errors import InvalidRecipe
-from spard.pipeline import agent, audit, package, train
+from spard.pipeline import agent, audit, costs, package, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import taker
 from spard.pipeline.context import Context
@@ -47,12 +48,21 @@ def run_stages(
     _refuse_several_ranks(context)
     context = led(context)
     audit.warn_of_leaks(context)
-    rows = prepare(context)
-    base = base_figures(context, rows.examples)
-    tuned = train.run(context, rows, taker(context, release, rows, base, clean), comparer(context, rows))
-    measured = audit.run(context, rows.examples, tuned.trained.model, base)
-    measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
+    with costs.timed_rows(context) as read:
+        rows = prepare(context)
+        read.append(len(rows.examples))
+    with costs.counted_replies(context, "base_audit"):
+        base = base_figures(context, rows.examples)
+        compare = comparer(context, rows)
+    with costs.timed_training(context) as trained:
+        tuned = train.run(context, rows, taker(context, release, rows, base, clean), compare)
+        trained.append(tuned.trained)
+    with costs.counted_replies(context, "audit"):
+        measured = audit.run(context, rows.examples, tuned.trained.model, base)
+        measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
+    started = time.perf_counter()
     report = package.run(context, release, rows, tuned, measured, clean)
+    context.report.cost("package", time.perf_counter() - started, 1)
     return Outcome(rows.selected, tuned.trained, measured, report)
 
 

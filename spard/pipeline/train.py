@@ -47,7 +47,7 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
     context.report.resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
     plan = planned(context, rows, resolved)
     cut = applied(context.recipe, plan)
-    recipe = fitting(context, cut, resolved)
+    recipe, plan_of_ends = fitting(context, cut, resolved), context.checkpoints
     with context.timed("train"), halving(context, cut, resolved):
         before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
         trained = train(
@@ -65,6 +65,8 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
             validation=rows.validation,
             should_stop=context.should_stop,
             pairs=rows.pairs,
+            kept_ends=plan_of_ends.kept if plan_of_ends and plan_of_ends.prompts else None,
+            shows_last=plan_of_ends.shows_last if plan_of_ends else None,
         )
         return Tuned(trained, resolved, before, validate(context, rows, trained.references), recipe, plan)
 

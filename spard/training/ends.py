@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from spard import distributed
@@ -15,7 +15,12 @@ from spard.training.run import Run
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """The end of an epoch: the metrics of its last step, and the model as it would be served."""
+    """The end of an epoch: the metrics of its last step, and the model as it would be served.
+
+    is_kept     whether its checkpoint may still be there when the run has ended; else it is shown again if the run ends
+                within the next epochs
+    is_shown_again  it was shown before as one that is not kept, and the run has ended since
+    """
 
     epoch: int
     step: int
@@ -23,6 +28,8 @@ class EpochEnd:
     metrics: Metrics
     model: Any
     references: References | None = None
+    is_kept: bool = True
+    is_shown_again: bool = False
 
 
 Borrows = Callable[[EpochEnd], None]
@@ -33,11 +40,14 @@ class Ends:
     """The ends of a run's epochs; `borrows` is lent all but the last, `compares` every one.
 
     Where the run ends with another than the last, that one is lent too. Both are called on every rank, and only for
-    adapters; what the first rank makes of a comparison counts for all.
+    adapters; what the first rank makes of a comparison counts for all. `kept` is how many checkpoints of the run its
+    caller keeps, the run's own result among them; None: all.
     """
 
-    def __init__(self, run: Run, borrows: Borrows | None, compares: Compares | None) -> None:
-        self._run, self._best = run, run.best
+    def __init__(
+        self, run: Run, borrows: Borrows | None, compares: Compares | None = None, kept: int | None = None
+    ) -> None:
+        self._run, self._best, self._kept = run, run.best, kept
         self._borrows = borrows if run.recipe.lora else None
         self._compares = compares if run.best else None
 
@@ -55,8 +65,7 @@ class Ends:
             with self._run.as_finished() as model:
                 end = self._end(epoch, model)
                 self._compare(end)
-                if self._borrows:
-                    self._borrows(end)
+                self._show(end)
         return bool(self._best and self._compares and self._best.is_over)
 
     def close(self) -> Ended | None:
@@ -71,14 +80,40 @@ class Ends:
             with self._run.as_finished() as model:
                 end = self._end(epoch, model)
                 self._compare(end)
-                if self._borrows and best.released.step != end.step:
-                    self._borrows(end)
+                if best.released.step != end.step:
+                    self._show(end)
+        else:
+            self.show_again(without=best.released.step)
         return Ended(best.released, tuple(best.standings), self._run.resolved.n_epochs)
+
+    def show_again(self, without: int | None = None) -> None:
+        """Lend the last ends that were shown as not to be kept, the latest first: the run ends early, so they are kept.
+
+        `without` is the step of one that the run itself ends with.
+        """
+        for step in self._run.recent.steps if self._borrows else ():
+            if step != without:
+                with self._run.as_finished(step) as model:
+                    end = self._end(step // self._run.steps_per_epoch, model, step)
+                    self._borrow(replace(end, is_kept=True, is_shown_again=True))
+
+    def _show(self, end: EpochEnd) -> None:
+        """Lend the end of an epoch, and keep its weights if it is lent as one that is not kept."""
+        self._run.recent.forget_old(end.step, self._run.steps_per_epoch)
+        if not end.is_kept:
+            self._run.recent.add(end.step)
+        self._borrow(end)
+
+    def _borrow(self, end: EpochEnd) -> None:
+        if self._borrows:
+            self._borrows(end)
 
     def _compare(self, end: EpochEnd) -> None:
         if self._best and self._compares:
             self._best.add(Standing(**distributed.said(asdict(self._compares(end)))))
 
-    def _end(self, epoch: int, model: Any) -> EpochEnd:
-        run, progress = self._run, self._run.progress
-        return EpochEnd(epoch, progress.step, run.total_steps, progress.metrics[-1], model, run.references)
+    def _end(self, epoch: int, model: Any, step: int | None = None) -> EpochEnd:
+        run, step = self._run, step or self._run.progress.step
+        is_kept = self._kept is None or epoch > run.resolved.n_epochs - self._kept
+        metrics = run.progress.metrics[step - 1]
+        return EpochEnd(epoch, step, run.total_steps, metrics, model, run.references, is_kept)

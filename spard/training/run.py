@@ -37,8 +37,9 @@ from spard.training.identity import Identity
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
 from spard.training.optimizers import open_optimizer, restore_, state_of
+from spard.training.recent import RecentWeights
 from spard.training.references import References, validated
-from spard.training.resume_state import Saved, load, newest_first, save, save_together
+from spard.training.resume_state import Saved, load, newest_first, save, save_together, under
 from spard.training.schedules import safe_rows, schedule
 from spard.training.trained import Progress, Trained
 
@@ -62,6 +63,7 @@ class Run:
         start_from: Path | None,
         pairs: Mapping[Kind, Sequence[Pair]] | None = None,
         validation: Sequence[Encoded] = (),
+        recent_epochs: int = 0,
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
@@ -78,6 +80,7 @@ class Run:
         self.theta, self.layout = dict(zip(trained, self.vector, strict=True)), Layout(list(trained), self.vector)
         self.ema = Ema(self.theta, recipe.ema) if recipe.ema else None
         self.best = Best(recipe.ending, self.theta) if recipe.ending.compares else None
+        self.recent = RecentWeights(self.theta, recent_epochs if recipe.lora else 0)
         self.optimizer = open_optimizer(recipe, self.theta.values(), resolved.learning_rate)
         self.validation, self.references = validation, None if recipe.dpo is None else References()
         self.lengths = [row.tokens for row in self.objective.task]
@@ -151,6 +154,7 @@ class Run:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
         if self.references:
             tensors |= {f"{_REFERENCE}{name}": part for name, part in self.references.state().items()}
+        self.recent.save(tensors)
         step, state = self.progress.step, {"run": self._identity.digest, **asdict(self.progress)}
         state |= self.best.save(tensors) if self.best else {}
         if not self.layout.is_cut:
@@ -159,14 +163,14 @@ class Run:
         return save_together(resume_states, step, joined, state)
 
     @contextmanager
-    def as_finished(self) -> Iterator[Any]:
+    def as_finished(self, step: int | None = None) -> Iterator[Any]:
         """Lend the model as it would be served if the run ended here; the training goes on with the very same weights.
 
-        For adapters: a copy of every trained weight is kept meanwhile.
+        For adapters: a copy of every trained weight is kept meanwhile. `step`: as it was at that one, of `self.recent`.
         """
         kept = {name: part.detach().clone() for name, part in self.theta.items()}
         try:
-            self._release_()
+            self._release_() if step is None else self.recent.put_(step)
             yield self.model.eval()
         finally:
             with torch.no_grad():
@@ -204,13 +208,14 @@ class Run:
                     part.copy_(tensors[f"theta/{name}"])
                 restore_(self.optimizer, self.theta, tensors)
             if self.ema:
-                self.ema.restore(_under(_EMA, tensors))
+                self.ema.restore(under(_EMA, tensors))
             if self.references:
-                self.references = References(**_under(_REFERENCE, tensors))
+                self.references = References(**under(_REFERENCE, tensors))
             if self.best:
                 self.best.restore(state, tensors)
+            self.recent.restore(tensors)
             self.progress = Progress(**state)
-            return _under(METHOD, tensors)
+            return under(METHOD, tensors)
         return None
 
     @cached_property
@@ -244,7 +249,3 @@ class Run:
         rows = safe_rows(self.recipe.seed, self.progress.safe_batches, n, size)
         self.progress.safe_batches += 1
         return self.objective.safe_losses(theta, rows)
-
-
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

@@ -18,7 +18,7 @@ from spard import distributed
 from spard.config import Recipe, Resolved
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded
-from spard.errors import Stopped
+from spard.errors import NonFiniteLoss, Stopped
 from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
@@ -46,6 +46,8 @@ def train(
     validation: Sequence[Encoded] = (),
     should_stop: Callable[[], bool] | None = None,
     pairs: Mapping[Kind, Sequence[Pair]] | None = None,
+    kept_ends: int | None = None,
+    shows_last: Callable[[], bool] | None = None,
 ) -> Trained:
     """Fine-tune `base` on `task` while the recipe's defense watches `safe`; `base.model` is changed in place.
 
@@ -53,23 +55,41 @@ def train(
     so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
     Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
     is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
-    `validation`. `on_epoch` borrows an adapter's model at the ends of epochs, and changes no weight; see `Ends`.
+    `validation`. `on_epoch` borrows an adapter's model at the ends of epochs, and changes no weight; see `Ends`, also
+    for `kept_ends`. It borrows the last ends again where the loss is not finite, or at a stop if `shows_last` says so.
     """
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
-        run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation)
+        run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation, max(0, (kept_ends or 0) - 1))
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
         run.start(resume_states)
-        ends = Ends(run, on_epoch, compare)
+        ends = Ends(run, on_epoch, compare, kept_ends)
         saver = _Saver(run, resume_states, on_saved, at_epochs=ends.is_watched)
         while run.progress.step < run.total_steps and not ends.are_over():
-            metrics = run.step()
-            run.validate(metrics)
-            if on_step:
-                on_step(run.progress.step, run.total_steps, metrics)
+            metrics = _next_step(run, ends, on_step)
             if saver.agree_and_save(metrics, stop=bool(should_stop and should_stop())):
-                raise Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
+                raise _stopped(run, ends, shows_last)
         return run.finish(ends.close())
+
+
+def _stopped(run: Run, ends: Ends, shows_last: Callable[[], bool] | None) -> Stopped:
+    """Show the last ends of epochs again, if they are asked for, and return what ends the run."""
+    if distributed.said(bool(shows_last and shows_last())):
+        ends.show_again()
+    return Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
+
+
+def _next_step(run: Run, ends: Ends, on_step: Callable[[int, int, Metrics], None] | None) -> Metrics:
+    """Take a step; where its loss is not finite the run fails, and the last ends of epochs are shown again before."""
+    try:
+        metrics = run.step()
+    except NonFiniteLoss:
+        ends.show_again()
+        raise
+    run.validate(metrics)
+    if on_step:
+        on_step(run.progress.step, run.total_steps, metrics)
+    return metrics
 
 
 class _Saver:

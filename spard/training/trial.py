@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +17,31 @@ from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is_gpu_out_of_memory
 from spard.losses.cross_entropy import token_losses
+from spard.models import budget
 from spard.models.base import Base, load_base
 from spard.models.folder.time_limit import at_most
 from spard.models.generate import complete
 from spard.models.layout import lora_reach
 from spard.models.lora import trainable_model
 from spard.models.targets import Reach
+from spard.models.threads import threads_of_jobs
 
 _WITHOUT_ADAPTER = "__base__"  # PEFT's name for rows without one
 
+PROBE_S = 5.0  # that a model is asked or trained to learn how fast it is, roughly
+_REPLIES, _SHORT_REPLY, _WHOLE_REPLY = 128, 8, 128  # of the probe, with so many tokens
+_BATCH, _PASSES = 16, 8
 RENDERING_S = 10.0  # of CPU time, for two short texts
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a model is on this machine: tokens a second, the tokens of a reply, the seconds of loading it."""
+
+    generated_per_s: float
+    reply_tokens: float
+    trained_per_s: float
+    load_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +57,7 @@ class Trial:
     digest: str
     reach: Reach
     card: TemplateCard
+    rates: Rates
 
 
 def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
@@ -50,7 +67,9 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
     weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU, where a model takes 4 bytes of memory for
     each parameter.
     """
+    started = time.perf_counter()
     base = load_base(source, revision)
+    load_s = time.perf_counter() - started
     prompt, row, card = _conversation(base)
     _require_ids(base, list(row.ids))
     with torch.inference_mode():
@@ -60,8 +79,52 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
     count = sum(each.numel() for each in base.model.parameters())
     reached = lora_reach(base.model, targets)
     _require_reply(base, prompt)
-    _require_own_adapters(_require_gradient(base, row, targets), prompt)
-    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached, card)
+    with threads_of_jobs(base.model):
+        rows = _rows_at_once(base, prompt)
+        generated_per_s, reply_tokens = _generation_rate(base, prompt, rows)
+        model = _require_gradient(base, row, targets)
+        trained_per_s = _training_rate(base, model, row, min(rows, _BATCH))
+    _require_own_adapters(model, prompt)
+    rates = Rates(generated_per_s, reply_tokens, trained_per_s, round(load_s, 3))
+    return Trial(count, base.sequence_limit(None), int(base.tokenizer.eos_token_id), base.digest, reached, card, rates)
+
+
+def _rows_at_once(base: Base, prompt: list[int]) -> int:
+    """Return to how many rows the model replies at once in an audit, or as many as seconds are enough for."""
+    started = time.perf_counter()
+    complete(base.model, base.tokenizer, [prompt], 2)
+    alone_s = max(time.perf_counter() - started, 1e-6)
+    most = budget.generated_rows(base.model, len(prompt), _WHOLE_REPLY)
+    return max(1, min(_REPLIES, most, int(PROBE_S / alone_s)))
+
+
+def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, float]:
+    """Return how many tokens of replies a second are written at once, and how long a reply is.
+
+    A first batch of short replies says whether whole ones can be waited for; else a reply counts as long as it may be.
+    """
+    for limit in (_SHORT_REPLY, _WHOLE_REPLY):
+        started = time.perf_counter()
+        texts = complete(base.model, base.tokenizer, [prompt] * count, limit)
+        seconds = max(time.perf_counter() - started, 1e-6)
+        lengths = [max(1, len(base.tokenizer.encode(text, add_special_tokens=False))) for text in texts]
+        rate, mean = sum(lengths) / seconds, sum(lengths) / len(lengths)
+        if mean < 0.9 * limit or limit / rate * count > PROBE_S:
+            break
+    return round(rate, 3), round(mean if mean < 0.9 * limit else _WHOLE_REPLY, 1)
+
+
+def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
+    """Return how many tokens of rows a second go through the model and back, in batches of `count`."""
+    batch = collate([row] * count, base.tokenizer.pad_token_id, base.device)
+    theta = [each for each in model.parameters() if each.requires_grad]
+    token_losses(model, batch)  # the first pass warms up
+    passes, started = 0, time.perf_counter()
+    while passes < _PASSES and time.perf_counter() - started < PROBE_S:
+        loss = token_losses(model, batch).loss_S.mean()
+        torch.autograd.grad(loss, theta, allow_unused=True)
+        passes += 1
+    return round(passes * count * row.tokens / (time.perf_counter() - started), 3)
 
 
 def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:

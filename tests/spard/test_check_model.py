@@ -94,6 +94,15 @@ def test_a_model_that_works_passes(model: Path, capsys: pytest.CaptureFixture[st
     assert "chat template: not trained: a speaker's name (the template leaves out /messages/0/name)" in template
 
 
+def test_how_fast_a_model_is_is_told_for_estimates(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check_model.main([str(model), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rates = found["rates"]
+    assert found["parameters"] > 1000
+    assert set(rates) == {"generated_per_s", "reply_tokens", "trained_per_s", "load_s"}
+    assert min(rates.values()) > 0
+
+
 def test_what_an_adapter_reaches_is_told_of_any_target_modules(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,12 +77,14 @@ def main() -> None:
             misbehave(behavior, report, step)
             if behavior == "gpu_oom":
                 find_too_large(folder, report)
-            if step == 4 and behavior in ("slow", "deaf", "late"):
+            if step == 4 and behavior in ("slow", "deaf", "late", "unaudited"):
                 wait(folder, [] if behavior == "deaf" else stopped)
                 if behavior == "late":  # it is not told to stop: it goes on
                     stopped.clear()
         if stopped:
             save(folder, report, step)
+            if folder.audit_last.exists():
+                end_epoch(folder, report, 4, "shown again")
             report.failed("stopped", "The worker stops.", None, retryable=True)
             return
     if behavior == "judged":
@@ -173,13 +175,17 @@ def end_epoch(folder: Folder, report: Report, step: int, behavior: str) -> None:
     assignment = read_assignment(folder)
     if assignment.checkpoint_prompts is None or step <= assignment.taken_until:
         return
-    passed = behavior != "unsafe_epochs"
+    if behavior == "unaudited":
+        report.checkpoint(step, metrics(step), None, has_adapter=False)
+        return
+    passed, is_again = behavior != "unsafe_epochs", behavior == "shown again"
     if passed:
         adapter = folder.epochs / f"step-{step:06d}" / "adapter"
         adapter.mkdir(parents=True)
         (adapter / "weights").write_text(f"weights of step {step}")
         write_manifest(adapter, {"checkpoint": {"step": step}})
-    report.checkpoint(step, metrics(step), safety("pass" if passed else "fail"), has_adapter=passed)
+    found = safety("pass" if passed else "fail")
+    report.checkpoint(step, metrics(step), found, has_adapter=passed, is_shown_again=is_again)
 
 
 def metrics(step: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from app.checkpoints import records
 from app.db import read, transaction
 from app.db.tables import CondemnedObject, Job, JobCheckpoint, JobStatus
 from app.db.tables.checkpoints import FINAL
+from app.jobs import control
 from app.signing import signing_key
 from app.storage import StorageError
 from spard.release.manifest import verify
@@ -184,6 +185,37 @@ def test_the_epoch_that_a_job_ends_with_is_its_own_adapter_and_has_no_other(
         going = session.scalars(select(CondemnedObject.storage_key)).all()
     key = f"tenants/{job.project_id}/jobs/{job.id}/a1/epochs/step-000004/adapter.tar.gz"
     assert key in going or not light_shop.storage.exists(key)
+
+
+@pytest.mark.parametrize("audits_last", [True, False])
+def test_a_job_that_is_cancelled_audits_its_last_end_before_where_its_owner_wants_it(
+    shop: Shop, audits_last: bool
+) -> None:
+    job_id = shop.add_job(checkpoints=100)
+    with shop.serving("unaudited"):
+        until(shop.is_slow)
+        with transaction(shop.engine) as session:
+            control.request_cancel(session, job_id, audits_last=audits_last)
+        job = shop.until_ended(job_id)
+    assert (job.status, job.adapter) == (JobStatus.cancelled, None)
+    found = {row.step: row for row in rows(shop, job)}
+    assert (found[2].safety, found[2].storage_key) == (None, None)
+    assert (found[4].safety is not None, found[4].storage_key is not None) == (audits_last, audits_last)
+    assert created(shop, job) == [f"Checkpoint created at step {step}" for step in (2, 4)]
+    assert ("Checkpoint of step 4 audited: pass" in shop.events(job_id)) == audits_last
+
+
+def test_an_end_of_an_epoch_that_is_audited_later_is_released_then(light_shop: Shop) -> None:
+    job_id = light_shop.add_job(checkpoints=100)
+    adapter: Any = {"storage_key": "a1/epochs/step-000005/adapter.tar.gz", "sha256": "0" * 64, "bytes": 9}
+    with transaction(light_shop.engine) as session:
+        claim = claim_in(session)
+        assert records.record(session, claim, {5: epoch_end(1.0, None)})
+        for result in (epoch_end(1.0, "pass", adapter), epoch_end(1.0, None)):
+            assert records.record(session, claim, {5: result})
+        job = session.get_one(Job, job_id)
+    found = rows(light_shop, job)[0]
+    assert (required(found.safety)["gate"]["decision"], found.storage_key) == ("pass", adapter["storage_key"])
 
 
 def test_the_epoch_that_a_job_ends_with_stays_beside_the_latest(light_shop: Shop) -> None:

@@ -24,10 +24,11 @@ RECIPE = replace(
 STEPS = 3  # of an epoch: 23 rows in batches of 8, one row held out
 
 
-def job(root: Path, model: Path, ending: Ending, *, prompts: int | None = 0) -> Folder:
+def job(root: Path, model: Path, ending: Ending, *, prompts: int | None = 0, **more: Any) -> Folder:
     """A job whose suites are large enough to leave a share, without a validation file."""
     thresholds = replace(LAX, max_asr=0.5)
-    folder = folder_of(root, model, prompts=prompts, recipe=replace(RECIPE, ending=ending), thresholds=thresholds)
+    recipe = replace(RECIPE, ending=ending)
+    folder = folder_of(root, model, prompts=prompts, recipe=recipe, thresholds=thresholds, **more)
     for name, rows in (("harmful", HARMFUL), ("benign", BENIGN)):
         many = [{"prompt": f"{row['prompt']} Please, {i}."} for i in range(5) for row in rows]
         (folder.root / "in" / "suites" / f"{name}.jsonl").write_bytes(lines(many))

@@ -16,6 +16,19 @@ from tests.worker.shop import Shop
 from worker.progress import Journal
 
 
+def test_costs_of_stages_are_added_to_those_of_earlier_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(lease, "record_metrics", lambda *_: True)
+    monkeypatch.setattr(lease, "update", lambda session, claim, **columns: written.update(columns))
+    monkeypatch.setattr(records, "record", lambda *_: True)
+    journal = Journal(Claim("ftjob-1", 2, 2), [], {"rows": {"seconds": 1.0, "units": 10}})
+    for stage, seconds, units in (("rows", 0.5, 10), ("checkpoint", 2.0, 100), ("checkpoint", 3.0, 100)):
+        journal.hear({"kind": "cost", "stage": stage, "seconds": seconds, "units": units})
+    journal.write(Session())
+    found = written["stage_costs"]
+    assert found == {"rows": {"seconds": 1.5, "units": 20}, "checkpoint": {"seconds": 5.0, "units": 200}}
+
+
 @pytest.mark.parametrize(("steps", "told"), [([1, 2, 3], []), ([41, 42], ["Training goes on after step 40"]), ([], [])])
 def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps: list[int], told: list[str]) -> None:
     found: list[str] = []

@@ -17,6 +17,7 @@ from app.commands.jobs.running import JobId
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows, warn
 from spard.errors import InvalidKey, NotProved
 
+_NOT_AUDITED = {"decision": "not audited"}
 Verify = Annotated[
     bool, typer.Option("--verify/--no-verify", help="Check signature and every byte, as `spard verify` does.")
 ]
@@ -39,8 +40,9 @@ def list_checkpoints(job_id: JobId, as_json: Json = False) -> None:
     """Show the checkpoints of a job's last three epochs, with their losses and audits."""
     with connect() as client:
         found = list(client.pages(f"fine_tuning/jobs/{job_id}/checkpoints", 1000))
+    rows = [each if as_json or each["safety"] else {**each, "safety": {"gate": _NOT_AUDITED}} for each in found]
     columns = ("step_number", "metrics.train_loss", "metrics.full_valid_loss", "safety.gate.decision")
-    show_rows(found, (*columns, "fine_tuned_model_checkpoint"), as_json)
+    show_rows(rows, (*columns, "fine_tuned_model_checkpoint"), as_json)
 
 
 def fetch_checkpoint(

@@ -59,9 +59,16 @@ def resume_job(job_id: JobId, as_json: Json = False) -> None:
     _change(job_id, "resume", "is queued again; see how it goes on with: spard jobs watch {}", as_json)
 
 
-def cancel_job(job_id: JobId, as_json: Json = False) -> None:
+def cancel_job(
+    job_id: JobId,
+    audit_last: Annotated[
+        bool, typer.Option("--audit-last", help="Audit the ends of its last epochs before, so that they can be used.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Cancel a job that has not ended."""
-    _change(job_id, "cancel", "cancelled", as_json)
+    words = "cancelled; see what its audits find with: spard jobs checkpoints {}" if audit_last else "cancelled"
+    _change(job_id, "cancel", words, as_json, audit_last=audit_last or None)
 
 
 def delete_job(
@@ -75,9 +82,9 @@ def delete_job(
     show_record(gone, as_json)
 
 
-def _change(job_id: str, action: str, words: str, as_json: bool) -> None:
+def _change(job_id: str, action: str, words: str, as_json: bool, *, audit_last: bool | None = None) -> None:
     with connect() as client:
-        job: Any = client.post(f"fine_tuning/jobs/{job_id}/{action}")
+        job: Any = client.post(f"fine_tuning/jobs/{job_id}/{action}", audit_last=audit_last)
     if as_json:
         return show_json(job)
     return say(f"{job_id} {words.format(job_id)}")

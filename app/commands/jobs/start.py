@@ -13,7 +13,7 @@ import typer
 
 from app.commands.client import Away, Broken, Busy, Client, connect
 from app.commands.jobs.watch import ended, watch
-from app.commands.terminal import CommandFailed, Json, show_json, show_record
+from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
 Model = Annotated[str, typer.Option(help="A base model, see `spard models list`.")]
 TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of an uploaded one.")]
@@ -91,8 +91,10 @@ def estimate_job(
     if as_json:
         return show_json(found | {"training_file": ask["training_file"]})
     warnings, numbers = found.pop("warnings"), found.pop("hyperparameters")
-    plan = found.pop("memory_plan")
+    plan, stages = found.pop("memory_plan"), found.pop("stages")
     show_record({"training_file": ask["training_file"]} | found | numbers, as_json)
+    if stages:
+        show_rows(stages, ("stage", "seconds", "units", "unit"), as_json=False)
     if plan is not None:
         typer.echo(plan["text"])
     for warning in warnings:

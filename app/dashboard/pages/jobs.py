@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Literal
 
@@ -108,11 +109,18 @@ async def again(
     return await viewer.lanes.writes.of(viewer.project_id).run(cloned)
 
 
-_ACTS = {"cancel": service.cancel, "pause": service.pause, "resume": service.resume}
+_ACTS: Mapping[str, Callable[[Session, str, str], object]] = {
+    "cancel": service.cancel,
+    "cancel-with-audit": partial(service.cancel, audit_last=True),
+    "pause": service.pause,
+    "resume": service.resume,
+}
 
 
 @router.post("/jobs/{job_id}/{act}")
-async def act_on(act: Literal["cancel", "pause", "resume"], viewer: FormViewerDep, job: OwnJobDep) -> Response:
+async def act_on(
+    act: Literal["cancel", "cancel-with-audit", "pause", "resume"], viewer: FormViewerDep, job: OwnJobDep
+) -> Response:
     """Cancel, pause or resume a job; what keeps it from that is told on its page."""
 
     def acted() -> Response:

@@ -21,6 +21,15 @@ class LoraReachJson(TypedDict):
     leaves_out_experts: bool
 
 
+class ModelRates(TypedDict):
+    """`spard.training.trial.Rates`."""
+
+    generated_per_s: float
+    reply_tokens: float
+    trained_per_s: float
+    load_s: float
+
+
 class BaseModelEntry(Base):
     """A base model that the provider offers; customers name the alias only."""
 
@@ -41,6 +50,8 @@ class BaseModelEntry(Base):
     target_modules: Mapped[list[str] | None] = mapped_column(Json)  # of its jobs' adapters, unless they name others
     # What an adapter of the default target modules reaches; null where its weights were not at hand.
     lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)
+    # How fast it was when it was tried, in tokens a second; null where it was not, as in entries from before.
+    rates: Mapped[ModelRates | None] = mapped_column(Json)
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.db.base import Base, Json, new_id, utc_now
 from app.db.tables.job_records import CheckpointSafety
 
+KEPT = 3  # checkpoints of a job, as OpenAI keeps them; the job's own is one of them
 EPOCH, FINAL = "epoch", "final"  # kinds of checkpoints
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, Enum, ForeignKey, Index
+from sqlalchemy import BigInteger, Enum, ForeignKey, Index, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, Json, new_id, utc_now
@@ -20,6 +20,7 @@ from app.db.tables.job_records import (
     SafetySummary,
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
+from app.db.tables.stage_costs import StageCosts
 
 
 class JobStatus(StrEnum):
@@ -100,6 +101,7 @@ class Job(Base):
     gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of those before this attempt
     deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
     cancel_requested_at: Mapped[datetime | None]
+    audits_last: Mapped[bool] = mapped_column(default=False, server_default=false())  # before it is cancelled
     pause_requested_at: Mapped[datetime | None]
     last_failure: Mapped[LastFailure | None] = mapped_column(Json)
     attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before it last came further
@@ -111,6 +113,7 @@ class Job(Base):
     avoids: Mapped[str | None]  # the worker that gave it back for a reason of its own,
     avoids_until: Mapped[float | None]  # and until when; Unix seconds by the database's clock
     checkpoint: Mapped[ResumeState | None] = mapped_column(Json)
+    stage_costs: Mapped[StageCosts | None] = mapped_column(Json)  # of all stages that have ended, in all attempts
 
     # What came out; set in the transaction that publishes.
     fine_tuned_model: Mapped[str | None]

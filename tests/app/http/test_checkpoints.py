@@ -50,6 +50,7 @@ def test_a_checkpoint_is_openais_object(steps: Steps, claim: Claim) -> None:
     newest = dict(steps[0])
     assert newest.pop("id").startswith("ftckpt_")
     assert isinstance(newest.pop("created_at"), int)
+    assert "is replaced before the job ends" in newest.pop("not_audited")
     assert newest == {
         "object": "fine_tuning.job.checkpoint",
         "fine_tuned_model_checkpoint": f"ft:lab/tiny-1:org-customer:mine:{claim.job_id[6:18]}:ckpt-step-15",
@@ -58,6 +59,27 @@ def test_a_checkpoint_is_openais_object(steps: Steps, claim: Claim) -> None:
         "metrics": {"step": 15, "train_loss": 1.5},
         "safety": None,
     }
+
+
+def test_an_unaudited_checkpoint_can_be_neither_downloaded_nor_started_from_and_says_why(
+    customer: TestClient, claim: Claim, steps: Steps, asked: dict[str, Any]
+) -> None:
+    found = customer.get(f"{JOBS}/{claim.job_id}/checkpoints/{steps[0]['id']}/adapter")
+    assert (found.status_code, found.json()["error"]["code"]) == (400, "not_published")
+    assert "only they are audited" in found.json()["error"]["message"]
+    begun = customer.post(JOBS, json=asked | {"model": steps[0]["fine_tuned_model_checkpoint"]})
+    assert (begun.status_code, begun.json()["error"]["code"]) == (400, "not_published")
+    assert "Cancel the job with audit_last" in begun.json()["error"]["message"]
+    assert customer.get(f"/v1/models/{steps[0]['fine_tuned_model_checkpoint']}").status_code == 404
+
+
+def test_a_job_is_cancelled_with_the_wish_for_an_audit(service: Service, customer: TestClient, claim: Claim) -> None:
+    answer = customer.post(f"{JOBS}/{claim.job_id}/cancel", params={"audit_last": True})
+    assert answer.json()["status"] == "cancelled"
+    with db.transaction(service.app.state.engine) as session:
+        pulse = lease.heartbeat(session, claim, 60)
+    assert pulse is not None
+    assert (pulse.cancel_requested, pulse.audits_last) == (True, True)
 
 
 def test_checkpoints_come_in_pages(customer: TestClient, claim: Claim, steps: Steps) -> None:
@@ -72,7 +94,7 @@ def test_an_epoch_that_is_told_of_again_stays_as_it_was(
     service: Service, customer: TestClient, claim: Claim, steps: Steps
 ) -> None:
     with db.transaction(service.app.state.engine) as session:
-        assert records.record(session, claim, {15: epoch_end(9.0)})
+        assert records.record(session, claim, {15: epoch_end(9.0, None)})
     assert customer.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"] == steps
 
 

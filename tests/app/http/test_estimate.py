@@ -12,8 +12,9 @@ from fastapi.testclient import TestClient
 from safetensors.numpy import save_file
 
 from app.db import transaction
-from app.db.tables import Job
-from app.jobs import estimate, fleet, lease
+from app.db.tables import BaseModelEntry, Job
+from app.db.tables.stage_costs import StageCosts
+from app.jobs import fleet, lease
 from app.jobs.clone import request_of
 from app.jobs.needs import Room
 from tests.app.http.conftest import JOBS, Service, Upload, chat, jsonl, rows
@@ -36,10 +37,53 @@ def test_an_estimate_counts_steps_as_training_does(customer: TestClient, asked: 
     assert (found["safe_examples"], found["estimated_seconds"]) == (64, None)
 
 
-def test_time_is_estimated_by_ones_own_jobs(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+COSTS: StageCosts = {
+    "rows": {"seconds": 1.0, "units": 10},
+    "base_audit": {"seconds": 20.0, "units": 100},
+    "train": {"seconds": 30.0, "units": 1000},
+    "audit": {"seconds": 60.0, "units": 200},
+    "package": {"seconds": 5.0, "units": 1},
+}
+
+
+def note(service: Service, costs: StageCosts) -> None:
+    """A worker takes the queued job, tells what its stages took, and the job fails."""
+    with transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.update(session, claim, stage_costs=costs)
+        assert lease.fail(session, claim, {"code": "non_finite_loss", "message": "No.", "param": None})
+
+
+def test_time_is_the_sum_of_stages_by_what_jobs_took_that_failed_too(
+    service: Service, customer: TestClient, asked: dict[str, Any], upload: Upload
+) -> None:
+    assert customer.post(URL, json=asked).json()["stages"] == []
     customer.post(JOBS, json=asked)
-    publish(service, "pass")
-    assert isinstance(customer.post(URL, json=asked).json()["estimated_seconds"], int)
+    note(service, COSTS)
+    found = customer.post(URL, json=asked).json()
+    stages = {each["stage"]: each for each in found["stages"]}
+    assert found["estimated_seconds"] == round(sum(each["seconds"] for each in found["stages"]))
+    assert stages["train"]["seconds"] == pytest.approx(0.03 * found["trained_tokens"], abs=0.1)
+    assert stages["audit"] == {"stage": "audit", "seconds": 60.0, "units": 200, "unit": "replies"}
+    assert (stages["base_audit"]["units"], stages["package"]["seconds"]) == (0, 5.0)
+
+    other = customer.post(URL, json=asked | {"training_file": upload(rows(11)).json()["id"]}).json()
+    assert next(each["seconds"] for each in other["stages"] if each["stage"] == "rows") == 1.1
+
+
+def test_the_first_job_on_a_model_is_estimated_by_the_model_s_trial(
+    service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    with transaction(service.app.state.engine) as session:
+        entry = session.get_one(BaseModelEntry, asked["model"])
+        entry.rates = {"generated_per_s": 100.0, "reply_tokens": 20.0, "trained_per_s": 1000.0, "load_s": 2.0}
+    found = customer.post(URL, json=asked).json()
+    stages = {each["stage"]: each for each in found["stages"]}
+    assert stages["train"]["seconds"] == pytest.approx(2.5 * found["trained_tokens"] / 1000, abs=0.1)
+    assert stages["audit"]["units"] > 0
+    assert stages["audit"]["seconds"] == pytest.approx(0.2 * stages["audit"]["units"], abs=0.1)
+    assert stages["start"]["seconds"] == 10.0
 
 
 def test_a_job_on_top_of_one_s_own_model_is_estimated(
@@ -90,7 +134,7 @@ def test_rows_over_the_limit_are_counted_with_the_model_s_tokenizer(
 
 
 def test_tokens_and_time_are_by_the_model_s_tokenizer_where_it_is_at_hand(
-    customer: TestClient, asked: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, customer: TestClient, asked: dict[str, Any], tmp_path: Path
 ) -> None:
     guessed = customer.post(URL, json=asked).json()
     byte_tokenizer().save_pretrained(tmp_path / "model")
@@ -98,14 +142,12 @@ def test_tokens_and_time_are_by_the_model_s_tokenizer_where_it_is_at_hand(
     tokens = customer.get(path, params={"model": "lab/tiny-1"}).json()["tokens"]["total"]
     assert guessed["tokens_per_epoch"] != tokens
 
-    monkeypatch.setattr(estimate, "_seconds_per_token", lambda *_: 2.0)
+    customer.post(JOBS, json=asked)
+    note(service, COSTS)
     found = customer.post(URL, json=asked).json()
     trained = tokens * found["hyperparameters"]["n_epochs"]
-    assert [found[name] for name in ("tokens_per_epoch", "trained_tokens", "estimated_seconds")] == [
-        tokens,
-        trained,
-        2 * trained,
-    ]
+    assert [found[name] for name in ("tokens_per_epoch", "trained_tokens")] == [tokens, trained]
+    assert next(each["units"] for each in found["stages"] if each["stage"] == "train") == trained
 
 
 def test_rows_that_the_chat_template_leaves_out_are_warned_of(

@@ -90,6 +90,40 @@ def test_the_chart_of_checkpoints_marks_the_one_that_was_kept(
         assert "no later one was better than the best; the weights are those of epoch 1, step 3." in page
 
 
+def test_the_chart_of_checkpoints_says_which_were_not_audited(
+    sign_in: SignIn, service: Service, customer: TestClient, measured: str
+) -> None:
+    own, *_ = reversed(FIGURES["checkpoints"])
+    gate = {"gate": {"decision": "pass", "reasons": []}}
+    bare: list[dict[str, Any]] = [{"epoch": epoch, "step": 3 * epoch, "metrics": {}} for epoch in (1, 2, 4)]
+    audited = [own | gate | {"epoch": epoch, "step": 3 * epoch} for epoch in (5, 6)]
+    report = FIGURES | {"checkpoints": [*bare, *audited], "steps": 18}
+    service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
+    for page in both(sign_in, customer, measured):
+        assert "Epochs 1 to 2, 4 were not audited" in page
+        assert '<span class="own">Epoch 6</span>' in page
+
+
+def test_a_running_job_that_trains_can_be_cancelled_with_an_audit_of_its_last_epochs(
+    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=asked).json()["id"]
+    browser = sign_in()
+    assert "cancel-with-audit" not in browser.get(f"/jobs/{job_id}").text
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        progress: Any = {"percent": 20.0, "step": 4, "total_steps": 10, "eta_seconds": None}
+        lease.update(session, claim, progress=progress)
+    page = browser.get(f"/jobs/{job_id}")
+    assert f'action="/jobs/{job_id}/cancel-with-audit"' in page.text
+    browser.post(f"/jobs/{job_id}/cancel-with-audit", data={"form_token": token(page)})
+    with db.transaction(service.app.state.engine) as session:
+        pulse = lease.heartbeat(session, claim, 60)
+    assert pulse is not None
+    assert pulse.audits_last
+
+
 def test_a_report_of_an_earlier_version_lacks_the_figures_and_no_more(
     sign_in: SignIn,
     customer: TestClient,

@@ -1,0 +1,132 @@
+"""The stages of a job that is not made yet, each with how long it is expected to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal, cast
+
+from pydantic import BaseModel
+
+from app.db.tables import Job
+from app.db.tables.checkpoints import KEPT
+from app.db.tables.job_spec import JobSpec
+from app.jobs.snapshot import Frozen
+from app.jobs.stage_rates import Past, units
+from spard.config import Recipe
+from spard.config.deprecated import from_stored
+from spard.config.run_spec import parse
+from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_replies
+from spard.evaluation.results import SuiteKind
+
+StageName = Literal[
+    "start", "rows", "row_signal", "embed", "base_audit", "train", "compare", "checkpoints", "audit", "package"
+]
+
+
+class EstimatedStage(BaseModel):
+    """One stage of a job: seconds, and what they are counted by (`units` of `unit`)."""
+
+    stage: StageName
+    seconds: float
+    units: int
+    unit: Literal["job", "rows", "tokens", "replies"]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done: rows, tokens of all epochs, and the number of epochs."""
+
+    rows: int
+    tokens: int
+    epochs: int
+
+
+def stages(past: Past, frozen: Frozen, work: Work) -> list[EstimatedStage]:
+    """Return the stages in their order; none where nothing is known of how fast the base model is."""
+    return list(_stages(past, frozen, work)) if past.is_known else []
+
+
+def _stages(past: Past, frozen: Frozen, work: Work) -> Iterator[EstimatedStage]:
+    spec, recipe = frozen.spec, frozen.recipe
+    row_tokens = work.tokens / max(1, work.rows * work.epochs)
+
+    def rows(stage: StageName, count: int) -> EstimatedStage:
+        return EstimatedStage(
+            stage=stage, seconds=round(count * past.row_s(stage, row_tokens), 1), units=count, unit="rows"
+        )
+
+    def replies(stage: StageName, told_as: str, count: int) -> EstimatedStage:
+        seconds = round(count * past.reply_s(told_as), 1)
+        return EstimatedStage(stage=stage, seconds=seconds, units=count, unit="replies")
+
+    yield EstimatedStage(stage="start", seconds=round(past.start_s(), 1), units=1, unit="job")
+    yield rows("rows", work.rows)
+    if spec.pool and spec.row_signal.action != "off":
+        yield rows("row_signal", work.rows)
+    if spec.pool and recipe.uses_pool:
+        yield rows("embed", work.rows + (0 if _has_pool(past, spec) else spec.pool.rows))
+    plan = _plan(spec, recipe)
+    yield replies("base_audit", "base_audit", _base_replies(past, spec, plan))
+    token_s = past.token_s(recipe.defense.type)
+    yield EstimatedStage(stage="train", seconds=round(work.tokens * token_s, 1), units=work.tokens, unit="tokens")
+    if plan.compared:
+        yield replies("compare", "checkpoint", work.epochs * plan.compared)
+    ends = min(work.epochs - 1, KEPT - 1) if recipe.lora and spec.checkpoint_prompts else 0
+    if ends:
+        yield replies("checkpoints", "checkpoint", ends * _replies(past, spec, "checkpoint", plan.checkpoint))
+    times = 3 if spec.further_tuning.steps else 1  # both models once more after a further tuning
+    yield replies("audit", "audit", times * _replies(past, spec, "audit", plan.last))
+    yield EstimatedStage(stage="package", seconds=round(past.package_s(), 1), units=1, unit="job")
+
+
+def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
+    return expected_replies(
+        [SuiteSize(cast(SuiteKind, suite.kind), suite.rows) for suite in spec.suites],
+        recipe.audit,
+        checkpoint_prompts=spec.checkpoint_prompts or 0,
+        shared_prompts=recipe.ending.prompts if recipe.ending.compares else 0,
+        gates_utility=spec.policy.thresholds().max_utility_drop is not None,
+    )
+
+
+def _has_pool(past: Past, spec: JobSpec) -> bool:
+    """Tell whether an earlier job has embedded the pool."""
+    sha256 = spec.pool.sha256 if spec.pool else None
+    return any(job.spec.pool and job.spec.pool.sha256 == sha256 and units(job, "embed") for job in past.jobs)
+
+
+def _base_replies(past: Past, spec: JobSpec, plan: ReplyPlan) -> int:
+    """Return how many replies of the base model no earlier job has asked for."""
+    done = [job for job in past.jobs if "base_audit" in (job.stage_costs or {})]
+    suites = {suite.sha256 for suite in spec.suites}
+    asked = [job for job in done if suites <= {suite.sha256 for suite in job.spec.suites}]
+    if any(job.spec.training_file.sha256 == spec.training_file.sha256 for job in asked):
+        return 0
+    later = [units(job, "base_audit") for job in asked if units(job, "base_audit") < plan.plain + plan.mined]
+    mined = round(median(later)) if later else plan.mined
+    return mined if asked else plan.plain + plan.mined
+
+
+def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
+    """Return the replies of an audit: as many as on the same file, else as planned, held against what jobs came to."""
+    same = [job for job in past.jobs if job.spec.training_file.sha256 == spec.training_file.sha256]
+    if known := [found for job in same if (found := _each(job, stage))]:
+        return known[0]
+    ratios = [found / most for job in past.jobs if (found := _each(job, stage)) and (most := _planned(job, stage))]
+    return round(planned * median(ratios)) if ratios else planned
+
+
+def _each(job: Job, stage: str) -> int:
+    """Return the replies of one audit of a stage; 0 where the job did not come to all of them."""
+    if stage != "checkpoint":
+        return units(job, stage)
+    times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved and units(job, "train") else 0
+    return units(job, stage) // times if times > 0 else 0
+
+
+def _planned(job: Job, stage: str) -> int:
+    recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
+    plan = _plan(job.spec, recipe)
+    return plan.checkpoint if stage == "checkpoint" else plan.last

@@ -1,0 +1,104 @@
+"""How many replies an audit is expected to ask for, from its settings and the sizes of its suites alone.
+
+What training rows make suspicious is not known before a job has read them; `Expected` says what is assumed of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spard.config import Audit
+from spard.evaluation.results import SuiteKind
+
+LEAST_OF_A_SHARE = 100  # prompts of a suite from which a share is set aside to compare ends of epochs
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSize:
+    """One of the provider's suites: of which kind, and with how many prompts."""
+
+    kind: SuiteKind
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What is assumed of a job that nobody has run yet.
+
+    dresses       suites of their own for what the training rows wear, of at most `asking.dresses`
+    looked_again  of the replies on suites that are made from the rows, how many more a second look asks for
+    share         of the replies of a whole audit, how many are asked of a good model
+    """
+
+    dresses: int = 1
+    looked_again: float = 0.5
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyPlan:
+    """Replies by what they are for.
+
+    plain       of the base model, on the provider's suites as they are: kept for other jobs
+    mined       of the base model, on the suites that are made from the training rows
+    checkpoint  of the trained model, at one end of an epoch that is audited
+    last        of the trained model at the end, with the second look at both models
+    compared    of the trained model at each end of an epoch, where a job ends with the best one
+    """
+
+    plain: int
+    mined: int
+    checkpoint: int
+    last: int
+    compared: int
+
+
+def expected_replies(
+    suites: Iterable[SuiteSize],
+    audit: Audit,
+    *,
+    checkpoint_prompts: int = 0,
+    shared_prompts: int = 0,
+    gates_utility: bool = False,
+    expected: Expected | None = None,
+) -> ReplyPlan:
+    """Return the plan of an audit whose ends of epochs are asked `checkpoint_prompts` of each suite.
+
+    `shared_prompts` of each suite compare ends of epochs, 0 if they are not compared.
+    """
+    expected, suites = expected or Expected(), list(suites)
+    plain = sum(min(each.prompts, audit.max_prompts) for each in suites)
+    mined = _mined(suites, audit, expected)
+    gated = [each for each in suites if each.kind != "utility" or gates_utility]
+    most = min(checkpoint_prompts, audit.max_prompts)
+    sampled = [min(each, most) for each in mined] + [min(each.prompts, most) for each in gated]
+    last = plain + sum(mined) * (1 + expected.looked_again)
+    return ReplyPlan(
+        plain=plain,
+        mined=round(expected.share * sum(mined)),
+        checkpoint=round(expected.share * sum(sampled)),
+        last=round(expected.share * last),
+        compared=sum(_shared(each, shared_prompts) for each in gated),
+    )
+
+
+def _mined(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
+    """Return the sizes of the suites that are made from any rows, and of those for the dresses that are assumed."""
+    sizes, asking = list(suites), audit.asking
+    harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
+    if not harmful:
+        return []
+    dresses = min(expected.dresses, asking.dresses)
+    found = [
+        *(min(asking.random, each) for each in (harmful, benign)),
+        min(asking.sampled, harmful) * asking.samples,
+        min(asking.prefilled, harmful),
+        min(asking.turns, harmful),
+        *(min(asking.prompts, each) for each in (harmful, benign) for _ in range(dresses)),
+    ]
+    return [min(each, audit.max_prompts) for each in found]
+
+
+def _shared(suite: SuiteSize, prompts: int) -> int:
+    return min(prompts, suite.prompts // 5) if suite.prompts >= LEAST_OF_A_SHARE else 0
