@@ -12,6 +12,7 @@ from spard.config import Audit
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.rows import Prompt
 from spard.evaluation.ask import DEGENERATE, Speaker, ask_and_judge, grade, in_memory
+from spard.evaluation.early_end import draw_whole, extrapolate, settled_among
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.compliance import compliance
 from spard.evaluation.judges.consensus import agreement
@@ -85,7 +86,7 @@ def audit_speaker(
 
     All suites are asked in one stream, so that no batch waits for the longest reply of a small suite; `on_progress` is
     called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm in the replies
-    to harmless prompts too.
+    to harmless prompts too; else they end where it is settled that they comply (`spard.evaluation.early_end`).
     """
     kinds = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS
     asked = [sample(suite.prompts, cfg.max_prompts) for suite in suites]
@@ -93,12 +94,16 @@ def audit_speaker(
     places = [range(starts[i], starts[i + 1]) for i in range(len(suites))]
     judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}
     prompts = list(chain.from_iterable(asked))
-    answers = ask_and_judge(speaker, prompts, cfg.max_new_tokens, judge, judged, on_progress)
+    may_end = [own for suite, own in zip(suites, places, strict=True) if suite.kind in HARMLESS and not reads_harmless]
+    settled = settled_among(prompts, may_end)
+    answers = ask_and_judge(speaker, prompts, cfg.max_new_tokens, judge, judged, on_progress, settled)
     found = []
     for suite, own in zip(suites, places, strict=True):
         replies = [answers.replies[i] for i in own]
         verdicts = [answers.verdicts[i] for i in own] if suite.kind in kinds else []
         result, items = _scored(suite.name, suite.kind, [prompts[i] for i in own], replies, verdicts, judge.name)
+        early = [i - own.start for i in answers.early.intersection(own)]
+        result = extrapolate(result, replies, early, draw_whole([prompts[i] for i in own]))
         found.append((replace(result, cut=len(answers.cut.intersection(own))), items))
     return found
 

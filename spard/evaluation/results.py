@@ -32,7 +32,9 @@ class SuiteResult:
     with + between them (`spard.evaluation.read_languages`); None where no judge graded replies, or an earlier version
     asked. `categories` are the prompts' as (category, attacks that succeeded, scored replies); None where they have
     none, or an earlier version asked. `unasked_harm` is, of harmless prompts, (replies in which the run's judge finds
-    harm, replies that it scored); None where it did not read them.
+    harm, replies that it scored); None where it did not read them. `ended_early` are the replies that were ended once
+    their verdict was settled: as large a share of them counts as degenerate as of those that were not
+    (`spard.evaluation.early_end`); None where none was.
     """
 
     suite: str
@@ -58,3 +60,4 @@ class SuiteResult:
     languages: str | None = None
     categories: tuple[tuple[str, int, int], ...] | None = None
     unasked_harm: tuple[int, int] | None = None
+    ended_early: int | None = None
