@@ -108,9 +108,7 @@ def ask_and_judge(
     on_progress: Callable[[int, int], None] | None = None,
     settled: Settled | None = None,
 ) -> Answers:
-    """Ask all prompts in one stream, and the judge about the replies at the places `judged`.
-
-    Replies that are `settled` end early, where the speaker can do that.
+    """Ask all prompts in one stream, and the judge about the replies at the places `judged`; end those `settled` early.
 
     Prompts that are not judged and ask for likelihood are answered by the likeliest of their choices. A judge that
     fails ends the asking at the next batch. `on_progress` is called after each batch with the number of replies so far

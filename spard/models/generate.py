@@ -83,14 +83,13 @@ def stream(
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
     ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
-    settle_ = settler(tokenizer, settled) if settled else None
+    how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settler(tokenizer, settled))
     was_training = model.training
     model.eval()
     try:
         while left:
             batches = list(_batches(model, rows, left, max_new_tokens, most, batch_size))
             try:
-                how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settle_)
                 for found in _replies(model, rows, batches, *how):
                     for places, said, early in distributed.gathered((found.places, found.tokens, found.early)):
                         if places:

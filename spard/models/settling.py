@@ -38,12 +38,14 @@ def texts_of(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
     return [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
 
 
-def settler(tokenizer: Any, settled: Settled) -> Callable[[Rows], None] | None:
+def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] | None:
     """Return what ends the rows that are settled; None where the words of a reply may change while it goes on.
 
     They may with a template that knows reasoning, or that opens an answer with tokens of its own: what stands before
     is dropped once the answer begins.
     """
+    if settled is None:
+        return None
     renderer = renderer_of(tokenizer)
     if renderer.knows_reasoning or renderer.opening.strip():
         return None
