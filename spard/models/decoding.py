@@ -22,7 +22,6 @@ from spard.models.kv_cache import RoomyLayer, counts_columns, is_plain, open_cac
 from spard.models.sampling import Pick
 
 LOOK_EVERY = 8  # tokens: on an accelerator, asking which rows have ended waits for all that was computed
-SETTLE_EVERY = 4  # tokens, between two looks for rows whose next tokens do not matter
 LEAST_SHARED = 8  # tokens: fewer are not worth a pass of their own
 
 
@@ -176,14 +175,14 @@ def advance_(
     """Continue rows until at most `until` of them have not ended; return those that have, and forget them.
 
     `is_left` is asked whether to go on: ranks that share a cut model go on as long as any of them has to. `settle_`,
-    called every `SETTLE_EVERY` tokens, ends rows whose next tokens do not matter.
+    called as often as rows are looked at, ends those whose next tokens do not matter.
     """
     every = look_every(model.device)
     found, step = Replies(), 0
     while True:
-        if settle_ and step % SETTLE_EVERY == 0:
-            settle_(rows)
         if step % every == 0:
+            if settle_:
+                settle_(rows)
             left = len(rows) - int(rows.done_B.sum())
             goes_on = is_left(left > until)
             if left and (2 * left <= len(rows) or not goes_on):

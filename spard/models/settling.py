@@ -12,6 +12,7 @@ from typing import Any
 from spard.data.chat import renderer_of
 from spard.models.decoding import Rows
 
+_AGAIN = 8  # tokens, until a reply that is long enough and not settled is looked at again
 _HASTE = 0.8  # of the tokens that a row lacks at its rate of characters so far
 
 
@@ -69,6 +70,8 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
                 due[places[i]] = counts[i] + max(1, int(_HASTE * missing * counts[i]))
             elif settled.holds(places[i], text):
                 ended.append(i)
+            else:
+                due[places[i]] = counts[i] + _AGAIN
         rows.done_B[ended] = True
         rows.early_B[ended] = True
 
