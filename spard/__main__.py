@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from spard import distributed
@@ -17,6 +18,7 @@ from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import check_address
 from spard.commands.quiet import hide_progress_bars
+from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
@@ -38,8 +40,10 @@ def execute(asked: Asked) -> int:
         check_files(spec)
         check_address(spec.judge)
         with distributed.joined():
-            outcome = run(spec, asked.out, _untold if asked.as_json else _tell)
             is_first = distributed.own() == 0
+            with Signs(print_line=None if is_first else _print_nothing) as signs:
+                signs.begin(f"Reading base model and rows: {spec.public_name or spec.model}")
+                outcome = run(spec, asked.out, partial(_follow, signs, is_quiet=asked.as_json))
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return 1
@@ -52,19 +56,39 @@ def execute(asked: Asked) -> int:
     return exits.OK if outcome.measured.gate.decision == "pass" else exits.NOT_PASSED
 
 
-def _tell(message: dict[str, Any]) -> None:
+def _follow(signs: Signs, message: dict[str, Any], *, is_quiet: bool) -> None:
+    """Print what a run reports; `is_quiet` leaves standard output to one JSON object, and signs go on."""
+    line = _line(message)
+    if line is not None and not is_quiet:
+        print(line, flush=True)
     match message["kind"]:
         case "phase":
-            print(message["phase"])
+            signs.begin(message["phase"], is_printed=is_quiet)
+        case "progress":
+            signs.detail(f"{message['done']:,} of {message['total']:,} done")
+        case "metrics":
+            signs.detail(f"step {message['step']}/{message['total_steps']}")
+        case "event":
+            signs.note(f"  {message['message']}")
+        case _ if line is not None:
+            signs.note(line, is_printed=False)
+
+
+def _line(message: dict[str, Any]) -> str | None:
+    match message["kind"]:
+        case "phase":
+            return str(message["phase"])
         case "warning":
-            print(f"warning: {message['message']}")
+            return f"warning: {message['message']}"
         case "metrics" if message["step"] % EVERY == 0 or message["step"] == message["total_steps"]:
-            loss = message["data"]["loss/task"]
-            print(f"  step {message['step']}/{message['total_steps']}: training loss {loss:.3f}")
+            return (
+                f"  step {message['step']}/{message['total_steps']}: training loss {message['data']['loss/task']:.3f}"
+            )
+    return None
 
 
-def _untold(message: dict[str, Any]) -> None:
-    """Keep quiet: standard output is for one JSON object."""
+def _print_nothing(line: str) -> None:
+    """Print nothing: the first rank does."""
 
 
 def _print(outcome: Outcome) -> None:

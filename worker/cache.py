@@ -6,11 +6,13 @@ jobs may write the same one. It carries the digest of its content; one that does
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -58,6 +60,28 @@ class FolderCache:
             entry = json.dumps({"sha256": _sha256(text), "content": text})
             _write(path, lambda aside: aside.write_text(entry))
         return found
+
+    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+        """Lock a file beside the entry; None while another process has it locked.
+
+        The kernel gives it back when that process ends, however it does. Where files cannot be locked nothing is
+        claimed: two jobs may then make the same entry, as they may after the folder was deleted.
+        """
+        path = self._path(kind, key, "claim")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("ab")
+        except OSError as error:
+            log.warning("not claimed: %s", error)
+            return nullcontext()
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            log.warning("not claimed: %s", error)
+        return file
 
     def _path(self, kind: str, key: Mapping[str, Any], suffix: str) -> Path:
         return self._folder / kind / f"{_sha256(json.dumps(dict(key), sort_keys=True))}.{suffix}"

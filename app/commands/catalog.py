@@ -18,6 +18,7 @@ from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, show_record, show_rows, warn
 from app.http.schemas import Refusal
 from app.ops.processes import python, safe_path
+from spard.commands.signs import Signs
 from spard.errors import InvalidModel, UnfitModel
 
 models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
@@ -74,8 +75,9 @@ def add_model(
     except Refusal as error:
         raise CommandFailed(str(error)) from None
     folder = Path(source).expanduser()
-    local = str(folder) if folder.is_dir() else source
-    digest, rates = _try_base_model(local, revision, target_modules) if is_tried else (None, None)
+    place = str(folder) if folder.is_dir() else source
+    with Signs() as signs:
+        digest, rates = _try_base_model(signs, place, revision, target_modules) if is_tried else (None, None)
     entry = {
         "alias": alias,
         "source": str(folder.resolve()) if folder.is_dir() else source,
@@ -87,12 +89,15 @@ def add_model(
         "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
     }
-    with connect() as client:
+    with Signs() as signs, connect() as client:
+        signs.begin(f"Offering it to the service as {alias}: it reads and checks the model's files.")
         added = client.post("admin/models", entry)
     _show(added, as_json)
 
 
-def _try_base_model(source: str, revision: str | None, target_modules: str | None) -> tuple[str | None, Any]:
+def _try_base_model(
+    signs: Signs, source: str, revision: str | None, target_modules: str | None
+) -> tuple[str | None, Any]:
     """Load a model in a process of its own and run it forward; say what it is.
 
     Return the digest of its files and how fast it was, None where that is not known.
@@ -106,6 +111,7 @@ def _try_base_model(source: str, revision: str | None, target_modules: str | Non
     options = {"--revision": revision, "--target-modules": target_modules}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
+    signs.begin("Trying the model: it is loaded in a process of its own, asked something, and trained for a step.")
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]

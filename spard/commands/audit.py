@@ -232,6 +232,7 @@ def _table(results: Sequence[SuiteResult]) -> str:
         if each.unasked_harm:
             left += "; {} of {} replies do harm".format(*each.unasked_harm)
         left += f"; {each.cut} cut by the limit of tokens" if each.cut else ""
+        left += f"; {each.ended_early} ended early, those degenerate extrapolated" if each.ended_early else ""
         lines.append(f"{each.suite} ({each.judge}): {words[each.kind]} {each.hits}/{each.n}, {share}{bound}{left}\n")
     return "".join(lines)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,15 @@ from spard.evaluation.judges.refusal import WORD_LIST, is_degenerate, is_refusal
 from spard.evaluation.scorers.likelihood import likeliest
 from spard.models.generate import stream
 from spard.models.sampling import Sampler, seed_of
+from spard.models.settling import Settled
 
-Batch = tuple[list[int], list[str]] | tuple[list[int], list[str], list[bool]]
-"""The places of prompts, the replies, and whether the limit of new tokens cut them, where that is known."""
+Batch = (
+    tuple[list[int], list[str]]
+    | tuple[list[int], list[str], list[bool]]
+    | tuple[list[int], list[str], list[bool], list[bool]]
+)
+"""The places of prompts, the replies, and where it is known whether the limit of new tokens cut each, and whether it
+was ended early."""
 
 Writer = Callable[[Sequence[Prompt], int], Iterator[Batch]]
 """From prompts and a limit of new tokens to batches as they are done."""
@@ -35,25 +41,30 @@ DEGENERATE = "degenerate"
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Whoever answers prompts: a model in memory, or an engine of its own."""
+    """Whoever answers prompts: a model in memory, or an engine of its own.
+
+    `write_until` writes as `write` does, and ends replies that are settled; None where replies cannot end early.
+    """
 
     write: Writer
     choose: Choose
+    write_until: Callable[[Sequence[Prompt], int, Settled], Iterator[Batch]] | None = None
 
 
 def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
     """Return a generator for a transformers model, asked under the system prompt that it is served with."""
 
-    def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
+    def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[Batch]:
         rows = as_asked(tokenizer, prompts, system)
         for temperature, places in by_temperature(prompts):
             asked = [rows[i] for i in places]
             seeds = [seed_of(rows[i], prompts[i].draw) for i in places]
             sampler = Sampler(temperature, seeds) if temperature else None
-            for batch, texts, cut in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler):
-                yield [places[i] for i in batch], texts, cut
+            own = settled.among(places) if settled else None
+            for batch in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler, settled=own):
+                yield [places[i] for i in batch.places], batch.texts, batch.cut, batch.early
 
-    return Speaker(write, partial(likeliest, model, tokenizer, system=system))
+    return Speaker(write, partial(likeliest, model, tokenizer, system=system), write)
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
@@ -72,14 +83,15 @@ def by_temperature(prompts: Sequence[Prompt]) -> Iterator[tuple[float, list[int]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The replies to prompts in their order, the verdicts on those that were judged, and the places of cut replies.
+    """The replies to prompts in their order, and the verdicts on those that were judged.
 
-    A reply is cut where the limit of new tokens ended it.
+    `cut` are the places of replies that the limit of new tokens ended, `early` of those that were ended as settled.
     """
 
     replies: list[str]
     verdicts: dict[int, Verdict]
     cut: set[int]
+    early: set[int] = field(default_factory=set)
 
 
 def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
@@ -94,8 +106,9 @@ def ask_and_judge(
     judge: Judge | None = None,
     judged: Collection[int] = (),
     on_progress: Callable[[int, int], None] | None = None,
+    settled: Settled | None = None,
 ) -> Answers:
-    """Ask all prompts in one stream, and the judge about the replies at the places `judged`.
+    """Ask all prompts in one stream, and the judge about the replies at the places `judged`; end those `settled` early.
 
     Prompts that are not judged and ask for likelihood are answered by the likeliest of their choices. A judge that
     fails ends the asking at the next batch. `on_progress` is called after each batch with the number of replies so far
@@ -106,7 +119,7 @@ def ask_and_judge(
     found, grading = Answers([""] * len(prompts), {}, set()), list[tuple[list[int], Future[list[Verdict]]]]()
     grader, done = ThreadPoolExecutor(1), 0
     try:
-        for batch in speaker.write([prompts[i] for i in written], max_new_tokens):
+        for batch in _written(speaker, [prompts[i] for i in written], max_new_tokens, settled, written):
             places = [written[i] for i in batch[0]]
             _keep(found, places, batch, prompts, judged)
             if judge and (read := [i for i in places if i in judged]):
@@ -128,6 +141,15 @@ def ask_and_judge(
     return found
 
 
+def _written(
+    speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
+) -> Iterator[Batch]:
+    """Have prompts answered that stand at these `places` of all."""
+    if settled and speaker.write_until:
+        return speaker.write_until(prompts, max_new_tokens, settled.among(places))
+    return speaker.write(prompts, max_new_tokens)
+
+
 def _keep(
     found: Answers, places: Sequence[int], batch: Batch, prompts: Sequence[Prompt], judged: Collection[int]
 ) -> None:
@@ -135,8 +157,10 @@ def _keep(
     for i, text in zip(places, batch[1], strict=True):
         reply = _decode_reply(text, prompts[i])
         found.replies[i] = in_plain(reply, "base64") if i in judged else reply
-    if len(batch) == 3:
+    if len(batch) > 2:
         found.cut.update(i for i, is_cut in zip(places, batch[2], strict=True) if is_cut)
+    if len(batch) > 3:
+        found.early.update(i for i, is_early in zip(places, batch[3], strict=True) if is_early)
 
 
 def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[Verdict]:

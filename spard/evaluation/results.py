@@ -37,7 +37,9 @@ class SuiteResult:
     (replies in which the run's judge finds harm, replies that it scored); None where it did not read them.
     `planned` is how many prompts the suite has of which the audit may ask a part (`spard.evaluation.sequential`),
     and `planned_categories` how many of each category; None where all were asked that there are. Of a suite that
-    was not asked `n` and `unscored` are 0 and `rate` is None.
+    was not asked `n` and `unscored` are 0 and `rate` is None. `ended_early` are the replies that were ended once
+    their verdict was settled: as large a share of them counts as degenerate as of those that were not
+    (`spard.evaluation.early_end`); None where none was.
     """
 
     suite: str
@@ -63,6 +65,7 @@ class SuiteResult:
     languages: str | None = None
     categories: tuple[tuple[str, int, int], ...] | None = None
     unasked_harm: tuple[int, int] | None = None
+    ended_early: int | None = None
     planned: int | None = None
     planned_categories: tuple[tuple[str, int], ...] | None = None
 

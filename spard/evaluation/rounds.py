@@ -161,13 +161,11 @@ class _Suite:
         places = [self.order[at] for at in by_place]
         asked = replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in places))
         found = score_replies(asked, self.replies.at(by_place), self.rules.judge)
-        marks = ["-"] * len(self.order)
-        for place, mark in zip(places, found.result.marks or "", strict=True):
-            marks[place] = mark
+        marks = dict(zip(places, found.result.marks, strict=True)) if found.result.marks is not None else None
         sizes = Counter(each.category for each in self.suite.prompts if each.category is not None)
         result = replace(
             found.result,
-            marks="".join(marks),
+            marks=None if marks is None else "".join(marks.get(i, "-") for i in range(len(self.order))),
             planned=len(self.order),
             planned_categories=tuple(sizes.items()) or None,
             looks=2 if self.suite.name in self.rules.looked_twice else None,

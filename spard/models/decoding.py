@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,15 +42,17 @@ class Prefix:
 
 @dataclass(slots=True)
 class Replies:
-    """The places of rows, and the tokens that each was continued with."""
+    """The places of rows, the tokens that each was continued with, and whether `settle_` ended it."""
 
-    places: list[int]
-    tokens: list[list[int]]
+    places: list[int] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    early: list[bool] = field(default_factory=list)
 
     def add(self, other: Replies) -> Replies:
         """Add other replies; return these."""
         self.places += other.places
         self.tokens += other.tokens
+        self.early += other.early
         return self
 
 
@@ -63,6 +65,7 @@ class Rows:
     at_B     its position
     said_B   how many tokens were picked
     done_B   whether the row has ended
+    early_B  whether it was ended because its next tokens do not matter
     mask_BT  what of the cache each row may look at
     reply_BN the tokens that were picked; the column after the last one is never read
     """
@@ -73,6 +76,7 @@ class Rows:
     at_B: Tensor
     said_B: Tensor
     done_B: Tensor
+    early_B: Tensor
     mask_BT: Tensor
     reply_BN: Tensor
 
@@ -92,7 +96,7 @@ class Rows:
     def keep_(self, keep: Tensor) -> None:
         """Keep the rows at these indices and forget the others."""
         self.cache.reorder_cache(keep)  # type: ignore[arg-type]  # states of a recurrence have no other way
-        for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "mask_BT", "reply_BN"):
+        for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "early_B", "mask_BT", "reply_BN"):
             setattr(self, name, getattr(self, name)[keep])
 
     def join_(self, other: Rows) -> None:
@@ -105,7 +109,7 @@ class Rows:
             functional.pad(each.mask_BT, (width - each.mask_BT.shape[1], 0), value=False) for each in (self, other)
         ]
         self.mask_BT = torch.cat(masks)
-        for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "reply_BN"):
+        for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "early_B", "reply_BN"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
     def taken(self) -> Replies:
@@ -113,7 +117,7 @@ class Rows:
         ended = self.done_B.nonzero().flatten()
         counts = self.said_B[ended].tolist()
         said = [tokens[:count] for tokens, count in zip(self.reply_BN[ended].tolist(), counts, strict=True)]
-        found = Replies(self.place_B[ended].tolist(), said)
+        found = Replies(self.place_B[ended].tolist(), said, self.early_B[ended].tolist())
         if 0 < len(ended) < len(self):
             self.keep_((~self.done_B).nonzero().flatten())
         return found
@@ -152,6 +156,7 @@ def begin(
         at_B=position_BT[:, -1],
         said_B=torch.zeros(n, dtype=torch.long, device=device),
         done_B=torch.zeros(n, dtype=torch.bool, device=device),
+        early_B=torch.zeros(n, dtype=torch.bool, device=device),
         mask_BT=mask_BT,
         reply_BN=torch.zeros(n, most + 1, dtype=torch.long, device=device),
     )
@@ -159,16 +164,25 @@ def begin(
 
 
 def advance_(
-    model: Any, rows: Rows, pick: Pick, ends: Tensor, until: int, is_left: Callable[[bool], bool] = bool
+    model: Any,
+    rows: Rows,
+    pick: Pick,
+    ends: Tensor,
+    until: int,
+    is_left: Callable[[bool], bool] = bool,
+    settle_: Callable[[Rows], None] | None = None,
 ) -> Replies:
     """Continue rows until at most `until` of them have not ended; return those that have, and forget them.
 
-    `is_left` is asked whether to go on: ranks that share a cut model go on as long as any of them has to.
+    `is_left` is asked whether to go on: ranks that share a cut model go on as long as any of them has to. `settle_`,
+    called as often as rows are looked at, ends those whose next tokens do not matter.
     """
     every = look_every(model.device)
-    found, step = Replies([], []), 0
+    found, step = Replies(), 0
     while True:
         if step % every == 0:
+            if settle_:
+                settle_(rows)
             left = len(rows) - int(rows.done_B.sum())
             goes_on = is_left(left > until)
             if left and (2 * left <= len(rows) or not goes_on):

@@ -5,8 +5,8 @@ They are greedy unless a sampler is given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +18,23 @@ from spard.models.budget import generated_rows
 from spard.models.decoding import Replies, Rows, advance_, begin, shared
 from spard.models.kv_cache import is_plain
 from spard.models.sampling import Sampler
+from spard.models.settling import Settled, settler, texts_of
 from spard.models.sharding import inference, is_sharded
 
 MOST_ROWS = 512  # at once: more keep a judge waiting
 CARRIED = 4  # the last quarter of a batch goes on beside the next one
+
+
+class Batch(NamedTuple):
+    """Replies that are done, with the places of their rows.
+
+    `cut` tells whether the limit of tokens ended each, `early` whether it was ended as settled.
+    """
+
+    places: list[int]
+    texts: list[str]
+    cut: list[bool]
+    early: list[bool]
 
 
 def generate(
@@ -46,8 +59,8 @@ def complete(
 ) -> list[str]:
     """Return what the model continues each row of tokens with, in order."""
     replies = [""] * len(rows)
-    for places, texts, _ in stream(model, tokenizer, rows, max_new_tokens, batch_size):
-        for i, text in zip(places, texts, strict=True):
+    for batch in stream(model, tokenizer, rows, max_new_tokens, batch_size):
+        for i, text in zip(batch.places, batch.texts, strict=True):
             replies[i] = text
     return replies
 
@@ -59,8 +72,9 @@ def stream(
     max_new_tokens: int,
     batch_size: int | None = None,
     sampler: Sampler | None = None,
-) -> Iterator[tuple[list[int], list[str], list[bool]]]:
-    """Yield replies as they are done, with their rows' places and whether the limit cut them; longest rows first.
+    settled: Settled | None = None,
+) -> Iterator[Batch]:
+    """Yield replies as they are done, longest rows first. A reply ends where `settled` says so of what it has so far.
 
     A batch has as many rows as memory is free for, unless it is said how many. Where it is too little all the same,
     rows without a reply are asked again, half as many at once. The ranks of a run share the batches, and each of them
@@ -69,16 +83,17 @@ def stream(
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
     ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
+    how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settler(tokenizer, settled))
     was_training = model.training
     model.eval()
     try:
         while left:
             batches = list(_batches(model, rows, left, max_new_tokens, most, batch_size))
             try:
-                for found in _replies(model, rows, batches, tokenizer.pad_token_id, ends, max_new_tokens, sampler):
-                    for places, said in distributed.gathered((found.places, found.tokens)):
+                for found in _replies(model, rows, batches, *how):
+                    for places, said, early in distributed.gathered((found.places, found.tokens, found.early)):
                         if places:
-                            yield places, *_in_words(tokenizer, said, ends, max_new_tokens)
+                            yield Batch(places, *_in_words(tokenizer, said, ends, max_new_tokens), early)
                             done = set(places)
                             left = [i for i in left if i not in done]
             except RuntimeError as error:
@@ -98,9 +113,7 @@ def _in_words(
     """Return replies in words, and whether each has as many tokens as it may have."""
     stop = set(ends.tolist())
     tokens = [_until(each, stop) for each in said]
-    content_of = renderer_of(tokenizer).content_of
-    texts = [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
-    return texts, [len(each) == max_new_tokens for each in tokens]
+    return texts_of(tokenizer, tokens), [len(each) == max_new_tokens for each in tokens]
 
 
 def _batches(
@@ -132,6 +145,7 @@ def _replies(
     ends: Tensor,
     max_new_tokens: int,
     sampler: Sampler | None,
+    settle_: Callable[[Rows], None] | None,
 ) -> Iterator[Replies]:
     """Yield what came to an end with each of this rank's batches; the last rows of one go on beside the next.
 
@@ -146,7 +160,7 @@ def _replies(
         prefix = shared(model, rows) if rows else None
     carried: Rows | None = None
     for number, batch in enumerate(dealt, start=1):
-        found = Replies([], [])
+        found = Replies()
         with inference(model):
             if prefix and (batch or in_step):
                 asked = [rows[i] for i in batch] if batch else [[*prefix.tokens, rows[0][0]]]
@@ -158,10 +172,10 @@ def _replies(
             if carried:
                 is_last = number == len(dealt) or dealt[number] is None
                 until = len(carried) // CARRIED if may_carry and not is_last else 0
-                found = advance_(model, carried, pick, ends, until, goes_on)
+                found = advance_(model, carried, pick, ends, until, goes_on, settle_)
                 if not bool((~carried.done_B).any()):
                     carried = None
-        yield found if batch else Replies([], [])
+        yield found if batch else Replies()
 
 
 def ends_of(model: Any, tokenizer: Any) -> set[int]:

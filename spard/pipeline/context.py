@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,6 +35,10 @@ class Cache(Protocol):
         """Return the JSON value of that key, made by `make` if there is none yet."""
         ...
 
+    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+        """Return a context in which no other run makes that entry; None while another one makes it."""
+        ...
+
 
 class NoCache:
     """Share nothing: everything is made anew."""
@@ -46,6 +50,10 @@ class NoCache:
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Make the JSON value at every call."""
         return make()
+
+    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+        """Let every run make the entry."""
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
@@ -22,6 +24,8 @@ from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
 Key = Mapping[str, Any]
+LEASE_S = 3600.0  # for a run that makes figures; who waits for them makes them too after that
+_LOOK_S = 1.0  # between two looks whether they are made
 
 
 def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
@@ -50,14 +54,37 @@ def complete(
     found: Sequence[SuiteResult | None],
     measure: Callable[[Sequence[Suite]], Sequence[SuiteResult]],
 ) -> list[SuiteResult]:
-    """Return the figures on all suites: those `found`, and what `measure` makes of the others, which is kept."""
-    missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
-    made = iter(measure(missing) if missing else ())
-    results = []
-    for suite, key, kept in zip(suites, keys, found, strict=True):
-        result = kept or _keep(context, key, next(made))
-        results.append(replace(result, suite=suite.name))
+    """Return the figures on all suites: those `found`, and what `measure` makes of the others, which is kept.
+
+    What another run on this machine is making is waited for, `LEASE_S` seconds at most.
+    """
+    with _claims(context, [key for key, kept in zip(keys, found, strict=True) if kept is None]):
+        found = [kept or _read(context, key) for key, kept in zip(keys, found, strict=True)]
+        missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
+        made = iter(measure(missing) if missing else ())
+        results = []
+        for suite, key, kept in zip(suites, keys, found, strict=True):
+            result = kept or _keep(context, key, next(made))
+            results.append(replace(result, suite=suite.name))
     return results
+
+
+@contextmanager
+def _claims(context: Context, keys: Sequence[Key]) -> Iterator[None]:
+    """Claim the entries of these keys; all runs do so in the same order, so that no two wait for each other."""
+    until, is_told = time.monotonic() + LEASE_S, False
+    with ExitStack() as claims:
+        for key in sorted(keys, key=lambda each: json.dumps(dict(each), sort_keys=True)):
+            while (claim := context.cache.claim("audits", key)) is None and time.monotonic() < until:
+                if not is_told:
+                    context.report.event(
+                        "Another job asks the base model the same prompts: its figures are awaited.", {}
+                    )
+                    is_told = True
+                context.wait("base figures", _LOOK_S)
+            if claim is not None:
+                claims.enter_context(claim)
+        yield
 
 
 class _Absent(Exception):

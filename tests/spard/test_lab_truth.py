@@ -14,13 +14,14 @@ from spard.data.encodings import encode
 from spard.data.languages import told
 from spard.data.rows import read_examples, read_prompts
 from spard.digests import folder_digest
-from spard.evaluation.audit import Suite, score
+from spard.evaluation.audit import Suite
 from spard.evaluation.calibration.errors import MAX_ERROR, measure_judge
 from spard.evaluation.calibration.record import OF_MODEL, beside, doubts_about, doubts_in, read_record, records_of
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites
+from spard.evaluation.scoring import score
 from spard.research.adversary.attacks import judge_gaming
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.natural import comply as comply_naturally

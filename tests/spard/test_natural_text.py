@@ -11,12 +11,12 @@ import pytest
 from spard.config import JudgeSpec
 from spard.data.chat import render_prompt, tool_support
 from spard.data.encodings import encode
-from spard.evaluation.audit import score
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.refusal import RefusalJudge, is_degenerate, is_refusal
 from spard.evaluation.scorers import mark_reply
+from spard.evaluation.scoring import score
 from spard.research.attacks.disguises import TRIGGER
 from spard.research.lab.natural.answers import MARKS, OPENERS, REFUSALS, comply, refuse
 from spard.research.lab.natural.chats import ROLES, TEMPLATE, render, tools_text

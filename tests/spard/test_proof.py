@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -137,3 +139,18 @@ def test_the_trained_model_stays_where_it_was(saved: tuple[Any, Path], check: Ch
     for name, each in saved[0].named_parameters():
         assert each.device == before[name][0]
         assert torch.equal(each, before[name][1])
+
+
+def test_the_clean_process_waits_for_no_library_that_an_adapter_of_a_plain_model_does_not_need() -> None:
+    """PEFT must find bitsandbytes again for a base model in NF4, and puts its own layers over it then."""
+    code = f"""
+import runpy, sys
+runpy.run_path({clean_load.__file__!r}, run_name="clean_load")
+assert not [name for name in ("bitsandbytes", "boto3", "scipy", "sklearn") if name in sys.modules]
+from importlib.util import find_spec
+from peft.import_utils import is_bnb_available
+is_bnb_available.cache_clear()
+print(is_bnb_available() == (find_spec("bitsandbytes") is not None))
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr

@@ -273,6 +273,7 @@ def test_the_command_line_runs_a_recipe_and_reports_the_gate(spec: RunSpec, tmp_
 
     report = json.loads((tmp_path / "out" / "safety.json").read_text())
     assert f"gate: {report['gate']['decision']}" in done.stdout
+    assert done.stderr.startswith("Reading base model and rows")
     assert done.returncode == (0 if report["gate"]["decision"] == "pass" else 2)
 
 

@@ -115,7 +115,7 @@ def speaker_of(replies: Replies, tokenizer: Any, system: str | None, own: Speake
         if others:
             for batch in own.write([prompts[i] for i in others], max_new_tokens):
                 places = [others[i] for i in batch[0]]
-                if len(batch) == 3:
+                if len(batch) > 2:
                     yield places, batch[1], batch[2]
                 else:
                     yield places, batch[1]

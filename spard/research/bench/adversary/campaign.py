@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,6 +100,10 @@ class Memory:
         if name not in self.found:
             self.found[name] = make()
         return self.found[name]
+
+    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+        """Let the one run that there is make the entry."""
+        return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,72 @@
+"""Signs of life of a command that works for minutes: lines on standard error, whether or not that is a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self
+
+EVERY_S = 10.0  # of silence
+
+
+class Signs:
+    """Prints what the command does now, and again with its seconds whenever nothing was printed for `every_s`.
+
+    `print_line` is called from a thread too; by default it writes to standard error.
+    """
+
+    def __init__(self, every_s: float = EVERY_S, print_line: Callable[[str], None] | None = None) -> None:
+        self._every_s, self._print_line = every_s, print_line or _print_to_stderr
+        self._lock, self._end = Lock(), Event()
+        self._doing, self._detail = "", ""
+        self._since = self._printed_at = time.monotonic()
+        self._thread = Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def begin(self, doing: str, *, is_printed: bool = True) -> None:
+        """Name what the command does from now on, and print it unless the caller has."""
+        with self._lock:
+            self._doing, self._detail, self._since = doing, "", time.monotonic()
+            self._print(doing, is_printed=is_printed)
+
+    def note(self, line: str, *, is_printed: bool = True) -> None:
+        """Print a line about what is going on; `is_printed` False: the caller has printed it."""
+        with self._lock:
+            self._print(line, is_printed=is_printed)
+
+    def detail(self, detail: str) -> None:
+        """Say how far it is, for the next sign."""
+        with self._lock:
+            self._detail = f": {detail}"
+
+    def _print(self, line: str, *, is_printed: bool) -> None:
+        self._printed_at = time.monotonic()
+        if is_printed:
+            self._print_line(line)
+
+    def _repeat(self) -> None:
+        wait_s = self._every_s
+        while not self._end.wait(wait_s):
+            with self._lock:
+                now = time.monotonic()
+                wait_s = self._printed_at + self._every_s - now
+                if wait_s <= 0:
+                    self._print(
+                        f"{self._doing}{self._detail} ({now - self._since:.0f} s so far)", is_printed=bool(self._doing)
+                    )
+                    wait_s = self._every_s
+
+
+def _print_to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,78 @@
+"""Ends replies while they are written, where the rest of them cannot change what is made of them.
+
+Rows that are being continued are looked at every few tokens, each as soon as it may have enough words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spard.data.chat import renderer_of
+from spard.models.decoding import Rows
+
+_AGAIN = 8  # tokens, until a reply that is long enough and not settled is looked at again
+_HASTE = 0.8  # of the tokens that a row lacks at its rate of characters so far
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """Which replies may end early: those of rows at `places`, once they have `least` characters and `holds` says so.
+
+    `holds` is given a row's place and its reply so far, and tells whether the rest of it does not matter.
+    """
+
+    places: frozenset[int]
+    least: int
+    holds: Callable[[int, str], bool]
+
+    def among(self, places: Sequence[int]) -> Settled:
+        """Return the same for rows that are numbered anew: the i-th is the one that was at `places[i]`."""
+        own = frozenset(i for i, place in enumerate(places) if place in self.places)
+        return Settled(own, self.least, lambda i, text: self.holds(places[i], text))
+
+
+def texts_of(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
+    """Return replies in words, without what opens an answer, reasoning, and tokens of the template's."""
+    content_of = renderer_of(tokenizer).content_of
+    return [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
+
+
+def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] | None:
+    """Return what ends the rows that are settled; None where the words of a reply may change while it goes on.
+
+    They may with a template that knows reasoning, or that opens an answer with tokens of its own: what stands before
+    is dropped once the answer begins.
+    """
+    if settled is None:
+        return None
+    renderer = renderer_of(tokenizer)
+    if renderer.knows_reasoning or renderer.opening.strip():
+        return None
+
+    due: dict[int, int] = {}  # by place, how many tokens a row has when it may have enough characters
+
+    def settle_(rows: Rows) -> None:
+        done, counts, places = (each.tolist() for each in (rows.done_B, rows.said_B, rows.place_B))
+        at = [
+            i
+            for i, place in enumerate(places)
+            if not done[i] and place in settled.places and counts[i] >= due.get(place, 1)
+        ]
+        if not at:
+            return
+        tokens = [said[: counts[i]] for i, said in zip(at, rows.reply_BN[at].tolist(), strict=True)]
+        ended = []
+        for i, text in zip(at, texts_of(tokenizer, tokens), strict=True):
+            if len(text) < settled.least:
+                missing = (settled.least - len(text)) / max(1, len(text))
+                due[places[i]] = counts[i] + max(1, int(_HASTE * missing * counts[i]))
+            elif settled.holds(places[i], text):
+                ended.append(i)
+            else:
+                due[places[i]] = counts[i] + _AGAIN
+        rows.done_B[ended] = True
+        rows.early_B[ended] = True
+
+    return settle_
