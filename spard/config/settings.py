@@ -27,6 +27,8 @@ from spard.errors import InvalidRecipe
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
+STATES, CENTERED_STATES = "states", "centered_states"  # embedders that are the base model itself
+OWN_EMBEDDERS = ("auto", CENTERED_STATES, STATES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,11 @@ class Selection:
 
     safe_answers   "pool": as they stand there; "self": the base model's own, where they are harmless; "auto": its own
                    where the pool speaks in another voice (`spard.pipeline.self_answers`).
+
+    embedder       what the rows are compared by: "centered_states", the base model's own states from the pool's mean,
+                   without the directions that dominate them (`spard.selection.frames`); "states", as they are, as in
+                   jobs of 0.1; else a sentence encoder, a folder or a hub id (`spard.selection.encoders`). "auto": what
+                   the provider has set for the base model, without that "centered_states".
 
     Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
 
@@ -50,6 +57,17 @@ class Selection:
     safe_answers: Literal["pool", "self", "auto"] = "pool"
     reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
     influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
+    embedder: str = "auto"
+
+    @property
+    def encoder(self) -> str | None:
+        """The folder or hub id of the sentence encoder; None where the base model's states are compared."""
+        return None if self.embedder in OWN_EMBEDDERS else self.embedder
+
+    @property
+    def is_centered(self) -> bool:
+        """Whether the base model's states are seen from their mean."""
+        return self.embedder in ("auto", CENTERED_STATES)
 
     def size(self, rows: int, pool: int) -> int:
         """How many safe examples `rows` training rows ask for."""
