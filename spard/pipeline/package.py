@@ -13,7 +13,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, prove, row_findings, select
+from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_of
@@ -33,7 +33,7 @@ RELEASED: tuple[Decision, ...] = ("pass", "waived")
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
     *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
-    *("audit_engine",),
+    *("audit_engine", "embedder"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -185,6 +185,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         after_tuning=_later(measured.after_tuning),
         agent=measured.agent,
         audit_engine=measured.engine,
+        embedder=embed.kept_record(context),
     )
 
 

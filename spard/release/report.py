@@ -17,6 +17,7 @@ from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.records import optional
@@ -150,6 +151,8 @@ class SafetyReport:
     agent           what an auditing agent made of the job; None where the policy names none
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     audit_engine    which engine wrote the audit's replies; None in reports of earlier versions: transformers did
+    embedder        what safe rows were chosen by; None where none were, and in reports of earlier versions, which
+                    compared the base model's states as they are
     memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
 
@@ -192,6 +195,7 @@ class SafetyReport:
     after_tuning: AfterTuning | None = None
     agent: AgentRecord | None = None
     audit_engine: AuditEngineRecord | None = None
+    embedder: EmbedderRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -225,6 +229,7 @@ class SafetyReport:
             after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
+            embedder=optional(EmbedderRecord, raw.get("embedder")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -67,15 +67,16 @@ def load_encoder(source: str | Path, device: torch.device | str | None = None) -
 
 
 def encoder_folder(source: str | Path) -> Path:
-    """Return the folder of an encoder; a hub id's files are downloaded where they are not there."""
+    """Return the folder of an encoder; the files of a hub id, as org/name or org/name@commit, are downloaded."""
     if Path(source).is_dir():
         return Path(source)
     from huggingface_hub import snapshot_download  # takes a while to import
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    name, _, commit = str(source).partition("@")
     patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*/config.json"]
     try:
-        return Path(snapshot_download(str(source), allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=commit or None, allow_patterns=patterns))
     except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
         message = f"there is no folder {source}, and the hub has no encoder of that id that could be downloaded"
         raise UnfitEmbedder(f"{message}: name a folder or a hub id") from error

@@ -8,7 +8,7 @@ A folder without `modules.json` is a plain transformer, whose states are average
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -68,10 +68,13 @@ def read_encoder(folder: Path) -> EncoderLayout:
         raise UnfitEmbedder(message) from error
 
 
-def encoder_digest(folder: Path) -> str:
-    """Return the SHA-256 over names and bytes of an encoder's weights, tokenizer and configuration."""
+def encoder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
+    """Return the SHA-256 over names and bytes of an encoder's weights, tokenizer and configuration.
+
+    `sha256` gives that of a file, for callers that know it already.
+    """
     paths = sorted({path for pattern in _NAMED for path in folder.glob(pattern) if path.is_file()})
-    return model_digest({path.relative_to(folder).as_posix(): file_sha256(path) for path in paths})
+    return model_digest({path.relative_to(folder).as_posix(): sha256(path) for path in paths})
 
 
 def _read(folder: Path) -> EncoderLayout:
