@@ -65,6 +65,10 @@ def add_model(
     target_modules: Annotated[
         str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
     ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(help="What jobs choose safe rows by: centered_states, states, or a sentence encoder's folder."),
+    ] = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -84,6 +88,7 @@ def add_model(
         "quantization": quantization,
         "digest": tried,
         "target_modules": target_modules.split(",") if target_modules else None,
+        "embedder": str(Path(embedder).expanduser().resolve()) if embedder and Path(embedder).is_dir() else embedder,
     }
     with connect() as client:
         added = client.post("admin/models", entry)

@@ -11,6 +11,7 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import adapters
 from app.catalog import service as catalog
+from app.catalog.embedders import choose_embedder
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
@@ -52,6 +53,7 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     if (fault := _fault(ask, model, training, validation, settings.min_rows)) and settings.bad_files == "reject":
         raise fault
     pool = _pool(session, safety)
+    embedder = choose_embedder(caller, safety.selection, model, in_force.content)
     spec = JobSpec(
         version=VERSION,
         model=_model_ref(model),
@@ -68,12 +70,14 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         agent=in_force.content.agent.settings() if in_force.content.agent else None,
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
+        embedder=embedder.source,
         transcripts=in_force.content.transcripts,
         waived=policy_check.is_waived(caller, safety.defense),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    asked = _recipe(ask, safety, model, start.lora if start else adapters.with_default(ask.lora or Lora(), model))
+    lora = start.lora if start else adapters.with_default(ask.lora or Lora(), model)
+    asked = _recipe(ask, safety, model, lora, embedder.name)
     recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
@@ -115,11 +119,11 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
     )
 
 
-def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
+def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora, embedder: str) -> Recipe:
     """Return the recipe that a request asks for; refuse an adapter of what the model cannot adapt."""
     recipe = Recipe(
         defense=safety.defense,
-        selection=safety.selection,
+        selection=replace(safety.selection, embedder=embedder),
         lora=None if ask.full_fine_tuning else lora,
         hyperparameters=ask.asked_hyperparameters(),
         audit=safety.audit,

@@ -32,6 +32,7 @@ class SelectionJson(TypedDict, total=False):
     safe_answers: str
     reserve: float
     influence_cap: float
+    embedder: str
 
 
 @with_config(_OPEN)
