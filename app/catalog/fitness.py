@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.catalog import adapters, weights
-from app.catalog.embedders import checked_embedder
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.catalog.sources import checked_source
 from app.db import Begin
@@ -18,6 +17,7 @@ from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, look_at
 from app.files.tokenizer import tokenizer_folder
+from app.policies.embedders import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest

@@ -11,13 +11,13 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import adapters
 from app.catalog import service as catalog
-from app.catalog.embedders import choose_embedder
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, needs, policy_check
+from app.jobs.embedders import choose_embedder
 from app.jobs.file_checks import SHOWN, check_file
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal

@@ -9,11 +9,11 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog.embedders import checked_embedder
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
 from app.objects import served
+from app.policies.embedders import checked_embedder
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import RowSignal
