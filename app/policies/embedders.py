@@ -29,7 +29,7 @@ def checked_embedder(given: str, param: str) -> str:
         try:
             read_encoder(folder)
         except UnfitEmbedder as error:
-            raise InvalidRequest(f"{error.message}.", code=UnfitEmbedder.code, param=param) from None
+            raise InvalidRequest(f"{error.message}.", code="invalid_embedder", param=param) from None
         return str(folder.resolve())
     if not _PINNED.fullmatch(given):
         own = " or ".join(OWN_EMBEDDERS[1:])
@@ -37,5 +37,5 @@ def checked_embedder(given: str, param: str) -> str:
             f"There is no folder {given[:200]!r} here. Give {own}, the folder of a sentence encoder, or its id on a "
             "hub with the commit, as org/name@ and 40 hex digits."
         )
-        raise InvalidRequest(message, code=UnfitEmbedder.code, param=param)
+        raise InvalidRequest(message, code="invalid_embedder", param=param)
     return given

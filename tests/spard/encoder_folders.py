@@ -56,7 +56,12 @@ def _write(path: Path, value: object) -> None:
 
 
 def _model(is_decoder: bool) -> Any:
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": WIDTH,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     if is_decoder:
         return Qwen3Model(Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8, vocab_size=len(WORDS)))
     return BertModel(BertConfig(**sizes, vocab_size=len(WORDS), max_position_embeddings=32))

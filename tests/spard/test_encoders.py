@@ -23,7 +23,8 @@ def states(encoder: Encoder, text: str) -> Tensor:
     """Return the states of one text's tokens, without padding."""
     ids = encoder.tokenizer(text, truncation=True, max_length=encoder.max_tokens)["input_ids"]
     with torch.no_grad():
-        return encoder.model(torch.tensor([ids])).last_hidden_state[0]
+        found_TD: Tensor = encoder.model(torch.tensor([ids])).last_hidden_state[0]
+    return found_TD
 
 
 POOLED: dict[str, Callable[[Tensor], Tensor]] = {

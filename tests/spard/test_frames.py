@@ -23,7 +23,8 @@ def cone(rows: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     shared_2D = torch.linalg.qr(torch.randn(WIDTH, 2, generator=torch.Generator().manual_seed(9))).Q.T
     own_ND = torch.randn(rows, WIDTH, generator=draw)
-    return 20 + own_ND + 30 * torch.randn(rows, 2, generator=draw) @ shared_2D
+    found_ND: Tensor = 20 + own_ND + 30 * torch.randn(rows, 2, generator=draw) @ shared_2D
+    return found_ND
 
 
 def test_a_frame_takes_out_the_mean_and_the_directions_of_largest_variance() -> None:

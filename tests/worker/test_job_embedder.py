@@ -23,7 +23,7 @@ from worker.workdir import new_folder, read_assignment
 def job_with(shop: Shop, source: Path) -> Job:
     """Return a job whose recipe has the encoder's name, and whose spec has its folder."""
     job = shop.job(shop.add_job())
-    job.recipe = job.recipe | {"selection": {**job.recipe["selection"], "embedder": source.name}}
+    job.recipe["selection"] = {**job.recipe["selection"], "embedder": source.name}
     job.spec = replace(job.spec, embedder=str(source))
     return job
 
@@ -59,8 +59,7 @@ def test_an_encoder_that_is_not_on_the_worker_is_named(light_shop: Shop, tmp_pat
 
 def test_a_job_from_before_there_were_embedders_compares_the_states_as_they_are(light_shop: Shop) -> None:
     job = light_shop.job(light_shop.add_job())
-    selection = {name: value for name, value in job.recipe["selection"].items() if name != "embedder"}
-    job.recipe = job.recipe | {"selection": selection}
+    job.recipe["selection"].pop("embedder", None)
     with new_folder(light_shop.folder, "job-a1") as folder:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
         found = read_assignment(folder).run.recipe.selection
