@@ -173,15 +173,6 @@ class UnfitModel(InvalidModel):
     code = "invalid_model"
 
 
-class UnfitEmbedder(SpardError):
-    """The embedder is no sentence encoder that can be loaded here: its files are missing, broken or need own code."""
-
-    code = "invalid_embedder"
-
-    def __init__(self, message: str, param: str | None = "recipe.selection.embedder") -> None:
-        super().__init__(message, param)
-
-
 class NonFiniteLoss(SpardError):
     """The loss became NaN or infinite; a comparison with tau would be meaningless."""
 

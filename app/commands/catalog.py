@@ -27,6 +27,10 @@ suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is m
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
 Name = Annotated[str, typer.Option(help="Importing the same name again makes a new version.")]
 Version = Annotated[str, typer.Argument(help="A version's id: corpus-...")]
+Embedder = Annotated[
+    str | None,
+    typer.Option(help="What jobs choose safe rows by: centered_states, states, or a sentence encoder's folder."),
+]
 ModelName = Annotated[str, typer.Argument(help="A name of `spard models list`.")]
 _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
@@ -65,10 +69,7 @@ def add_model(
     target_modules: Annotated[
         str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
     ] = None,
-    embedder: Annotated[
-        str | None,
-        typer.Option(help="What jobs choose safe rows by: centered_states, states, or a sentence encoder's folder."),
-    ] = None,
+    embedder: Embedder = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:

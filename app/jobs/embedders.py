@@ -12,7 +12,7 @@ from app.keys.service import Principal
 from app.policies.embedders import checked_embedder
 from app.policies.schemas import Policy
 from spard.config import Selection
-from spard.config.settings import CENTERED_STATES, OWN_EMBEDDERS
+from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
 
 
 @dataclass(frozen=True, slots=True)

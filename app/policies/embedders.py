@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 from app.errors import InvalidRequest
-from spard.config.settings import OWN_EMBEDDERS
-from spard.errors import UnfitEmbedder
-from spard.models.folder.encoder import read_encoder
+from spard.config.selection import OWN_EMBEDDERS
+from spard.models.folder.encoder import UnfitEmbedder, read_encoder
 
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?@[0-9a-f]{40}")
 

@@ -14,7 +14,7 @@ from typing import Any
 from spard.config.anchors import PLAIN, Anchors
 from spard.config.asking import Asking
 from spard.config.ending import Ending
-from spard.config.settings import STATES
+from spard.config.selection import STATES
 
 _TABLES: Mapping[str, Any] = {
     "anchors": asdict(PLAIN),

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from spard.config import Selection
-from spard.config.settings import CENTERED_STATES
+from spard.config.selection import CENTERED_STATES
 from spard.models.base import Base
 from spard.pipeline.context import Context
 from spard.selection.embeddings import TEXT, dtype_of, embed

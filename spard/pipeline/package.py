@@ -21,9 +21,9 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
-from spard.release.figure_records import TRANSCRIPTS, lengths_of
+from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, lengths_of
 from spard.release.proof import CleanProcess
-from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
+from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
 from spard.release.version import code_version

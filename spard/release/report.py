@@ -19,7 +19,7 @@ from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
-from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
+from spard.release.figure_records import Lengths, RowsMap, ScoreCounts, ValidationLoss
 from spard.release.records import optional
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
@@ -64,15 +64,6 @@ class AttackSuccess:
     ci95: tuple[float, ...] = ()  # low, high
     n: int = 0
     n_unscored: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationLoss:
-    """Means over the labeled tokens of the validation rows."""
-
-    loss: float
-    accuracy: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from spard import distributed
 from spard.data.batches import sent
 from spard.data.control_tokens import Shield
 from spard.data.cuts import FORWARD, cut
-from spard.errors import UnfitEmbedder, is_gpu_error, is_gpu_out_of_memory
-from spard.models.folder.encoder import EncoderLayout, Pooling, encoder_digest, read_encoder
+from spard.errors import is_gpu_error, is_gpu_out_of_memory
+from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 
 PASS_TOKENS = 8192  # padded ones that go through an encoder together
 _LONGEST = 1 << 20  # what tokenizers without a limit state is larger

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from spard.errors import UnfitEmbedder
-from spard.models.folder.encoder import encoder_digest, read_encoder
+from spard.models.folder.encoder import UnfitEmbedder, encoder_digest, read_encoder
 from spard.selection.encoders import Encoder, encode, load_encoder
 from tests.spard.encoder_folders import WIDTH, write_encoder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from spard.digests import file_sha256, model_digest
-from spard.errors import UnfitEmbedder
+from spard.errors import SpardError
 from spard.models.folder.finding import FolderFault
 from spard.models.folder.layout import layout_faults
 from spard.models.folder.reading import oversized, read_object, whole_number
@@ -33,6 +33,15 @@ _FLAGS: Mapping[str, Pooling] = {  # in the order in which several are put side 
     "pooling_mode_lasttoken": "lasttoken",
 }
 _NAMED = ("*.safetensors", "*.json", "*.model", "*.txt", "*/config.json")
+
+
+class UnfitEmbedder(SpardError):
+    """The embedder is no sentence encoder that can be loaded here: its files are missing, broken or need own code."""
+
+    code = "invalid_embedder"
+
+    def __init__(self, message: str, param: str | None = "recipe.selection.embedder") -> None:
+        super().__init__(message, param)
 
 
 @dataclass(frozen=True, slots=True)
