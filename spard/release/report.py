@@ -19,7 +19,8 @@ from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
-from spard.release.figure_records import Lengths, RowsMap, ScoreCounts, ValidationLoss
+from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
+from spard.release.figure_records import ValidationLoss as ValidationLoss
 from spard.release.records import optional
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
