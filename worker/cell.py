@@ -77,7 +77,8 @@ def given_to(folder: Folder) -> Given:
         return Given()
     assignment = read_assignment(folder)
     assignment.cache_dir.mkdir(parents=True, exist_ok=True)
-    models = (assignment.run.model, *_files_of(assignment.run.judge))
+    run = assignment.run
+    models = (run.model, *((run.encoder,) if run.encoder else ()), *_files_of(run.judge))
     return Given(tuple(path for model in models for path in reach.model(model)), (str(assignment.cache_dir),))
 
 

@@ -28,15 +28,16 @@ from spard.config.quantization import digest_of
 from spard.digests import file_sha256, model_digest
 from worker import handover
 from worker.downloads import Damaged, download
+from worker.weights import encoder_digest_of
 from worker.workdir import Folder, read_assignment
 
 log = logging.getLogger(__name__)
 
-_ENTRY = re.compile(r"(embeddings|embedding_sums)/([0-9a-f]{64})\.safetensors")
+_ENTRY = re.compile(r"(embeddings|embedding_sums|embedding_frames)/([0-9a-f]{64})\.safetensors")
 
 
 class EmbeddingShards:
-    """For the pool and the base model of one job; nothing is done where the job embeds no pool."""
+    """For the pool and the embedder of one job; nothing is done where the job embeds no pool."""
 
     def __init__(self, storage: Storage, engine: Engine, job: Job, folder: Folder) -> None:
         """Take a job whose folder is filled."""
@@ -45,7 +46,10 @@ class EmbeddingShards:
         recipe = given.run.recipe
         pool = job.spec.pool if given.run.pool and recipe.uses_pool and not folder.has_selected else None
         self._pool, self._subject = (pool.sha256, pool.id) if pool else ("", "")
-        self._base = digest_of(model_digest(given.weights), recipe.quantization)
+        encoder = given.run.encoder
+        self._base = (
+            encoder_digest_of(encoder) if encoder else digest_of(model_digest(given.weights), recipe.quantization)
+        )
         self._cache = given.cache_dir
         self._known: dict[str, EmbeddingShard] = {}
         self._fetched: set[str] = set()

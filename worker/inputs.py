@@ -137,6 +137,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         agent=spec.agent,
         agent_errors=_AGENT_ERRORS if spec.agent and settings.agent_errors else None,
         audit_engine=settings.audit_engine,
+        encoder=_local_encoder(spec.embedder),
     )
     return Assignment(
         job.id,
@@ -216,6 +217,14 @@ def _suites(suites: Iterable[CorpusRef]) -> tuple[SuiteSpec, ...]:
         name = suite.name if suite.name not in found else f"{suite.name} ({suite.kind})"
         found[name] = SuiteSpec(name, cast(_Kind, suite.kind), Path(_suite_path(i)))
     return tuple(found.values())
+
+
+def _local_encoder(source: str | None) -> str | None:
+    """Return the folder of the job's sentence encoder; None where the base model's states are compared."""
+    if source is None:
+        return None
+    name, _, commit = source.partition("@")
+    return _local_model(source, None) if Path(source).is_absolute() else _local_model(name, commit or None)
 
 
 def _local_model(source: str, revision: str | None) -> str:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from spard.digests import file_sha256, model_file_name, model_files
+from spard.models.folder.encoder import encoder_digest
 
 _SETTLED_NS = 2_000_000_000  # coarse clocks of file systems tell writes apart that are so far from each other
 _KEPT = 4096  # files
@@ -18,6 +19,11 @@ _KEPT = 4096  # files
 def digests_of(model: str) -> dict[str, str]:
     """Return the SHA-256 of each file by its name that makes a model's digest."""
     return {model_file_name(path): _sha256(path.resolve()) for path in model_files(Path(model))}
+
+
+def encoder_digest_of(folder: str) -> str:
+    """Return the digest of a sentence encoder's files, as `spard.models.folder.encoder` gives it."""
+    return encoder_digest(Path(folder), lambda path: _sha256(path.resolve()))
 
 
 def _sha256(path: Path) -> str:

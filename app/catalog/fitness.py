@@ -17,6 +17,7 @@ from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, look_at
 from app.files.tokenizer import tokenizer_folder
+from app.policies.embedders import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest
@@ -40,6 +41,7 @@ class Inspected:
     notes: list[str] = field(default_factory=list)
     lora_reach: LoraReachJson | None = None
     rendering: dict[str, object] | None = None
+    embedder: str | None = None
 
 
 def inspect(entry: BaseModelIn) -> Inspected:
@@ -47,16 +49,17 @@ def inspect(entry: BaseModelIn) -> Inspected:
 
     That takes as long as its files take to be read, so no transaction may be open meanwhile.
     """
+    embedder = checked_embedder(entry.embedder, "embedder") if entry.embedder else None
     source = checked_source(entry.source, entry.revision)
     if not Path(source).is_dir():
         hub_model = BaseModelEntry(alias=entry.alias, source=source, revision=entry.revision)
         look = _look_at_hub_model(hub_model)
-        return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look))
+        return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
     notes, look = require_fit(source)
     _require_plain(Path(source), entry)
     reach = adapters.reach_of(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
-    return Inspected(source, digest, _tools(look), notes, reach, _rendering(look))
+    return Inspected(source, digest, _tools(look), notes, reach, _rendering(look), embedder)
 
 
 def _tools(look: TemplateLook | None) -> dict[str, bool] | None:

@@ -13,6 +13,7 @@ from app.http.schemas import Absent, Body, UnixTime
 from spard.config import Quantizes
 from spard.models.targets import MODULE
 
+Embedder = Annotated[str, Field(min_length=1, max_length=1024)]
 TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min_length=1, max_length=64)]
 
 
@@ -54,6 +55,7 @@ class BaseModelIn(Body):
     `digest` is that of its files, as `spard check-model --json` prints it; a folder without one is read to find it out.
     `target_modules` are what adapters of jobs change that name none; without them it follows the model.
     `rates` is how fast it was when it was tried, which the first estimates rest on; `check-model --json` prints it.
+    `embedder` is what jobs choose safe rows by that name none: `centered_states`, `states`, or a sentence encoder.
     """
 
     alias: Annotated[
@@ -67,6 +69,7 @@ class BaseModelIn(Body):
     digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] | None = None
     target_modules: TargetModules | None = None
     rates: ModelRates | None = None
+    embedder: Embedder | None = None
 
 
 class LoraReach(BaseModel):
@@ -109,6 +112,7 @@ class BaseModelOut(BaseModel):
     digest: str | None
     target_modules: list[str] | None
     lora_reach: LoraReach | None
+    embedder: str | None
     created_at: UnixTime
 
 

@@ -27,7 +27,7 @@ _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_r
 
 def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseModelEntry:
     """Offer a base model that was inspected; the same alias again replaces what it stood for."""
-    own = {"source": found.source, "digest": found.digest, "lora_reach": found.lora_reach, "rendering": found.rendering}
+    own = {name: getattr(found, name) for name in ("source", "digest", "lora_reach", "rendering", "embedder")}
     offered = BaseModelEntry(**entry.model_dump() | own, tool_support=found.tool_support)
     kept = session.merge(offered)
     session.flush()

@@ -28,6 +28,10 @@ suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is m
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
 Name = Annotated[str, typer.Option(help="Importing the same name again makes a new version.")]
 Version = Annotated[str, typer.Argument(help="A version's id: corpus-...")]
+Embedder = Annotated[
+    str | None,
+    typer.Option(help="What jobs choose safe rows by: centered_states, states, or a sentence encoder's folder."),
+]
 ModelName = Annotated[str, typer.Argument(help="A name of `spard models list`.")]
 _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
@@ -66,6 +70,7 @@ def add_model(
     target_modules: Annotated[
         str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
     ] = None,
+    embedder: Embedder = None,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -88,6 +93,7 @@ def add_model(
         "digest": digest,
         "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
+        "embedder": str(Path(embedder).expanduser().resolve()) if embedder and Path(embedder).is_dir() else embedder,
     }
     with Signs() as signs, connect() as client:
         signs.begin(f"Offering it to the service as {alias}: it reads and checks the model's files.")

@@ -112,6 +112,7 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         judge_spec=settings.judge,
         further_tuning=in_force.content.further_tuning,
         agent=in_force.content.agent.settings() if in_force.content.agent else None,
+        embedder=old.spec.embedder,
         audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
     )
     recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())

@@ -17,6 +17,7 @@ from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, 
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, needs, policy_check
+from app.jobs.embedders import choose_embedder
 from app.jobs.file_checks import SHOWN, check_file
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
@@ -49,9 +50,9 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     safety = ask.safety or Safety()
     training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
     validation = _validation(session, caller, ask.validation_file)
-    if (fault := _fault(ask, model, training, validation, settings.min_rows)) and settings.bad_files == "reject":
-        raise fault
+    fault = _fault(ask, model, training, validation, settings)
     pool = _pool(session, safety)
+    embedder = choose_embedder(caller, safety.selection, model, in_force.content)
     spec = JobSpec(
         version=VERSION,
         model=_model_ref(model),
@@ -68,16 +69,23 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         agent=in_force.content.agent.settings() if in_force.content.agent else None,
         checkpoint_prompts=settings.checkpoint_prompts,
         integrations=tuple(_integrations(ask, settings)),
+        embedder=embedder.source,
         transcripts=in_force.content.transcripts,
         waived=policy_check.is_waived(caller, safety.defense),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    asked = _recipe(ask, safety, model, start.lora if start else adapters.with_default(ask.lora or Lora(), model))
-    recipe = replace(asked, quantization=_quantization(session, start, model, asked, training.bytes))
+    recipe = _held(session, start, model, _recipe(ask, safety, model, start, embedder.name), training.bytes)
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
     return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
+
+
+def _held(
+    session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
+) -> Recipe:
+    """Return the recipe with how the base model is held in it."""
+    return replace(recipe, quantization=_quantization(session, start, model, recipe, file_bytes))
 
 
 def _quantization(
@@ -115,11 +123,14 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
     )
 
 
-def _recipe(ask: JobCreate, safety: Safety, model: BaseModelEntry, lora: Lora) -> Recipe:
+def _recipe(
+    ask: JobCreate, safety: Safety, model: BaseModelEntry, start: lineage.Start | None, embedder: str
+) -> Recipe:
     """Return the recipe that a request asks for; refuse an adapter of what the model cannot adapt."""
+    lora = start.lora if start else adapters.with_default(ask.lora or Lora(), model)
     recipe = Recipe(
         defense=safety.defense,
-        selection=safety.selection,
+        selection=replace(safety.selection, embedder=embedder),
         lora=None if ask.full_fine_tuning else lora,
         hyperparameters=ask.asked_hyperparameters(),
         audit=safety.audit,
@@ -144,14 +155,16 @@ def _model(session: Session, alias: str) -> BaseModelEntry:
 
 
 def _fault(
-    ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, min_rows: int
+    ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, settings: Settings
 ) -> InvalidRequest | None:
-    """Return what keeps a job from training on its files, or None."""
+    """Return what keeps a job from training on its files, or None; raise it where such a job is not made."""
     try:
-        check_file(ask, model, training, "training_file", min_rows)
+        check_file(ask, model, training, "training_file", settings.min_rows)
         if validation is not None:
             check_file(ask, model, validation, "validation_file", 1)
     except InvalidRequest as fault:
+        if settings.bad_files == "reject":
+            raise
         return fault
     return None
 

@@ -199,6 +199,11 @@ class Policy(Body):
         default=None, description="An auditing agent that looks at each job as a whole; null: there is none."
     )
     serving: Serving = Field(default_factory=Serving)
+    embedder: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
+        default=None,
+        description="What all jobs choose safe rows by: `centered_states`, `states`, the folder of a sentence encoder, "
+        "or its id on a hub as org/name@commit; null: jobs choose among the first two and that of their base model.",
+    )
     transcripts: bool = Field(
         default=False,
         description="Whether a job keeps what its audit asked and was answered, for its project to read: the texts of "

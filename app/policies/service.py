@@ -13,6 +13,7 @@ from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
 from app.objects import served
+from app.policies.embedders import checked_embedder
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import RowSignal
@@ -46,7 +47,7 @@ def versions(session: Session, settings: Settings) -> list[PolicyOut]:
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     """Add a version, which applies to all jobs created from now on."""
-    check(session, policy)
+    policy = check(session, policy)
     last = session.scalar(select(func.max(PolicyVersion.version))) or 0
     added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored(policy))
     session.add(added)
@@ -56,13 +57,16 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     return _out(added)
 
 
-def check(session: Session, policy: Policy) -> None:
-    """Refuse a policy that names a model which is not offered."""
+def check(session: Session, policy: Policy) -> Policy:
+    """Return a policy as it is stored; refuse one that names a model which is not offered, or no embedder."""
     offered = set(session.scalars(select(BaseModelEntry.alias)))
     for alias in policy.models or ():
         if alias not in offered:
             message = f"The model {alias[:128]!r} is not offered; offered: {', '.join(sorted(offered)) or 'none yet'}."
             raise InvalidRequest(message, code="model_not_found", param="models")
+    if policy.embedder is None:
+        return policy
+    return policy.model_copy(update={"embedder": checked_embedder(policy.embedder, "embedder")})
 
 
 def reference(policy: PolicyOut) -> PolicyRef:
@@ -74,7 +78,9 @@ def reference(policy: PolicyOut) -> PolicyRef:
 def _stored(policy: Policy) -> dict[str, object]:
     """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
     content: dict[str, object] = policy.model_dump(mode="json")
-    unsaid = {name: getattr(Policy(), name) for name in ("agent", "further_tuning", "serving", "transcripts")}
+    unsaid = {
+        name: getattr(Policy(), name) for name in ("agent", "embedder", "further_tuning", "serving", "transcripts")
+    }
     for name, value in (unsaid | {"row_signal": _REPORTED}).items():
         if getattr(policy, name) == value:
             del content[name]

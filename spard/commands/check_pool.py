@@ -14,12 +14,18 @@ from spard.commands import exits, measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.commands.quiet import hide_progress_bars
+from spard.config import Selection
+from spard.config.run_spec import to_mapping
 from spard.data.rows import prompt_text, read_pool
+from spard.digests import file_sha256
 from spard.errors import RowSignalUnavailable, SpardError
 from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges import open_judge
 from spard.evaluation.own_refusal import own_refusals
 from spard.models.base import load_base
+from spard.pipeline.embed import record_of
+from spard.pipeline.embedder import embedder_of
+from spard.release.embedder_record import EmbedderRecord
 
 INVERTED = exits.NOT_PASSED
 
@@ -33,25 +39,30 @@ def execute(asked: Asked) -> int:
     """Check a pool and name its bad rows."""
     hide_progress_bars()
     try:
-        lines, rows = _inverted(asked)
+        lines, rows, seen = _checked(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
     if asked.as_json:
-        sys.stdout.write(json.dumps({"rows": rows, "bad_lines": lines}, indent=2) + "\n")
+        found = {"rows": rows, "bad_lines": lines, "embedder": to_mapping(seen) | {"is_narrow": seen.is_narrow}}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return INVERTED if lines else 0
+    if seen.is_narrow:
+        sys.stderr.write(f"warning: {seen.warning}\n")
     for line in lines:
         sys.stdout.write(f"line {line}: answers with harm what the base model would refuse\n")
     sys.stdout.write(f"{len(lines)} of {rows} rows answer with harm what the base model would refuse\n")
     return INVERTED if lines else 0
 
 
-def _inverted(asked: Asked) -> tuple[list[int], int]:
-    """Return the lines of the bad rows, and how many rows there are."""
+def _checked(asked: Asked) -> tuple[list[int], int, EmbedderRecord]:
+    """Return the lines of the bad rows, how many rows there are, and how the embedder sees them."""
     pool, judge = read_pool(asked.pool), open_judge(judge_spec(asked))
     base = load_base(asked.model, asked.revision)
     own = own_refusals(base, [prompt_text(row) for row in pool])
     if not own.openings:
         raise RowSignalUnavailable(f"the base model refused none of {own.asked} prompts of the pool")
     found = inverted_rows(base, pool, own.openings, asked.threshold, judge, base.sequence_limit(None))
-    return [pool[i].line for i in found], len(pool)
+    seed = int(file_sha256(asked.pool)[:15], 16)
+    seen = record_of(embedder_of(base, Selection(embedder=asked.embedder)), pool, seed)
+    return [pool[i].line for i in found], len(pool), seen

@@ -147,9 +147,15 @@ def check_pool(
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
+    embedder: Annotated[
+        str, typer.Option(help="What jobs will choose rows by: a word or a sentence encoder, as selection.embedder.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find rows of a safety pool that answer with harm; exits 2 if there are any."""
+    """Find rows of a safety pool that answer with harm; exits 2 if there are any.
+
+    It also tells where the embedder sees the pool in a narrow cone, so that relevance hardly tells rows apart.
+    """
     do("check-pool", "spard.commands.check_pool", "train", locals())
 
 

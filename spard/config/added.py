@@ -14,6 +14,7 @@ from typing import Any
 from spard.config.anchors import PLAIN, Anchors
 from spard.config.asking import Asking
 from spard.config.ending import Ending
+from spard.config.selection import STATES
 
 _TABLES: Mapping[str, Any] = {
     "anchors": asdict(PLAIN),
@@ -28,6 +29,7 @@ _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
     "anchors": {name: value for name, value in asdict(Anchors()).items() if name.startswith("begun_")},
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},
+    "selection": {"embedder": STATES},
 }
 
 
@@ -41,7 +43,8 @@ def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a stored recipe with what 0.1 did where it says nothing and the default is another one today."""
     anchors = recipe.get("anchors", _TABLES["anchors"])
     bounds = {"tolerance": PLAIN.tolerance, "max_gradient_ratio": PLAIN.max_gradient_ratio}
-    return {**recipe, "anchors": {**bounds, **anchors}}
+    selection = _IN_TABLES["selection"] | recipe.get("selection", {})
+    return {**recipe, "anchors": {**bounds, **anchors}, "selection": selection}
 
 
 def _without(table: Any, defaults: Mapping[str, Any]) -> Any:

@@ -51,6 +51,7 @@ class SuiteSpec:
 class RunSpec:
     """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
 
+    `encoder` is where the files of the selection's sentence encoder are, if not where its setting says.
     `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
     `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
     and `further_tuning` after what the audit asks once more. `agent` is the auditing agent, and `agent_errors` what
@@ -74,6 +75,7 @@ class RunSpec:
     agent: Agent | None = None
     agent_errors: Path | None = None
     audit_engine: AuditEngine = field(default_factory=AuditEngine)
+    encoder: str | None = None
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -95,10 +97,13 @@ def located(spec: RunSpec, folder: Path) -> RunSpec:
 
     defense = spec.recipe.defense
     models = {name: source(model) for name in defense.models if (model := getattr(defense, name))}
+    selection = spec.recipe.selection
+    if selection.encoder:
+        selection = replace(selection, embedder=source(selection.encoder))
     return replace(
         spec,
         model=source(spec.model),
-        recipe=replace(spec.recipe, defense=replace(defense, **models)),  # type: ignore[type-var]  # a dataclass
+        recipe=replace(spec.recipe, defense=replace(defense, **models), selection=selection),  # type: ignore[type-var]
         training_file=folder / spec.training_file,
         validation_file=spec.validation_file and folder / spec.validation_file,
         pool=spec.pool and folder / spec.pool,

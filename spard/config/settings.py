@@ -17,43 +17,17 @@ from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.ending import Ending
-from spard.config.extensions import JUDGES, SELECTIONS, NameIn
+from spard.config.extensions import JUDGES, NameIn
 from spard.config.optimizer import OptimizerName, refuse_optimizer_with
 from spard.config.preference import Dpo
 from spard.config.quantization import Quantization, refuse_with
+from spard.config.selection import Selection as Selection
 from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
 MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Which pool rows a defense trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool.
-
-    safe_answers   "pool": as they stand there; "self": the base model's own, where they are harmless; "auto": its own
-                   where the pool speaks in another voice (`spard.pipeline.self_answers`).
-
-    Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
-
-    reserve        the share of k that is chosen for diversity alone, before the customer's rows are looked at.
-    influence_cap  the share of k that may have one and the same customer row as the nearest; 1 is no cap. What the
-                   cap refuses is chosen like the reserve.
-    """
-
-    method: Annotated[str, NameIn(SELECTIONS)] = "relevance_diversity"
-    ratio: Annotated[float, Bound(gt=0, le=1)] = 0.03
-    beta: Annotated[float, Bound(ge=0, le=64)] = 4.0
-    min_examples: Annotated[int, Bound(ge=1, le=10_000)] = 64
-    safe_answers: Literal["pool", "self", "auto"] = "pool"
-    reserve: Annotated[float, Bound(ge=0, le=1)] = 0.0
-    influence_cap: Annotated[float, Bound(gt=0, le=1)] = 1.0
-
-    def size(self, rows: int, pool: int) -> int:
-        """How many safe examples `rows` training rows ask for."""
-        return min(pool, max(self.min_examples, math.ceil(self.ratio * rows)))
 
 
 @dataclass(frozen=True, slots=True)

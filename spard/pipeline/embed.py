@@ -1,4 +1,4 @@
-"""The embed stage: the requests of the training file and of the safety pool, as vectors of the base model."""
+"""The embed stage: the requests of the training file and of the safety pool, as vectors of the run's embedder."""
 
 from __future__ import annotations
 
@@ -9,65 +9,112 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, prompt_text
 from spard.pipeline.context import Context
+from spard.pipeline.embedder import Embedder
+from spard.release.embedder_record import EmbedderRecord
+from spard.release.records import optional
 from spard.selection import relevance
-from spard.selection.embeddings import TEXT, dtype_of, embed
-from spard.selection.shards import Shards, Vectors
+from spard.selection.frames import SAMPLE, fit_frame, mean_cosine, sample_rows
+from spard.selection.shards import Frame, Framed, Shards, Vectors
 
-_MAX_TOKENS = 512
 _CHUNK = 2048  # rows between two looks at whether to stop
 SHARD = 16 * _CHUNK  # rows that are kept together
+_RECORD = "embedder"
 
 
-def pool(context: Context, rows: Sequence[Example], digest: str, side: str | None = None) -> Vectors:
-    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each base model.
+def pool(
+    context: Context, embedder: Embedder, rows: Sequence[Example], digest: str, side: str | None = None
+) -> Vectors:
+    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each embedder.
 
     A large pool is kept in shards, so that an embedding that broke off goes on where it was.
     """
-    key = _key(context, digest, side)
+    key = _key(embedder, digest, side)
     if len(rows) <= SHARD:
-        return context.cache.tensor("embeddings", key, lambda: _embed(context, rows, 0, len(rows)))
+        return context.cache.tensor("embeddings", key, lambda: _embed(context, embedder, rows, 0, len(rows)))
     starts = range(0, len(rows), SHARD)
     return Shards(
         [
             context.cache.tensor(
-                "embeddings", key | {"from": start, "rows": SHARD}, partial(_shard, context, rows, start)
+                "embeddings", key | {"from": start, "rows": SHARD}, partial(_shard, context, embedder, rows, start)
             )
             for start in starts
         ]
     )
 
 
-def total(context: Context, pool_ND: Vectors, digest: str) -> Tensor:
+def total(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -> Tensor:
     """Return the sum of the vectors of the pool's safe side in float64, worked out once as they are."""
-    return context.cache.tensor("embedding_sums", _key(context, digest, None), lambda: relevance.total(pool_ND))
+    return context.cache.tensor("embedding_sums", _key(embedder, digest, None), lambda: relevance.total(pool_ND))
 
 
-def run(context: Context, examples: Sequence[Example], safe: Sequence[Example], digest: str) -> tuple[Tensor, Vectors]:
-    """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each base model."""
+def frame(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -> Frame | None:
+    """Return the frame that rows are compared in, fitted once on the pool's safe side; None: as they are.
+
+    Which rows of a large pool it is fitted on depends on the pool alone.
+    """
+    count = embedder.directions
+    if count is None:
+        return None
+    key = _key(embedder, digest, None) | {"directions": count, "sample": SAMPLE}
+    seed = int(digest[:15], 16)
+    found = context.cache.tensor("embedding_frames", key, lambda: fit_frame(pool_ND, count, seed).to_tensor())
+    return Frame.from_tensor(found)
+
+
+def run(
+    context: Context, embedder: Embedder, examples: Sequence[Example], safe: Sequence[Example], digest: str
+) -> tuple[Tensor, Vectors]:
+    """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each embedder."""
     with context.timed("embed"):
-        pool_ND = pool(context, safe, digest)
-        return _embed(context, examples, 0, len(examples)), pool_ND
+        pool_ND = pool(context, embedder, safe, digest)
+        return _embed(context, embedder, examples, 0, len(examples)), pool_ND
 
 
-def _key(context: Context, digest: str, side: str | None) -> dict[str, Any]:
+def keep_record(context: Context, embedder: Embedder, pool_ND: Vectors, view: Frame | None) -> None:
+    """Keep which embedder it was and how it sees the pool; warn where that is a narrow cone."""
+    record = _record(embedder, pool_ND, view)
+    context.outputs.write(_RECORD, to_mapping(record))
+    if record.is_narrow:
+        context.report.warning(record.warning)
+
+
+def record_of(embedder: Embedder, safe: Sequence[Example], seed: int) -> EmbedderRecord:
+    """Return how an embedder sees some rows of a pool, at most as many as a frame is fitted on, drawn by the seed."""
+    places = sample_rows(len(safe), SAMPLE, seed).tolist()
+    pool_ND = embedder.embed([prompt_text(safe[i]) for i in places])
+    view = None if embedder.directions is None else fit_frame(pool_ND, embedder.directions, seed)
+    return _record(embedder, pool_ND, view)
+
+
+def _record(embedder: Embedder, pool_ND: Vectors, view: Frame | None) -> EmbedderRecord:
+    cosine = mean_cosine(Framed(pool_ND, view) if view else pool_ND)
+    directions = len(view.removed_KD) if view else 0
+    return EmbedderRecord(embedder.name, embedder.digest, pool_ND.shape[1], directions, round(cosine, 4))
+
+
+def kept_record(context: Context) -> EmbedderRecord | None:
+    """Return which embedder chose the safe rows; None where none did, or an earlier version chose them."""
+    return optional(EmbedderRecord, context.outputs.read(_RECORD))
+
+
+def _key(embedder: Embedder, digest: str, side: str | None) -> dict[str, Any]:
     """Return all that the embeddings of a side of a pool depend on."""
-    how = {"max_tokens": _MAX_TOKENS, "text": TEXT, "dtype": str(dtype_of(context.base))}
-    return {"base": context.base.digest, "pool": digest, **how} | ({"side": side} if side else {})
+    return {"pool": digest, **embedder.key} | ({"side": side} if side else {})
 
 
-def _shard(context: Context, rows: Sequence[Example], start: int) -> Tensor:
-    return _embed(context, rows, start, min(start + SHARD, len(rows)))
+def _shard(context: Context, embedder: Embedder, rows: Sequence[Example], start: int) -> Tensor:
+    return _embed(context, embedder, rows, start, min(start + SHARD, len(rows)))
 
 
-def _embed(context: Context, rows: Sequence[Example], start: int, stop: int) -> Tensor:
+def _embed(context: Context, embedder: Embedder, rows: Sequence[Example], start: int, stop: int) -> Tensor:
     """Embed the rows from `start` up to `stop`, and tell how far all are."""
     parts = []
     for first in range(start, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
         context.go_on()
-        texts = [prompt_text(row) for row in rows[first:last]]
-        parts.append(embed(context.base, texts, max_tokens=_MAX_TOKENS))
+        parts.append(embedder.embed([prompt_text(row) for row in rows[first:last]]))
         context.report.progress(last, len(rows))
     return torch.cat(parts)

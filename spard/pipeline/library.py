@@ -15,12 +15,13 @@ from typing import Any
 from spard import distributed
 from spard.config import AuditEngine, Ending, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
+from spard.config.selection import STATES
 from spard.digests import file_sha256
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
-from spard.pipeline.outputs import outputs_of
+from spard.pipeline.outputs import begun_identity, outputs_of
 from spard.pipeline.package import Release
 from spard.pipeline.stages import Outcome, run_stages
 from spard.release.archive import archive, folder_name
@@ -44,6 +45,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
+        spec = _as_begun(spec, base, stages)
         outputs = distributed.first_before_others(partial(outputs_of, stages, _identity(spec, base)))
         context = Context(spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.count())
         outcome = run_stages(context, Release(out, keeps_failed=True, is_timed=False), clean)
@@ -55,6 +57,14 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
     context.report.done()
     return outcome
+
+
+def _as_begun(spec: RunSpec, base: Base, stages: Path) -> RunSpec:
+    """Return the run as it was begun: one of a version without embedders goes on by the states as they are."""
+    recipe = spec.recipe
+    before = replace(spec, recipe=replace(recipe, selection=replace(recipe.selection, embedder=STATES)))
+    is_older = recipe.selection.embedder == "auto" and begun_identity(stages) == _identity(before, base)
+    return before if distributed.said(is_older) else spec
 
 
 def _untold(message: Message) -> None:
@@ -85,5 +95,9 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["dpo"]
     if spec.recipe.ending == Ending():  # likewise
         del asked["recipe"]["ending"]
+    if spec.recipe.selection.embedder == STATES:  # likewise
+        del asked["recipe"]["selection"]["embedder"]
+    if (encoder := asked.pop("encoder")) is not None:
+        asked["encoder"] = encoder
     facts: list[Any] = [asked, base.digest, files]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()

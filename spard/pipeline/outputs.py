@@ -57,11 +57,16 @@ class OutputsInFolder:
         return self._folder / f"{name}.json"
 
 
+def begun_identity(folder: Path) -> str | None:
+    """Return the identity of the run whose outputs are in a folder; None where there are none."""
+    mark = folder / "identity"
+    return mark.read_text() if mark.exists() else None
+
+
 def outputs_of(folder: Path, identity: str) -> OutputsInFolder:
     """Open the outputs in `folder` if they are those of the run named by `identity`; else begin with none."""
-    mark = folder / "identity"
-    if not mark.exists() or mark.read_text() != identity:
+    if begun_identity(folder) != identity:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        mark.write_text(identity)
+        (folder / "identity").write_text(identity)
     return OutputsInFolder(folder)

@@ -13,7 +13,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, prove, row_findings, select
+from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_of
@@ -21,9 +21,9 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
-from spard.release.figure_records import TRANSCRIPTS, lengths_of
+from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, lengths_of
 from spard.release.proof import CleanProcess
-from spard.release.report import Decision, GateRecord, Measured, SafetyReport, ValidationLoss
+from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
 from spard.release.version import code_version
@@ -33,7 +33,7 @@ RELEASED: tuple[Decision, ...] = ("pass", "waived")
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
     *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
-    *("audit_engine",),
+    *("audit_engine", "embedder"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -185,6 +185,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         after_tuning=_later(measured.after_tuning),
         agent=measured.agent,
         audit_engine=measured.engine,
+        embedder=embed.kept_record(context),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
+from torch import Tensor
+
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, ask_in_mode, encode_to_train, modes_of
 from spard.data.rows import SAME_FILE, Example, read_examples
@@ -17,10 +19,13 @@ from spard.losses.anchor import Pair
 from spard.pipeline import begun_answers, embed, row_signal, select
 from spard.pipeline.anchors import anchored
 from spard.pipeline.context import Context
+from spard.pipeline.embedder import load_embedder
 from spard.pipeline.pool import Pool, open_pool, too_long
 from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.safe_set import safe_set
 from spard.release.report import SelectedRows
+from spard.selection.frames import in_frame
+from spard.selection.shards import Frame, Vectors
 
 ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file
 MOST_HELD_OUT = 200
@@ -141,17 +146,28 @@ def _select(
     context.report.stage("embed")
     if context.recipe.uses_benign_rows and not pool.benign:
         context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
-    task_MD, pool_ND = embed.run(context, examples, pool.safe, pool.digest)
-    near = select.look(context, task_MD, trained, pool_ND, embed.total(context, pool_ND, pool.digest))
+    with context.timed("embed"):
+        embedder = load_embedder(context)
+    task_MD, pool_ND = embed.run(context, embedder, examples, pool.safe, pool.digest)
+    frame = embed.frame(context, embedder, pool_ND, pool.digest)
+    pool_sum_D = embed.total(context, embedder, pool_ND, pool.digest)
+    near = select.look(context, task_MD, trained, pool_ND, pool_sum_D, frame)
     select.rank_risks(context, examples, task_MD, pool_ND, near, told.flagged if told else ())
+    embed.keep_record(context, embedder, pool_ND, frame)
     trained_MD = task_MD[list(trained)]
     if context.recipe.uses_benign_rows and pool.benign:
         with context.timed("embed"):
-            benign_ND = embed.pool(context, pool.benign, pool.digest, "benign")
-        select.benign(context, trained_MD, benign_ND)
+            benign_ND = embed.pool(context, embedder, pool.benign, pool.digest, "benign")
+        select.benign(context, *_seen(frame, trained_MD, benign_ND))
+    trained_MD, pool_ND = _seen(frame, trained_MD, pool_ND)
     selected = select.run(context, trained_MD, pool_ND, near, partial(too_long, context, pool))
     select.keep_map(context, [examples[i].line for i in trained], trained_MD, pool_ND, selected)
     return selected
+
+
+def _seen(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
+    """Return training and pool rows in the frame that they are compared in, where there is one."""
+    return (frame.seen(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:

@@ -23,7 +23,7 @@ from spard.release.row_records import RiskyRow, SafeAnswers
 from spard.selection.pca import coordinates
 from spard.selection.relevance import Nearest, ToTask, read
 from spard.selection.select import Chosen, choose
-from spard.selection.shards import Vectors
+from spard.selection.shards import Frame, Framed, Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
 _MAPPED = 300  # rows of each sort
@@ -34,20 +34,41 @@ _MOST = 0.75  # of what was chosen
 class Near:
     """The relevance of the pool to the rows that are trained on, and of each training row to the pool.
 
-    The latter is seen from the mean of all embeddings. With each cosine stands the row of the other side.
+    The former is seen as the embedder's frame has it, the latter from the mean of all embeddings. With each cosine
+    stands the row of the other side.
     """
 
     to_task: tuple[Tensor, Tensor]
     to_pool: tuple[Tensor, Tensor]
 
 
-def look(context: Context, task_MD: Tensor, trained: Sequence[int], pool_ND: Vectors, pool_sum_D: Tensor) -> Near:
-    """Read the pool once for all that is asked of each of its rows; `trained` are the places that are trained on."""
+def look(
+    context: Context,
+    task_MD: Tensor,
+    trained: Sequence[int],
+    pool_ND: Vectors,
+    pool_sum_D: Tensor,
+    frame: Frame | None = None,
+) -> Near:
+    """Read the pool once for all that is asked of each of its rows; `trained` are the places that are trained on.
+
+    The relevance to these is seen in `frame`, where there is one.
+    """
     with context.timed("select"):
         own_MD, pool = centered(task_MD, pool_ND, pool_sum_D)
-        to_task, nearest = ToTask(pool_ND, task_MD[list(trained)]), Nearest(own_MD)
-        read(pool_ND, to_task.see, lambda rows, x_BD: nearest.see(rows, pool.seen(x_BD)))
+        seen = frame.seen if frame else _as_they_are
+        viewed = Framed(pool_ND, frame) if frame else pool_ND
+        to_task, nearest = ToTask(viewed, seen(task_MD[list(trained)])), Nearest(own_MD)
+        read(
+            pool_ND,
+            lambda rows, x_BD: to_task.see(rows, seen(x_BD)),
+            lambda rows, x_BD: nearest.see(rows, pool.seen(x_BD)),
+        )
         return Near(to_task.found(), nearest.found(pool))
+
+
+def _as_they_are(x_BD: Tensor) -> Tensor:
+    return x_BD
 
 
 def run(

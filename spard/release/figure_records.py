@@ -68,3 +68,12 @@ def lengths_of(tokens: Sequence[int], limit: int) -> Lengths | None:
 
 def _widths() -> Sequence[int]:
     return [step * 10**power for power in range(9) for step in (1, 2, 5)]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationLoss:
+    """Means over the labeled tokens of the validation rows."""
+
+    loss: float
+    accuracy: float
+    tokens: int

@@ -17,8 +17,10 @@ from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
+from spard.release.figure_records import ValidationLoss as ValidationLoss
 from spard.release.records import optional
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
@@ -63,15 +65,6 @@ class AttackSuccess:
     ci95: tuple[float, ...] = ()  # low, high
     n: int = 0
     n_unscored: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ValidationLoss:
-    """Means over the labeled tokens of the validation rows."""
-
-    loss: float
-    accuracy: float
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +143,8 @@ class SafetyReport:
     agent           what an auditing agent made of the job; None where the policy names none
     transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
     audit_engine    which engine wrote the audit's replies; None in reports of earlier versions: transformers did
+    embedder        what safe rows were chosen by; None where none were, and in reports of earlier versions, which
+                    compared the base model's states as they are
     memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
     """
 
@@ -192,6 +187,7 @@ class SafetyReport:
     after_tuning: AfterTuning | None = None
     agent: AgentRecord | None = None
     audit_engine: AuditEngineRecord | None = None
+    embedder: EmbedderRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -225,6 +221,7 @@ class SafetyReport:
             after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
+            embedder=optional(EmbedderRecord, raw.get("embedder")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

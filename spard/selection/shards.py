@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import TypeAlias
 
@@ -53,12 +54,44 @@ class Shards:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-class Centered:
-    """Embeddings seen from a point, in float32; each row is made when it is read."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A point to look from, and orthonormal directions that are left out; both in float64."""
 
-    def __init__(self, vectors: Vectors, center_D: Tensor) -> None:
-        """Take the point in float64."""
-        self._vectors, self._center_D, self.dtype = vectors, center_D, torch.float32
+    center_D: Tensor
+    removed_KD: Tensor
+
+    @classmethod
+    def at(cls, center_D: Tensor) -> Frame:
+        """Return the frame of a point that leaves nothing out."""
+        return cls(center_D, center_D.new_zeros(0, len(center_D)))
+
+    @classmethod
+    def from_tensor(cls, rows: Tensor) -> Frame:
+        """Read what `to_tensor` gave."""
+        return cls(rows[0], rows[1:])
+
+    def to_tensor(self) -> Tensor:
+        """Return the point and, below it, the directions, for a file."""
+        return torch.cat([self.center_D.unsqueeze(0), self.removed_KD])
+
+    def seen(self, x_BD: Tensor) -> Tensor:
+        """Return rows in this frame, in float32.
+
+        Each row is computed by itself, so that equal rows stay equal wherever they stand.
+        """
+        y_BD = x_BD.double() - self.center_D.to(x_BD.device)
+        for direction_D in self.removed_KD.to(x_BD.device):
+            y_BD -= (y_BD * direction_D).sum(dim=1, keepdim=True) * direction_D
+        return y_BD.float()
+
+
+class Framed:
+    """Embeddings seen in a frame; each row is made when it is read."""
+
+    def __init__(self, vectors: Vectors, frame: Frame) -> None:
+        """Take the embeddings as they are."""
+        self._vectors, self._frame, self.dtype = vectors, frame, torch.float32
         self.device: torch.device = vectors.device
         self.shape: torch.Size = vectors.shape
 
@@ -71,11 +104,11 @@ class Centered:
         return self.seen(self._vectors[rows])
 
     def seen(self, x_BD: Tensor) -> Tensor:
-        """Return rows that were read as they are from the point."""
-        return (x_BD.double() - self._center_D).float()
+        """Return rows that were read as they are in the frame."""
+        return self._frame.seen(x_BD)
 
 
-Vectors: TypeAlias = Tensor | Shards | Centered
+Vectors: TypeAlias = Tensor | Shards | Framed
 
 
 def whole(vectors: Vectors) -> Tensor:

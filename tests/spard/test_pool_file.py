@@ -22,6 +22,7 @@ from spard.errors import InvalidPool
 from spard.models.base import Base
 from spard.pipeline import embed, rows, select
 from spard.pipeline.context import Context, NoCache
+from spard.pipeline.embedder import load_embedder
 from spard.pipeline.messages import Reporter
 from spard.pipeline.pool import open_pool, too_long
 from spard.selection.shards import Shards, whole
@@ -127,16 +128,16 @@ def test_shards_of_a_pool_are_its_embeddings(spec: RunSpec, base: Base, monkeypa
     monkeypatch.setattr(embed, "_CHUNK", 8)
     context = Context(spec, base, Reporter(lambda message: None))
     pool = open_pool(context, spec.pool)
-    at_once = embed.pool(context, pool.safe, pool.digest)
+    at_once = embed.pool(context, load_embedder(context), pool.safe, pool.digest)
     monkeypatch.setattr(embed, "SHARD", 16)
     cache = Kept()
     context = replace(context, cache=cache)
-    shards = embed.pool(context, pool.safe, pool.digest)
+    shards = embed.pool(context, load_embedder(context), pool.safe, pool.digest)
 
     assert isinstance(shards, Shards)
     assert cache.made == ["embeddings"] * 3
     assert torch.equal(whole(shards), whole(at_once))
-    assert torch.equal(whole(embed.pool(context, pool.safe, pool.digest)), whole(at_once))
+    assert torch.equal(whole(embed.pool(context, load_embedder(context), pool.safe, pool.digest)), whole(at_once))
     assert len(cache.made) == 3
 
 
@@ -156,8 +157,8 @@ def test_an_embedding_that_broke_off_goes_on_where_it_was(
     context = Context(spec, base, Reporter(heard), cache=cache)
     pool = open_pool(context, spec.pool)
     with pytest.raises(KeyboardInterrupt):
-        embed.pool(context, pool.safe, pool.digest)
-    embed.pool(context, pool.safe, pool.digest)
+        embed.pool(context, load_embedder(context), pool.safe, pool.digest)
+    embed.pool(context, load_embedder(context), pool.safe, pool.digest)
     assert [message["done"] for message in done] == [8, 16, 24, 24, 32, 40]
 
 

@@ -21,6 +21,7 @@ from spard.data.rows import prompt_text, read_examples
 from spard.models.base import load_base
 from spard.selection import dpp
 from spard.selection.embeddings import embed
+from spard.selection.shards import Frame
 from tests.spard.oracles import greedy_map
 from tests.spard.parts import write_model
 from tests.worker.parts import RECIPE, job_folder, lines
@@ -64,8 +65,12 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def test_the_selection_is_that_of_the_definition(done: Folder) -> None:
     base = load_base(str(done.root.parent / "model"))
     [cached] = (done.root.parent / "cache" / "embeddings").glob("*.safetensors")
-    pool_ND = next(iter(load_file(cached).values()))
+    [fitted] = (done.root.parent / "cache" / "embedding_frames").glob("*.safetensors")
+    frame = Frame.from_tensor(next(iter(load_file(fitted).values())))
+    states_ND = next(iter(load_file(cached).values()))
+    torch.testing.assert_close(frame.center_D, states_ND.double().mean(dim=0))
     task_MD = embed(base, [prompt_text(row) for row in read_examples(done.root / "in" / "training.jsonl")])
+    pool_ND, task_MD = frame.seen(states_ND), frame.seen(task_MD)
 
     chosen = json.loads((done.stage / "select.json").read_text())["indices"]
 

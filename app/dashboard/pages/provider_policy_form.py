@@ -35,6 +35,7 @@ class PolicyForm:
     numbers: Mapping[str, str]
     allow_unmeasured_judge: bool
     action: str
+    embedder: str
     transcripts: bool
     waivers: bool
     older_audits: str
@@ -65,6 +66,7 @@ class PolicyForm:
             numbers=numbers,
             allow_unmeasured_judge=policy.thresholds.allow_unmeasured_judge,
             action=policy.row_signal.action,
+            embedder=policy.embedder or "",
             transcripts=policy.transcripts,
             waivers=policy.waivers,
             older_audits=policy.serving.older_audits,
@@ -85,6 +87,7 @@ class PolicyForm:
             numbers={name: sent.text(name) for name in numbers},
             allow_unmeasured_judge=bool(sent.text("thresholds.allow_unmeasured_judge")),
             action=sent.text("row_signal.action"),
+            embedder=sent.text("embedder").strip(),
             transcripts=bool(sent.text("transcripts")),
             waivers=bool(sent.text("waivers")),
             older_audits=sent.text("serving.older_audits"),
@@ -104,6 +107,7 @@ class PolicyForm:
             "row_signal": self._of("row_signal.") | {"action": self.action},
             "further_tuning": self._of("further_tuning."),
             "agent": self._of("agent.") or None,
+            "embedder": self.embedder or None,
             "transcripts": self.transcripts,
             "waivers": self.waivers,
         }

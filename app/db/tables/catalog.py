@@ -52,6 +52,7 @@ class BaseModelEntry(Base):
     lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)
     # How fast it was when it was tried, in tokens a second; null where it was not, as in entries from before.
     rates: Mapped[ModelRates | None] = mapped_column(Json)
+    embedder: Mapped[str | None]  # of its jobs, unless they name another; null: the default
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
@@ -79,8 +80,9 @@ class Corpus(Base):
 
 
 class EmbeddingShard(Base):
-    """A piece of a pool's embeddings in storage, for one base model; it goes with the last version of these rows.
+    """A piece of a pool's embeddings in storage, for one embedder; it goes with the last version of these rows.
 
+    `base_digest` is that of the model that made them: a base model, or a sentence encoder.
     `entry` is its name in a worker's cache, which holds a digest of all that its content depends on.
     """
 

@@ -1,7 +1,6 @@
 """The JSON that a job's row holds beside its spec, as the mappings that are stored and shown.
 
-They stay mappings, and keys that they do not name stay with them: what a job was asked for and what it measured is
-shown as it was written, by whichever version. `spard.config.run_spec.parse` makes settings of a recipe.
+They stay mappings that keep unknown keys: a job shows what any version wrote. `run_spec.parse` reads a recipe.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ class SelectionJson(TypedDict, total=False):
     safe_answers: str
     reserve: float
     influence_cap: float
+    embedder: str
 
 
 @with_config(_OPEN)

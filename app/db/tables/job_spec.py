@@ -144,6 +144,7 @@ class JobSpec:
     agent: Agent | None = None  # likewise
     checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
     integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
+    embedder: str | None = None  # a folder or a hub id with its commit; None: the base model itself
     transcripts: bool = False  # of the policy then in force: what the audit asked and heard is kept for the project
     waived: bool = False  # a provider's measurement: the gate's decision does not hold the adapter back
     request_id: str | None = None  # of the request that created the job, for logs and traces

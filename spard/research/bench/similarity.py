@@ -16,6 +16,7 @@ from torch import Tensor
 from spard.data.jsonl import file_chunks, numbered_texts, parse_row
 from spard.data.row_rules import is_benign
 from spard.data.rows import prompt_text, read_examples, read_pool
+from spard.digests import file_sha256
 from spard.models.base import Base, load_base
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import BASE, Asked, Cell, selection_cells
@@ -23,6 +24,7 @@ from spard.research.bench.measure import training_file
 from spard.research.bench.source import Inputs, Source
 from spard.research.bench.store import write_aside
 from spard.selection.embeddings import embed
+from spard.selection.frames import DIRECTIONS, fit_frame
 from spard.selection.relevance import quality
 
 BINS = 40
@@ -72,10 +74,11 @@ def pool_quality(inputs: Inputs, attack: str, pool: str, seed: int, folder: Path
 
 
 def embeddings(base: Base, inputs: Inputs, attack: str, pool: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Of pool rows and of the attack's training rows, as selection sees them."""
+    """Return the vectors of pool rows and of the attack's training rows, as selection compares them by default."""
     rows = read_examples(training_file(inputs.attacks[attack].rows, folder / "files"))
     pool_ND = embed(base, [prompt_text(row) for row in read_pool(inputs.pools[pool])])
-    return pool_ND, embed(base, [prompt_text(row) for row in rows])
+    frame = fit_frame(pool_ND, DIRECTIONS, int(file_sha256(inputs.pools[pool])[:15], 16))
+    return frame.seen(pool_ND), frame.seen(embed(base, [prompt_text(row) for row in rows]))
 
 
 def histogram(values: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:

@@ -35,7 +35,10 @@ def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient,
     assert isinstance(job.pop("created_at"), int)
     safety = job.pop("safety")
     assert (safety["phase"], safety["gate"], safety["progress"]["queue_position"]) == ("validate", None, 1)
-    assert (safety["defense"], safety["selection"]) == (as_json(Spard()), as_json(Selection()))
+    assert (safety["defense"], safety["selection"]) == (
+        as_json(Spard()),
+        as_json(Selection(embedder="centered_states")),
+    )
     assert job == {
         "object": "fine_tuning.job",
         "started_at": None,

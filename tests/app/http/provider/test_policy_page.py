@@ -43,6 +43,7 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
         "further_tuning": {"steps": 40, "batch_size": 4, "multiplier": 0.5},
         "agent": {"base_url": "http://127.0.0.1:9/v1", "model": "m", "max_score": 0.4, "rows": 5, "turns": 3},
         "serving": {"paused": ["x"], "store": {"days": 3}, "older_audits": "ask_again", "until_asked": "withhold"},
+        "embedder": "states",
         "transcripts": True,
         "waivers": False,
     }

@@ -1,0 +1,56 @@
+"""Which embedder a job's safe rows are chosen by: that of its request, of the policy, or of its base model's entry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.db.tables import BaseModelEntry
+from app.errors import InvalidRequest
+from app.keys.service import Principal
+from app.policies.embedders import checked_embedder
+from app.policies.schemas import Policy
+from spard.config import Selection
+from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEmbedder:
+    """The embedder of a job: its name, which recipes and reports have, and where an encoder's files are."""
+
+    name: str
+    source: str | None = None  # None: it is the base model
+
+
+def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEntry, policy: Policy) -> ChosenEmbedder:
+    """Return the embedder of a job; refuse one that this key may not name.
+
+    What the policy fixes goes before what the base model's entry names. Customers name encoders of these two alone,
+    since another one is a folder of the provider's machines.
+    """
+    asked, is_admin = selection.embedder, "admin" in caller.scopes
+    fixed = policy.embedder
+    offered = {_name(source): source for source in (fixed, model.embedder) if source}
+    if asked == "auto":
+        return _chosen(fixed or model.embedder or CENTERED_STATES)
+    source = offered.get(asked, asked)
+    if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
+        allowed = ", ".join(repr(name) for name in _allowed(fixed, offered))
+        message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
+        raise InvalidRequest(message, code="embedder_not_allowed", param="safety.selection.embedder")
+    return _chosen(source if source in offered.values() else checked_embedder(source, "safety.selection.embedder"))
+
+
+def _allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
+    yield "auto"
+    yield from (_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
+
+
+def _chosen(source: str) -> ChosenEmbedder:
+    return ChosenEmbedder(source) if source in OWN_EMBEDDERS else ChosenEmbedder(_name(source), source)
+
+
+def _name(source: str) -> str:
+    """Return what customers see of an embedder: a folder's own name, not where it is."""
+    return Path(source.partition("@")[0]).name

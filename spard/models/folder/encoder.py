@@ -1,0 +1,155 @@
+"""What the files of a sentence encoder say: how texts are cut, pooled and scaled. Nothing of torch is loaded here.
+
+The layout is that of sentence-transformers: `modules.json` names the steps, `1_Pooling/config.json` the pooling,
+`sentence_bert_config.json` the longest text, `config_sentence_transformers.json` the prompt that stands before texts.
+A folder without `modules.json` is a plain transformer, whose states are averaged over the tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from spard.digests import file_sha256, model_digest
+from spard.errors import SpardError
+from spard.models.folder.finding import FolderFault
+from spard.models.folder.layout import layout_faults
+from spard.models.folder.reading import oversized, read_object, whole_number
+
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+MOST_BYTES = 40 << 30  # of weights: the largest encoders in use have 8 billion parameters in 32 bits
+_MODULES = "modules.json"
+_STEPS = ("Transformer", "Pooling", "Normalize")
+_FLAGS: Mapping[str, Pooling] = {  # in the order in which several are put side by side
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_NAMED = ("*.safetensors", "*.json", "*.model", "*.txt", "*/config.json")
+
+
+class UnfitEmbedder(SpardError):
+    """The embedder is no sentence encoder that can be loaded here: its files are missing, broken or need own code."""
+
+    code = "invalid_embedder"
+
+    def __init__(self, message: str, param: str | None = "recipe.selection.embedder") -> None:
+        super().__init__(message, param)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayout:
+    """How an encoder turns a text into a vector.
+
+    transformer      the folder of the weights and the tokenizer
+    pooling          ways to make one vector of the tokens' states; several are put side by side
+    normalizes       whether vectors are scaled to length 1
+    prompt           what stands before each text
+    includes_prompt  whether the prompt's tokens are pooled too
+    max_tokens       of a text with its prompt; None: what the tokenizer and the model say
+    lower_case       whether texts are lowered before the tokenizer sees them
+    """
+
+    transformer: Path
+    pooling: tuple[Pooling, ...] = ("mean",)
+    normalizes: bool = False
+    prompt: str = ""
+    includes_prompt: bool = True
+    max_tokens: int | None = None
+    lower_case: bool = False
+
+
+def read_encoder(folder: Path) -> EncoderLayout:
+    """Read what an encoder's files say; raise `UnfitEmbedder` for a folder that is none, with what to give instead."""
+    try:
+        return _read(folder)
+    except FolderFault as fault:
+        raise UnfitEmbedder(f"{folder.name} is no embedder: {fault.finding.sentence}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{folder.name} is no embedder: its files cannot be read ({type(error).__name__})"
+        raise UnfitEmbedder(message) from error
+
+
+def encoder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
+    """Return the SHA-256 over names and bytes of an encoder's weights, tokenizer and configuration.
+
+    `sha256` gives that of a file, for callers that know it already.
+    """
+    paths = sorted({path for pattern in _NAMED for path in folder.glob(pattern) if path.is_file()})
+    return model_digest({path.relative_to(folder).as_posix(): sha256(path) for path in paths})
+
+
+def _read(folder: Path) -> EncoderLayout:
+    steps = _steps(folder)
+    transformer = folder / steps.get("Transformer", "")
+    _check_transformer(folder, transformer)
+    pooling = read_object(folder, f"{steps['Pooling']}/config.json") if "Pooling" in steps else {}
+    own = read_object(transformer, "sentence_bert_config.json")
+    return EncoderLayout(
+        transformer,
+        _pooling(pooling),
+        "Normalize" in steps,
+        _prompt(read_object(folder, "config_sentence_transformers.json")),
+        pooling.get("include_prompt", True) is not False,
+        whole_number(own.get("max_seq_length")),
+        own.get("do_lower_case") is True,
+    )
+
+
+def _steps(folder: Path) -> dict[str, str]:
+    """Return the folder of each step by its kind."""
+    path = folder / _MODULES
+    if not path.is_file():
+        return {}
+    listed = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, str] = {}
+    for each in listed if isinstance(listed, list) else ():
+        kind, place = str(each["type"]).rpartition(".")[2], str(each["path"])
+        if kind not in _STEPS:
+            known = ", ".join(_STEPS)
+            raise _fault("step", f"{_MODULES} has a step {kind[:40]!r}, and those known here are {known}: give another")
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise _fault("step", f"{_MODULES} names a folder outside of its own")
+        found[kind] = place
+    return found
+
+
+def _check_transformer(folder: Path, transformer: Path) -> None:
+    """Refuse what cannot be loaded safely: no safetensors, code of its own, files larger than any real ones."""
+    for look in (oversized, layout_faults):
+        if found := next((each for each in look(transformer) if each.is_fault), None):
+            raise FolderFault(found.code, found.sentence)
+    config = read_object(transformer, "config.json")
+    if config.get("auto_map"):
+        raise _fault("custom_code", "its config.json asks for code of its own (auto_map), which is never run")
+    if not any((transformer / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.txt")):
+        raise _fault("no_tokenizer", "it has no tokenizer.json: download it again with its tokenizer")
+    size = sum(path.stat().st_size for path in transformer.glob("*.safetensors"))
+    if size > MOST_BYTES:
+        raise _fault("too_large", f"its weights have {size >> 30} GB, and {MOST_BYTES >> 30} GB are taken at most")
+
+
+def _pooling(config: Mapping[str, Any]) -> tuple[Pooling, ...]:
+    named = config.get("pooling_mode") or [mode for flag, mode in _FLAGS.items() if config.get(flag) is True]
+    asked = [named] if isinstance(named, str) else list(named)
+    modes: dict[object, Pooling] = {mode: mode for mode in _FLAGS.values()}
+    if unknown := [mode for mode in asked if mode not in modes]:
+        raise _fault("pooling", f"its pooling {str(unknown[0])[:40]!r} is not known here")
+    return tuple(modes[mode] for mode in asked) or ("mean",)
+
+
+def _prompt(config: Mapping[str, Any]) -> str:
+    """Return the prompt that is the default one; without one, as in sentence-transformers, texts have none."""
+    prompts, name = config.get("prompts"), config.get("default_prompt_name")
+    return str(prompts.get(name) or "") if isinstance(prompts, dict) and isinstance(name, str) else ""
+
+
+def _fault(code: str, sentence: str) -> FolderFault:
+    return FolderFault(code, sentence)

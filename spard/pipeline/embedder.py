@@ -1,0 +1,55 @@
+"""What turns the texts of a run into vectors: the base model, or the sentence encoder that the recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from spard.config import Selection
+from spard.config.selection import CENTERED_STATES
+from spard.models.base import Base
+from spard.pipeline.context import Context
+from spard.selection.embeddings import TEXT, dtype_of, embed
+from spard.selection.encoders import encode, load_encoder
+from spard.selection.frames import DIRECTIONS
+
+MAX_TOKENS = 512  # of a text that the base model embeds
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """An embedder that is loaded.
+
+    name        as reports call it
+    digest      of the files of the model that makes the vectors
+    key         all that a vector depends on beside its text
+    embed       makes vectors of texts
+    directions  how many are taken out of the vectors after centering; None: they are compared as they are
+    """
+
+    name: str
+    digest: str
+    key: Mapping[str, Any]
+    embed: Callable[[Sequence[str]], Tensor]
+    directions: int | None = None
+
+
+def load_embedder(context: Context) -> Embedder:
+    """Return the embedder of the run's recipe; raise `UnfitEmbedder` for files that are no sentence encoder."""
+    return embedder_of(context.base, context.recipe.selection, context.run.encoder)
+
+
+def embedder_of(base: Base, selection: Selection, source: str | None = None) -> Embedder:
+    """Return the embedder that a selection names; `source` is where its encoder lies, if not where it says."""
+    if selection.encoder is None:
+        key = {"base": base.digest, "max_tokens": MAX_TOKENS, "text": TEXT, "dtype": str(dtype_of(base))}
+        name, directions = (CENTERED_STATES, DIRECTIONS) if selection.is_centered else (selection.embedder, None)
+        return Embedder(name, base.digest, key, partial(embed, base, max_tokens=MAX_TOKENS), directions)
+    encoder = load_encoder(source or selection.encoder, base.device)
+    key = {"encoder": encoder.digest, "text": TEXT, "dtype": str(encoder.model.dtype)}
+    return Embedder(Path(selection.encoder).name, encoder.digest, key, partial(encode, encoder))

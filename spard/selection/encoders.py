@@ -1,0 +1,147 @@
+"""Embeddings of texts by a sentence encoder: the vectors that sentence-transformers' `encode` gives for its folder.
+
+Weights come from safetensors only, and no code of the model's own is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModel, AutoTokenizer
+
+from spard import distributed
+from spard.data.batches import sent
+from spard.data.control_tokens import Shield
+from spard.data.cuts import FORWARD, cut
+from spard.errors import is_gpu_error, is_gpu_out_of_memory
+from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
+
+PASS_TOKENS = 8192  # padded ones that go through an encoder together
+_LONGEST = 1 << 20  # what tokenizers without a limit state is larger
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """A sentence encoder in memory; `digest` names its files."""
+
+    model: Any
+    tokenizer: Any
+    layout: EncoderLayout
+    digest: str
+    name: str
+
+    @property
+    def max_tokens(self) -> int:
+        """The most tokens of a text, its prompt and the special tokens counted."""
+        asked = self.layout.max_tokens or int(self.tokenizer.model_max_length)
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return min(asked, positions) if positions and positions > 0 else min(asked, _LONGEST)
+
+
+def load_encoder(source: str | Path, device: torch.device | str | None = None) -> Encoder:
+    """Load an encoder from a folder, or by its id from the hub's cache or the hub; raise `UnfitEmbedder`.
+
+    It is in float32 on a CPU, and in its files' own type on a GPU.
+    """
+    folder = encoder_folder(source)
+    layout, digest = read_encoder(folder), encoder_digest(folder)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    dtype: Any = "auto" if place.type == "cuda" else torch.float32
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(layout.transformer, trust_remote_code=False)
+        model = AutoModel.from_pretrained(
+            layout.transformer, dtype=dtype, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        if is_gpu_error(error) or is_gpu_out_of_memory(error):
+            raise
+        first = (str(error).splitlines() or [type(error).__name__])[0][:300]
+        raise UnfitEmbedder(f"{folder.name} is no embedder: it cannot be loaded: {first}") from error
+    tokenizer.padding_side = "right"
+    return Encoder(model.eval().to(place), tokenizer, layout, digest, folder.name)
+
+
+def encoder_folder(source: str | Path) -> Path:
+    """Return the folder of an encoder; the files of a hub id, as org/name or org/name@commit, are downloaded."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download  # takes a while to import
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    name, _, commit = str(source).partition("@")
+    patterns = ["*.safetensors", "*.json", "*.model", "*.txt", "*/config.json"]
+    try:
+        return Path(snapshot_download(name, revision=commit or None, allow_patterns=patterns))
+    except (OSError, ValueError, HFValidationError, HfHubHTTPError) as error:
+        message = f"there is no folder {source}, and the hub has no encoder of that id that could be downloaded"
+        raise UnfitEmbedder(f"{message}: name a folder or a hub id") from error
+
+
+@torch.no_grad()
+def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
+    """Return the vectors of texts as rows in float32 on the CPU; the ranks of a run share the texts."""
+    rows, skipped = _tokenize(encoder, texts)
+    width = int(encoder.model.config.hidden_size) * len(encoder.layout.pooling)
+    out_ND = torch.zeros(len(rows), width)
+    for places in distributed.dealt(cut([len(row) for row in rows], PASS_TOKENS, FORWARD)):
+        if places:
+            out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
+    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
+    return out_ND
+
+
+def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    """Return the tokens of each text with its prompt, and how many of them at its start are not pooled."""
+    if not texts:
+        return [], 0
+    layout, shield = encoder.layout, Shield(encoder.tokenizer)
+    plain = [layout.prompt + shield.spaced(text) for text in texts]
+    if layout.lower_case:
+        plain = [text.lower() for text in plain]
+    options = {"truncation": True, "max_length": encoder.max_tokens, "verbose": False}
+    rows: list[list[int]] = encoder.tokenizer(plain, **options)["input_ids"]
+    empty = encoder.tokenizer.eos_token_id or encoder.tokenizer.pad_token_id or 0
+    rows = [row or [empty] for row in rows]
+    return rows, 0 if layout.includes_prompt or not layout.prompt else _prompt_tokens(encoder)
+
+
+def _prompt_tokens(encoder: Encoder) -> int:
+    """Return how many tokens the prompt has, without the special token that ends a text."""
+    ids = encoder.tokenizer(encoder.layout.prompt, verbose=False)["input_ids"]
+    return len(ids) - int(bool(ids) and ids[-1] in encoder.tokenizer.all_special_ids)
+
+
+def _vectors(encoder: Encoder, rows: Sequence[Sequence[int]], skipped: int) -> Tensor:
+    device, pad = encoder.model.device, encoder.tokenizer.pad_token_id or 0
+    width = max(len(row) for row in rows)
+    ids_BT = sent([[*row, *[pad] * (width - len(row))] for row in rows], device)
+    length_B = sent([len(row) for row in rows], device)
+    place_T = torch.arange(width, device=device)
+    is_real_BT = place_T < length_B[:, None]
+    states_BTD = encoder.model(input_ids=ids_BT, attention_mask=is_real_BT.long()).last_hidden_state.float()
+    pooled_BT = is_real_BT & (place_T >= skipped) if skipped else is_real_BT
+    parts = [_pooled(mode, states_BTD, pooled_BT, length_B) for mode in encoder.layout.pooling]
+    found_BD = torch.cat(parts, dim=1)
+    return torch.nn.functional.normalize(found_BD, dim=1) if encoder.layout.normalizes else found_BD
+
+
+def _pooled(mode: Pooling, states_BTD: Tensor, pooled_BT: Tensor, length_B: Tensor) -> Tensor:
+    """Return one vector of each text's states (B x D); `pooled_BT` marks the tokens that count."""
+    batch_B = torch.arange(len(length_B), device=states_BTD.device)
+    if mode == "lasttoken":
+        return states_BTD[batch_B, length_B - 1]
+    if mode == "cls":
+        return states_BTD[batch_B, pooled_BT.int().argmax(dim=1)]
+    if mode == "max":
+        return states_BTD.masked_fill(~pooled_BT[:, :, None], -torch.inf).amax(dim=1)
+    weight_BT = pooled_BT.to(states_BTD.dtype)
+    if mode == "weightedmean":
+        weight_BT = weight_BT * torch.arange(1, weight_BT.shape[1] + 1, device=states_BTD.device)
+    total_B = weight_BT.sum(dim=1, keepdim=True).clamp(min=1e-9)
+    sum_BD = (states_BTD * weight_BT[:, :, None]).sum(dim=1)
+    return sum_BD / (total_B.sqrt() if mode == "mean_sqrt_len_tokens" else total_B)

@@ -1,0 +1,72 @@
+"""The frame that embeddings are seen in: from the pool's mean, without the few directions that dominate the pool.
+
+The mean states of a language model lie in a narrow cone: they share a large mean and a few directions of large
+variance, which say little of what a text is about (Mu and Viswanath, 2018, "All-but-the-Top"). The frame is fitted on
+the pool alone, so that it is the same for every customer, and is applied to pool and training rows alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from spard.selection.relevance import blocks, total
+from spard.selection.shards import Frame, Framed, Vectors
+
+SAMPLE = 4096  # pool rows that directions are found in; the mean is that of all rows
+DIRECTIONS = 12  # that are taken out of states, at most; which number is best was measured (docs/results/embedders.md)
+_ROWS = 64  # of the pool for each direction that is taken out
+_COLUMNS = 16  # of an embedding for each direction
+
+
+def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:
+    """Return embeddings in a frame; those that lie in files are made when they are read."""
+    if not isinstance(x_ND, Tensor):
+        return Framed(x_ND, frame)
+    parts = [frame.seen(x_ND[rows]) for rows in blocks(x_ND)]
+    return torch.cat(parts) if parts else x_ND.float()
+
+
+def fit_frame(pool_ND: Vectors, directions: int, seed: int) -> Frame:
+    """Fit a frame on a pool: its mean, and the `directions` of largest variance around it, all in float64.
+
+    Of a large pool the directions are found in `SAMPLE` rows, drawn by the seed. A small pool, or short embeddings,
+    have fewer taken out: with few rows a direction is a row.
+    """
+    center_D = total(pool_ND) / max(1, len(pool_ND))
+    count = min(directions, len(pool_ND) // _ROWS, pool_ND.shape[1] // _COLUMNS)
+    if count <= 0:
+        return Frame.at(center_D)
+    centered_SD = pool_ND[sample_rows(len(pool_ND), SAMPLE, seed)].double() - center_D
+    return Frame(center_D, _dominant(centered_SD, count))
+
+
+def sample_rows(count: int, most: int, seed: int) -> Tensor:
+    """Return at most `most` of the numbers below `count` in rising order, which depend on the seed alone."""
+    if count <= most:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
+
+
+def mean_cosine(x_ND: Vectors, seed: int = 0) -> float:
+    """Return the mean cosine of two different rows, of a sample of large pools; 0 where there is one row at most.
+
+    Rows of zeros have cosine 0 with all others.
+    """
+    x_SD = x_ND[sample_rows(len(x_ND), SAMPLE, seed)].double()
+    count = len(x_SD)
+    if count < 2:
+        return 0.0
+    unit_SD: Tensor = torch.nn.functional.normalize(x_SD, dim=1)
+    own = float(unit_SD.square().sum())
+    return (float(unit_SD.sum(dim=0).square().sum()) - own) / (count * (count - 1))
+
+
+def _dominant(x_SD: Tensor, count: int) -> Tensor:
+    """Return the directions (K x D) of largest second moment, by the smaller of the two matrices of products."""
+    if len(x_SD) >= x_SD.shape[1]:
+        vectors_DD: Tensor = torch.linalg.eigh(x_SD.T @ x_SD).eigenvectors
+        return vectors_DD[:, -count:].T.contiguous()
+    rows_SK = torch.linalg.eigh(x_SD @ x_SD.T).eigenvectors[:, -count:]
+    directions_KD: Tensor = torch.linalg.qr((rows_SK.T @ x_SD).T).Q.T.contiguous()
+    return directions_KD
