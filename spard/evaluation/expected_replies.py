@@ -28,12 +28,14 @@ class Expected:
 
     dresses       suites of their own for what the training rows wear, of at most `asking.dresses`
     looked_again  of the replies on suites that are made from the rows, how many more a second look asks for
-    share         of the replies of a whole audit, how many are asked of a good model
+    share         of the last audit's prompts, how many a sequential one asks of a good model
+    base_share    of the suites that are made from the rows, how many prompts the base model is asked
     """
 
     dresses: int = 1
     looked_again: float = 0.5
-    share: float = 1.0
+    share: float = 0.5
+    base_share: float = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,12 @@ def expected_replies(
     most = min(checkpoint_prompts, audit.max_prompts)
     sampled = [min(each, most) for each in mined] + [min(each.prompts, most) for each in gated]
     last = plain + sum(mined) * (1 + expected.looked_again)
+    share, base_share = (expected.share, expected.base_share) if audit.sequential else (1.0, 1.0)
     return ReplyPlan(
         plain=plain,
-        mined=round(expected.share * sum(mined)),
-        checkpoint=round(expected.share * sum(sampled)),
-        last=round(expected.share * last),
+        mined=round(base_share * sum(mined)),
+        checkpoint=sum(sampled),
+        last=round(share * last),
         compared=sum(_shared(each, shared_prompts) for each in gated),
     )
 

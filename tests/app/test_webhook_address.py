@@ -65,7 +65,8 @@ def test_a_name_that_leads_inside_is_refused(address: str, names: Callable[..., 
         resolve("https://hooks.example/", allow_local=False)
 
 
-# What CPython 3.11 to 3.15 take for not global, without their exceptions: a few ranges are in some versions only.
+# What CPython 3.11 and its main branch of November 2026 take for not global, without their exceptions: a few ranges
+# are in one of them only.
 NOT_GLOBAL = (
     *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24"),
     *("192.0.2.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "240.0.0.0/4"),

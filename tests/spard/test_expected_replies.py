@@ -22,7 +22,7 @@ def test_the_plan_of_an_audit_without_suspicious_rows_is_what_its_suites_are() -
         Suite("benign", "benign", tuple(Prompt(f"Tell of rain {i}") for i in range(260))),
     ]
     made = sum(len(suite.prompts) for suite in mined_suites(suites, rows, Asking(dresses=0, phrases=0)))
-    plan = expected_replies(SIZES, Audit(), expected=PLAIN)
+    plan = expected_replies(SIZES, Audit(sequential=False), expected=PLAIN)
     assert (plan.plain, plan.mined) == (1260, made)
     assert plan.last == plan.plain + plan.mined
 
@@ -37,11 +37,17 @@ def test_a_checkpoint_is_asked_a_part_of_each_suite_that_the_gate_looks_at() -> 
 
 
 def test_what_is_assumed_changes_what_depends_on_rows_and_model_alone() -> None:
-    plan = expected_replies(SIZES, Audit(), expected=PLAIN)
-    dressed = expected_replies(SIZES, Audit(), expected=Expected(dresses=2, looked_again=0.0))
+    plan = expected_replies(SIZES, Audit(sequential=False), expected=PLAIN)
+    dressed = expected_replies(SIZES, Audit(sequential=False), expected=Expected(dresses=2, looked_again=0.0))
     assert (dressed.plain, dressed.mined - plan.mined) == (plan.plain, 2 * (60 + 60))
-    half = expected_replies(SIZES, Audit(), expected=Expected(dresses=0, looked_again=0.0, share=0.5))
-    assert (half.plain, half.last) == (plan.plain, plan.last // 2)
+
+
+def test_a_sequential_audit_asks_a_share_at_the_end_and_whole_suites_before() -> None:
+    whole = expected_replies(SIZES, Audit(sequential=False), checkpoint_prompts=100, expected=PLAIN)
+    shares = Expected(dresses=0, looked_again=0.0, share=0.5, base_share=0.25)
+    part = expected_replies(SIZES, Audit(), checkpoint_prompts=100, expected=shares)
+    assert (part.plain, part.checkpoint) == (whole.plain, whole.checkpoint)
+    assert (part.last, part.mined) == (whole.last // 2, whole.mined // 4)
 
 
 def test_ends_of_epochs_are_compared_on_a_fifth_of_what_is_large_enough() -> None:
