@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.catalog import fitness
 from app.db.tables import Job
-from app.files.template_look import FolderLook
+from app.files.template_look import FolderLook, look_at
 from spard.digests import folder_digest
 from spard.models.folder.check import findings
 from tests.spard.base_folders import KINDS, Kind, by_files, made, noted
@@ -77,7 +77,7 @@ def test_a_job_names_the_digest_of_its_base_model(
 def test_stored_weights_are_offered_for_adapters_alone(
     more: dict[str, Any], provider: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitness, "_look", lambda folder: None)
+    monkeypatch.setattr(fitness, "look_at", lambda folder: FolderLook(findings(folder), None))
     folder = made(next(each for each in KINDS if each.note == "stored in MXFP4"), tmp_path)
     assert offer(provider, folder)[0] == 200
     status, answer = offer(provider, folder, **more)
@@ -93,7 +93,7 @@ def test_no_transaction_is_open_while_the_files_are_read(
 
     def noting(path: Path) -> Any:
         opened.append("files")
-        return findings(path)
+        return look_at(path)
 
     @contextmanager
     def begin(*given: Any) -> Iterator[Any]:
@@ -101,7 +101,7 @@ def test_no_transaction_is_open_while_the_files_are_read(
         with begun(*given) as session:
             yield session
 
-    monkeypatch.setattr(fitness, "findings", noting)
+    monkeypatch.setattr(fitness, "look_at", noting)
     monkeypatch.setattr(db, "provider_transaction", begin)
     assert offer(provider, folder)[0] == 200
     assert opened == ["files", "transaction"]
