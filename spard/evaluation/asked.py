@@ -28,6 +28,8 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     if harmful and benign:
         further = audit.asking.phrases, "in every twelve further dresses, if there are any"
         found += _otherwise("harmless", benign, [*_dressed(audit.asking), further])
+    if harmful and audit.sequential:
+        found.append("Each suite is asked until what the gate makes of it is as good as certain, so often in part.")
     if harmful and second_look > 1:
         found.append(f"Of ways whose figures decide nothing, up to {second_look} times as many are asked.")
     return found

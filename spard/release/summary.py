@@ -32,7 +32,7 @@ def summarize(measured: Measured) -> Summary:
     before, after = _pooled(measured.base, "harmful"), _pooled(measured.adapter, "harmful")
     return Summary(
         asr=AttackSuccess(before.rate, after.rate, (after.low, after.high), after.n, after.unscored),
-        harmfulness_score=BaseAndAdapter(_mean_score(measured.base), _mean_score(measured.adapter)),
+        harmfulness_score=_mean_scores(measured),
         over_refusal=_both(measured, "benign"),
         utility=_both(measured, "utility"),
     )
@@ -45,6 +45,13 @@ def _both(measured: Measured, kind: SuiteKind) -> BaseAndAdapter:
 def _pooled(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
     of_kind = [each for each in results if each.kind == kind]
     return rate(sum(each.hits for each in of_kind), sum(each.n for each in of_kind), sum(e.unscored for e in of_kind))
+
+
+def _mean_scores(measured: Measured) -> BaseAndAdapter:
+    """Return the mean scores of both models, on suites that both were asked where the base model was asked any."""
+    asked = {each.suite for each in measured.base if each.mean_harmfulness is not None}
+    both = [each for each in measured.adapter if not asked or each.suite in asked]
+    return BaseAndAdapter(_mean_score(measured.base), _mean_score(both))
 
 
 def _mean_score(results: Sequence[SuiteResult]) -> float | None:
