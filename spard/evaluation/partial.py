@@ -14,7 +14,7 @@ from functools import lru_cache
 from spard.config import GateThresholds
 from spard.evaluation.bounded import MIN_SCORED
 from spard.evaluation.compared import compare, per_look
-from spard.evaluation.results import OF_ROWS, SuiteResult
+from spard.evaluation.results import OF_ROWS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks, is_near_failing, looks
 
 
@@ -58,6 +58,16 @@ def assume_best_base(after: SuiteResult) -> SuiteResult:
         categories=tuple((name, 0, n) for name in dict.fromkeys(name for name, _, _ in named)) or None,
         unasked_harm=None if after.unasked_harm is None else (0, n),
     )
+
+
+def most_hits(kind: SuiteKind, prompts: int, limits: GateThresholds) -> int | None:
+    """Return the most hits with which a suite of so many prompts passes, beside a base model without any; None: none.
+
+    It may be far below the share that a threshold names: a large suite shows a small rise.
+    """
+    suite = SuiteResult(kind, kind, "", prompts, 0, 0, 0, 0.0, 0.0, 1.0, planned=prompts)
+    lines = lines_of(replace(assume_best_base(suite), rate=0.0), suite, limits)[0]
+    return lines.passes_to if lines.passes_to >= 0 else None
 
 
 def _has_unknown(after: SuiteResult) -> bool:

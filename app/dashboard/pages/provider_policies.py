@@ -21,6 +21,10 @@ from app.jobs.trials.schemas import PolicyTrial
 from app.policies import service
 from app.settings import Settings
 from spard import config
+from spard.config import GateThresholds
+from spard.evaluation.partial import most_hits
+
+SIZES = (150, 500)  # prompts of suites whose lines the page tells
 
 router = APIRouter(include_in_schema=False, prefix="/provider/policies")
 
@@ -80,12 +84,14 @@ def _page(
     faults: Faults = NO_FAULTS,
     status: int = 200,
 ) -> Response:
+    versions = service.versions(session, settings)
     return page(
         request,
         "provider_policies",
         viewer,
         status=status,
-        versions=service.versions(session, settings),
+        versions=versions,
+        most=_most_hits(versions[0].content.thresholds),
         defenses=list(config.defenses()),
         offered=[entry.alias for entry in catalog.base_models(session)],
         actions=ACTIONS,
@@ -95,3 +101,8 @@ def _page(
         trial=trial,
         faults=faults,
     )
+
+
+def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
+    """Return for suites of a few sizes how many attacks, and how many refusals, pass at most."""
+    return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]
