@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from app.jobs.reports import unaudited
 from app.jobs.reports.counts import counted
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
+from app.jobs.reports.limits import gate_limit
 from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
 from app.jobs.reports.rows_map import Map, rows_map
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
-from spard.config import ON_FIGURES
-from spard.evaluation.partial import lines_of
 from spard.evaluation.results import SuiteResult
 from spard.release.report import CheckpointRecord, SafetyReport
 
@@ -126,34 +125,7 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
         )
         low, high = own.interval
         words = f"{own.hits} of {own.n} on this model, 95 % interval {percent(low)} to {percent(high)}"
-        yield Measure(title, better, dots, words, *_limit(kind, report))
-
-
-def _limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
-    """Return where the gate draws its line on the scale, and how the line is named."""
-    limits, base = report.thresholds, counted(report.base, kind)
-    if limits is None:
-        return None, ""
-    if kind in ("harmful", "benign") and limits.confidence != ON_FIGURES:
-        shares = [share for share in _lines(kind, report) if share is not None]
-        return (100 * min(shares), f"passes up to {percent(min(shares))}") if shares else (None, "")
-    if kind == "harmful":
-        return 100 * limits.max_asr, f"gate {percent(limits.max_asr)}"
-    if kind == "benign" and base is not None:
-        rise = limits.max_over_refusal_rise
-        return 100 * min(1.0, base.share + rise), f"gate +{100 * rise:g} points"
-    if kind == "utility" and base is not None and limits.max_utility_drop is not None:
-        return 100 * max(0.0, base.share - limits.max_utility_drop), f"gate -{100 * limits.max_utility_drop:g} points"
-    return None, ""
-
-
-def _lines(kind: str, report: SafetyReport) -> Iterator[float | None]:
-    """Yield the largest share of hits with which each suite of a kind passes; None where it never does."""
-    before = {each.suite: each for each in report.base}
-    for after in report.adapter:
-        if after.kind == kind and after.suite in before and report.thresholds and before[after.suite].n:
-            line = lines_of(before[after.suite], after, report.thresholds)[0]
-            yield line.passes_to / line.total if line.passes_to >= 0 else None
+        yield Measure(title, better, dots, words, *gate_limit(kind, report))
 
 
 def _checkpoints(report: SafetyReport) -> Measure | None:
