@@ -79,13 +79,12 @@ def add_model(
         model_names.checked(alias)
     except Refusal as error:
         raise CommandFailed(str(error)) from None
-    folder = Path(source).expanduser()
-    place = str(folder) if folder.is_dir() else source
+    place = _absolute(source)
     with Signs() as signs:
         digest, rates = _try_base_model(signs, place, revision, target_modules) if is_tried else (None, None)
     entry = {
         "alias": alias,
-        "source": str(folder.resolve()) if folder.is_dir() else source,
+        "source": place,
         "revision": revision,
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
@@ -93,12 +92,18 @@ def add_model(
         "digest": digest,
         "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
-        "embedder": str(Path(embedder).expanduser().resolve()) if embedder and Path(embedder).is_dir() else embedder,
+        "embedder": _absolute(embedder) if embedder else None,
     }
     with Signs() as signs, connect() as client:
         signs.begin(f"Offering it to the service as {alias}: it reads and checks the model's files.")
         added = client.post("admin/models", entry)
     _show(added, as_json)
+
+
+def _absolute(source: str) -> str:
+    """Return the absolute path of a folder that is on this machine; any other name as it is."""
+    folder = Path(source).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else source
 
 
 def _try_base_model(
