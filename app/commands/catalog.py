@@ -79,18 +79,16 @@ def add_model(
         model_names.checked(alias)
     except Refusal as error:
         raise CommandFailed(str(error)) from None
-    place = _absolute(source)
     with Signs() as signs:
+        place = _absolute(source)
         digest, rates = _try_base_model(signs, place, revision, target_modules) if is_tried else (None, None)
     entry = {
-        "alias": alias,
-        "source": place,
+        **{"alias": alias, "source": place},
         "revision": revision,
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
-        "digest": digest,
-        "rates": rates,
+        **{"digest": digest, "rates": rates},
         "target_modules": target_modules.split(",") if target_modules else None,
         "embedder": _absolute(embedder) if embedder else None,
     }

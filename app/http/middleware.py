@@ -72,9 +72,7 @@ class Envelope:
         except Exception as exc:
             if started and _comes_of_leaving(exc):
                 log.info("the client went away")
-                return None
-            error = _as_error(exc, request_id)
-            if not started:
+            elif (error := _as_error(exc, request_id)) and not started:
                 await problem(scope, error)(scope, receive, send_named)
         finally:
             _note(scope, time.perf_counter() - began)

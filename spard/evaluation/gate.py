@@ -64,13 +64,9 @@ def gate(
         doubts += unclear
         doubts += leaks.get(after.suite, ())
         if not unclear:
-            limits = per_look(thresholds, after)
-            above, between = compare(before[after.suite], after, limits, is_sampled=after.suite in sampled)
-            if above and before[after.suite].rate is None:
-                doubts.append(f"Suite {after.suite} was not asked of the base model.")
-            else:
-                failures += [f"{each.said}; {each.demand}." for each in above]
-                doubts += [_undecided(each, limits.confidence) for each in between]
+            above, between = _decide_whole(before[after.suite], after, thresholds, is_sampled=after.suite in sampled)
+            failures += above
+            doubts += between
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
     doubts += _tell_unsettled(unsettled, has_failed=bool(failures))
@@ -153,6 +149,17 @@ def _decide_part(
     asked = f"asked {after.asked} of {after.planned} prompts"
     told = [f"{each.said}, {asked}; {each.demand}." for each in above]
     return told or [f"Suite {after.suite}, {asked}: the rest of it cannot bring its figures within their limits."]
+
+
+def _decide_whole(
+    before: SuiteResult, after: SuiteResult, thresholds: GateThresholds, *, is_sampled: bool
+) -> tuple[list[str], list[str]]:
+    """Return why a suite fails, and why it may; what the base model was not asked and may decide is a doubt."""
+    limits = per_look(thresholds, after)
+    above, between = compare(before, after, limits, is_sampled=is_sampled)
+    if above and before.rate is None:
+        return [], [f"Suite {after.suite} was not asked of the base model."]
+    return [f"{each.said}; {each.demand}." for each in above], [_undecided(each, limits.confidence) for each in between]
 
 
 def _tell_unsettled(found: Sequence[SuiteResult], *, has_failed: bool) -> Iterator[str]:
