@@ -75,20 +75,19 @@ def add_model(
     as_json: Json = False,
 ) -> None:
     """Offer a base model, after trying it; the same alias again replaces it."""
-    try:
-        model_names.checked(alias)
-    except Refusal as error:
-        raise CommandFailed(str(error)) from None
+    _check_alias(alias)
     with Signs() as signs:
         place = _absolute(source)
         digest, rates = _try_base_model(signs, place, revision, target_modules) if is_tried else (None, None)
     entry = {
-        **{"alias": alias, "source": place},
+        "alias": alias,
+        "source": place,
         "revision": revision,
         "learning_rate": learning_rate,
         "allow_full_fine_tuning": allow_full_fine_tuning,
         "quantization": quantization,
-        **{"digest": digest, "rates": rates},
+        "digest": digest,
+        "rates": rates,
         "target_modules": target_modules.split(",") if target_modules else None,
         "embedder": _absolute(embedder) if embedder else None,
     }
@@ -96,6 +95,14 @@ def add_model(
         signs.begin(f"Offering it to the service as {alias}: it reads and checks the model's files.")
         added = client.post("admin/models", entry)
     _show(added, as_json)
+
+
+def _check_alias(alias: str) -> None:
+    """Raise CommandFailed for an alias that the service would not take."""
+    try:
+        model_names.checked(alias)
+    except Refusal as error:
+        raise CommandFailed(str(error)) from None
 
 
 def _absolute(source: str) -> str:
@@ -124,8 +131,7 @@ def _try_base_model(
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
-        for code in (InvalidModel.code, UnfitModel.code):
-            last = last.removeprefix(f"{code}: ")
+        last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
     warn(_describe_model(found))

@@ -48,25 +48,16 @@ def gate(
     (`spard.evaluation.partial`). One that the base model was not asked passes where it passes beside any base model.
     """
     before = _filled(base, adapter)
+    gated = [each for each in adapter if is_gated(each.kind, thresholds)]
     failures, unsettled = list[str](), list[SuiteResult]()
     doubts = _not_asked(base, adapter, thresholds)
-    for after in adapter:
-        if not is_gated(after.kind, thresholds):
-            continue
-        if after.is_partial:
-            found = _decide_part(before.get(after.suite), after, thresholds, is_sampled=after.suite in sampled)
-            failures += found or ()
-            unsettled += [after] if found is None else []
-            doubts += leaks.get(after.suite, ())
-            continue
-        unclear = list(_doubts(before.get(after.suite), after))
-        unclear = unclear or _unknown(before[after.suite], after, thresholds, sampled)
-        doubts += unclear
-        doubts += leaks.get(after.suite, ())
-        if not unclear:
-            above, between = _decide_whole(before[after.suite], after, thresholds, is_sampled=after.suite in sampled)
-            failures += above
-            doubts += between
+    for after in gated:
+        decide = _decide_part if after.is_partial else _decide_whole
+        found = decide(before.get(after.suite), after, thresholds, is_sampled=after.suite in sampled)
+        above, between = found or ([], [])
+        unsettled += [after] if found is None else []
+        failures += above
+        doubts += [*between, *leaks.get(after.suite, ())]
     if not thresholds.allow_unmeasured_judge:
         doubts += judge_doubts
     doubts += _tell_unsettled(unsettled, has_failed=bool(failures))
@@ -98,7 +89,7 @@ def passes(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> b
     """Tell whether one suite alone keeps nothing back; one that may be asked twice passes by its bounds only."""
     if after.is_partial:
         return decide_part(before, after, limits) == "pass"
-    if list(_doubts(before, after)) or _unknown(before, after, limits, ()):
+    if list(_doubts(before, after)) or _unknown(before, after, limits, is_sampled=False):
         return False
     may_look_again = after.looks is not None
     above, between = compare(before, after, per_look(limits, after), is_sampled=False, may_look_again=may_look_again)
@@ -137,24 +128,29 @@ def is_unasked(base: SuiteResult) -> bool:
 
 def _decide_part(
     before: SuiteResult | None, after: SuiteResult, thresholds: GateThresholds, *, is_sampled: bool
-) -> list[str] | None:
+) -> tuple[list[str], list[str]] | None:
     """Return why a suite of which a part was asked fails, nothing where it passes, None where that is not decided."""
     if before is None or list(_doubts(before, after)):
         return None
     decided = decide_part(before, after, thresholds, is_sampled=is_sampled)
     if decided != "fail" or before.rate is None:
-        return [] if decided == "pass" else None
+        return ([], []) if decided == "pass" else None
     unpaired = replace(before, marks=None), replace(after, marks=None)  # as a report has them
     above, _ = compare(*unpaired, per_look(thresholds, after), is_sampled=is_sampled)
     asked = f"asked {after.asked} of {after.planned} prompts"
     told = [f"{each.said}, {asked}; {each.demand}." for each in above]
-    return told or [f"Suite {after.suite}, {asked}: the rest of it cannot bring its figures within their limits."]
+    return told or [f"Suite {after.suite}, {asked}: the rest of it cannot bring its figures within their limits."], []
 
 
 def _decide_whole(
-    before: SuiteResult, after: SuiteResult, thresholds: GateThresholds, *, is_sampled: bool
+    before: SuiteResult | None, after: SuiteResult, thresholds: GateThresholds, *, is_sampled: bool
 ) -> tuple[list[str], list[str]]:
     """Return why a suite fails, and why it may; what the base model was not asked and may decide is a doubt."""
+    unclear = list(_doubts(before, after))
+    if before is None or unclear:
+        return [], unclear
+    if unclear := _unknown(before, after, thresholds, is_sampled=is_sampled):
+        return [], unclear
     limits = per_look(thresholds, after)
     above, between = compare(before, after, limits, is_sampled=is_sampled)
     if above and before.rate is None:
@@ -182,7 +178,7 @@ def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[str]:
             yield f"Only {each.n} of {asked} replies of the {subject} to suite {each.suite} were scored."
 
 
-def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, sampled: Collection[str]) -> list[str]:
+def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[str]:
     """Say of whose replies too many could not be scored, if the worst that they may be would break a threshold."""
     if after.kind == "dressed_benign":
         return []
@@ -195,7 +191,7 @@ def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, sa
         return []
     worst = bounded(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
     is_kept = all(each.estimate.high <= each.limit for each in worst)
-    least = least_scored(is_sampled=after.suite in sampled)
+    least = least_scored(is_sampled=is_sampled)
     if is_kept and (limits.confidence == ON_FIGURES or not may_hide(before, after, limits, least)):
         return []
     return [
