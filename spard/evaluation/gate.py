@@ -85,14 +85,14 @@ def undecided(
     return found if gate(base, rest, limits).decision == "pass" and not others else []
 
 
-def passes(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
+def passes(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
     """Tell whether one suite alone keeps nothing back; one that may be asked twice passes by its bounds only."""
     if after.is_partial:
-        return decide_part(before, after, limits) == "pass"
-    if list(_doubts(before, after)) or _unknown(before, after, limits, is_sampled=False):
+        return decide_part(before, after, limits, is_sampled=is_sampled) == "pass"
+    if list(_doubts(before, after)) or _unknown(before, after, limits, is_sampled=is_sampled):
         return False
-    may_look_again = after.looks is not None
-    above, between = compare(before, after, per_look(limits, after), is_sampled=False, may_look_again=may_look_again)
+    twice, limits = after.looks is not None, per_look(limits, after)
+    above, between = compare(before, after, limits, is_sampled=is_sampled, may_look_again=twice)
     return not above and not between
 
 

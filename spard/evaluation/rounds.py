@@ -173,12 +173,14 @@ class _Suite:
         self.measured = replace(found, result=result)
 
 
-def needs_base(after: SuiteResult, limits: GateThresholds) -> bool:
+def needs_base(after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
     """Tell whether a suite may fail beside the base model that speaks most against it, so that the true one matters."""
     if not after.asked or not is_gated(after.kind, limits):
         return False
     best = assume_best_base(after)
-    return decide_part(best, after, limits) == "fail" if after.is_partial else not passes(best, after, limits)
+    if after.is_partial:
+        return decide_part(best, after, limits, is_sampled=is_sampled) == "fail"
+    return not passes(best, after, limits, is_sampled=is_sampled)
 
 
 def in_random_order(prompts: Sequence[Prompt], secret: str) -> list[int]:

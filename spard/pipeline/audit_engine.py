@@ -63,16 +63,16 @@ class BaseFigures:
         self._found[engine_of(self._context)] = [found.get(each.suite, each) for each in known]
         return list(found.values())
 
-    def beside(self, adapter: Sequence[SuiteResult], model: Any) -> list[SuiteResult]:
+    def beside(self, adapter: Sequence[SuiteResult], model: Any, sampled: Collection[str] = ()) -> list[SuiteResult]:
         """Return the figures beside those of the adapter in `model`; what may change the decision on these is asked.
 
-        Nothing is asked for suites that may fail where another one fails anyway.
+        Nothing is asked for suites that may fail where another one fails anyway. `sampled` are those of the gate.
         """
         limits, known = self._context.run.thresholds, {each.suite: each for each in self.results(model)}
         open_ones = [each for each in adapter if each.suite in known and is_unasked(known[each.suite])]
-        needed = [each.suite for each in open_ones if needs_base(each, limits)]
+        needed = [each.suite for each in open_ones if needs_base(each, limits, is_sampled=each.suite in sampled)]
         others = [each for each in adapter if each.suite not in needed]
-        if needed and gate(list(known.values()), others, limits).decision != "fail":
+        if needed and gate(list(known.values()), others, limits, sampled=sampled).decision != "fail":
             self.ask(needed, model)
         return self.results(model)
 

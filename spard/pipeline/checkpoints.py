@@ -160,7 +160,9 @@ class _Checkpoints:
         return audit.measure(self.context, asked, end.model, tell, speaker)
 
     def _decided(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
-        decided = audit.decide(self.context, self.base.beside(results, end.model), results, self._leaks, self._sampled)
+        decided = audit.decide(
+            self.context, self.base.beside(results, end.model, self._sampled), results, self._leaks, self._sampled
+        )
         if reasons := withheld_for(self.context):
             decided = worse(decided, Gate("inconclusive", reasons), says="")
         return self._judged(end, record, results, decided)
