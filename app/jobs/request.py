@@ -193,9 +193,21 @@ class JobCreate(Body):
         return _in_name(self.suffix) if self.suffix is not None else None
 
     def digest(self) -> str:
-        """Return the same digest for two requests that ask for the same."""
-        text = json.dumps(self.model_dump(mode="json", exclude_unset=True), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Return the same digest for two requests that ask for the same, whichever version took the first one.
+
+        Settings that earlier versions did not know are left out at their defaults: the digests of those lack them.
+        """
+        asked = self.model_dump(mode="json", exclude_unset=True)
+        for group, added in _ADDED.items():
+            settings = (asked.get("safety") or {}).get(group) or {}
+            for name, default in added.items():
+                if settings.get(name) == default:
+                    del settings[name]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+_ADDED: dict[str, dict[str, Any]] = {"selection": {"embedder": "auto"}, "audit": {"sequential": True}}
+"""Settings of `safety` that have come since repeated requests are told by their digests, and their defaults."""
 
 
 def _common(asked: config.Hyperparameters) -> config.Hyperparameters:

@@ -37,7 +37,7 @@ ADDED_ANYWHERE = {
     *("after_tuning", "agent", "further_tuning", "later_audit"),
     *("older_audit", "own_refusal", "pending_bytes", "row_signal", "rows_in_file", "transcripts"),
     *("calls", "max_tokens_per_day", "prompt_tokens", "reply_tokens", "serving", "tokens_per_minute"),
-    *("memory_plan", "verdict", "weight"),
+    *("memory_plan", "verdict", "weight", "embedder", "not_audited"),
 }
 ADDED = {
     "/v1/admin/models": {"digest", "lora_reach", "quantization", "target_modules", "tool_support"},
