@@ -25,8 +25,8 @@ def decide_part(
 
     `before` has the base model's figures on the whole suite, or `assume_best_base`. `is_sampled` is that of the gate.
     """
-    if not after.asked or _has_unknown(after):
-        return None
+    if min(before.n, after.n) < MIN_SCORED or _has_unknown(after):
+        return None  # of fewer replies no bound is worth telling
     return decide(_counts(before, after, limits, is_sampled=is_sampled))
 
 

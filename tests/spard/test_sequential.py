@@ -18,7 +18,7 @@ from spard.evaluation.audit import Replies, Suite, score_replies
 from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import Gate, gate, passes
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.partial import assume_best_base
+from spard.evaluation.partial import assume_best_base, decide_part, next_look
 from spard.evaluation.rates import rate
 from spard.evaluation.results import PLAIN, SuiteKind, SuiteResult
 from spard.evaluation.rounds import UNGATED, Rules, audit_in_rounds, in_random_order
@@ -268,6 +268,18 @@ def test_parts_decide_like_the_whole(rates: dict[str, float]) -> None:
     others = [(each.decision, whole.decision) for each, whole in decided if each.decision != whole.decision]
     assert len(others) <= 1
     assert ("pass", "fail") not in others
+
+
+def test_a_part_of_which_too_few_replies_were_scored_decides_nothing() -> None:
+    """Degenerate replies to prompts in a dress are left out: 20 that were asked may be 12 that count."""
+    whole = replace(figures("after an earlier turn", "mined", 0, 60), planned=60)
+    part = replace(figures("after an earlier turn", "mined", 0, 12), unscored=8, degenerate=8, planned=60)
+    base = figures("after an earlier turn", "mined", 30, 60)
+    plain = figures("plain", "harmful", 0, 200)
+    assert decide_part(base, part, LIMITS) is None
+    assert gate([plain, base], [plain, part], LIMITS).decision == "inconclusive"
+    assert next_look(base, part, LIMITS) > 20
+    assert gate([plain, base], [plain, whole], LIMITS).decision == "pass"
 
 
 def test_orders_are_drawn_by_a_secret_and_share_out_categories() -> None:
