@@ -10,14 +10,13 @@ from spard import distributed
 from spard.config import ON_FIGURES
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
-from spard.evaluation.ask import in_memory
 from spard.evaluation.audit import Measurement, Replies, Suite, ask_suites, sample
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.mined_suites import secret_of
 from spard.evaluation.results import HARMLESS, PLAIN
 from spard.evaluation.rounds import Rules, audit_in_rounds
 from spard.evaluation.vllm_offline.engine import transformers
-from spard.pipeline.audit_engine import BaseFigures, engine_of, record_of
+from spard.pipeline.audit_engine import BaseFigures, engine_of, generator
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.release.audit_engine_record import AuditEngineRecord
@@ -43,7 +42,7 @@ def measure(
     knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge.
     """
     most, asked = context.recipe.audit.max_prompts, 0
-    speaker = in_memory(model, context.base.tokenizer, context.system_prompt)
+    speaker, record = generator(context, [], model)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
     whole = [replace(suite, prompts=tuple(sample(suite.prompts, most))) for suite in suites]
     total = sum(len(suite.prompts) for suite in whole)
@@ -65,4 +64,4 @@ def measure(
     rules = Rules(context.run.thresholds, secret, judge.name, looked_twice)
     found = audit_in_rounds(ask, whole, known, lambda names: base.ask(names, model), rules)
     context.report.progress(total, total)
-    return found, record_of(transformers(), context.run.audit_engine.name, {"transformers": asked})
+    return found, replace(record, replies={"transformers": asked})

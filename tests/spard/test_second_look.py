@@ -21,7 +21,7 @@ from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
-from spard.pipeline import audit, audit_engine, audit_rounds, audited
+from spard.pipeline import audit, audit_engine, audited
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
@@ -183,7 +183,7 @@ def look(model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.
         suites = (SuiteSpec("attacks", "harmful", suite),)
         spec = RunSpec(str(model_folder()), rows, suites=suites, recipe=recipe, thresholds=limits)
         answers, messages = Answers(frozenset(bad), []), list[dict[str, Any]]()
-        for module in (audit, audit_engine, audit_rounds):
+        for module in (audit, audit_engine):
             monkeypatch.setattr(module, "in_memory", answers.in_memory)
         base = load_base(spec.model, device="cpu")
         context = Context(spec, base, Reporter(messages.append), keeps_transcripts=True)
