@@ -206,7 +206,7 @@ class JobCreate(Body):
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-_ADDED: dict[str, dict[str, Any]] = {"selection": {"embedder": "auto"}, "audit": {"sequential": True}}
+_ADDED: dict[str, dict[str, str | bool]] = {"selection": {"embedder": "auto"}, "audit": {"sequential": True}}
 """Settings of `safety` that have come since repeated requests are told by their digests, and their defaults."""
 
 
