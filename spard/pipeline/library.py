@@ -95,6 +95,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["dpo"]
     if spec.recipe.ending == Ending():  # likewise
         del asked["recipe"]["ending"]
+    if spec.recipe.audit.sequential:  # likewise: the decision is the whole audit's
+        del asked["recipe"]["audit"]["sequential"]
     if spec.recipe.selection.embedder == STATES:  # likewise
         del asked["recipe"]["selection"]["embedder"]
     if (encoder := asked.pop("encoder")) is not None:
