@@ -106,11 +106,11 @@ def test_a_pool_without_suites_is_enough_to_decide(demo: Path, tmp_path: Path, m
     assert len(reports) == len(pools)
     for job, report in zip(jobs, reports, strict=True):
         attacks = [each for each in report["base"] if each["kind"] in ATTACKS]
-        complied_with = {each["suite"] for each in attacks if each["rate"] > 0}
-        kept_back = report["gate"]["reasons"]
+        complied_with = {each["suite"] for each in attacks if each["hits"] > 0}
+        kept_back = [each for each in report["gate"]["reasons"] if not each.startswith("The audit ended at the first")]
         assert all(any(f" on suite {name} " in reason for name in complied_with) for reason in kept_back), kept_back
         assert (job.status == "succeeded") == (report["gate"]["decision"] == "pass") == (not kept_back), job.error
-        assert report["asr"]["n"] >= 40
+        assert report["asr"]["n"] >= 20  # a sequential audit that fails may ask no more
         assert report["asr"]["adapter"] <= report["asr"]["base"] + 0.1
 
 
