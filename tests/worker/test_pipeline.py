@@ -113,8 +113,14 @@ def test_a_bad_validation_row_is_blamed_on_its_file(work: Work, tmp_path: Path, 
 
 
 def test_the_base_model_is_measured_once_for_all_jobs(done: tuple[Folder, Heard]) -> None:
-    cached = list((done[0].root.parent / "cache" / "audits").iterdir())
-    assert len(cached) == len(report_of(done[0])["base"])
+    cached = list((done[0].root.parent / "cache" / "audits").glob("*.json"))
+    base = report_of(done[0])["base"]
+    assert asked(base) <= len(cached) <= len(base)  # what cannot change the decision is not asked
+
+
+def asked(base: list[dict[str, Any]]) -> int:
+    """Count the suites that a base model was asked."""
+    return sum(each["n"] + each["unscored"] > 0 for each in base)
 
 
 def test_other_audit_settings_are_not_mixed_up(
@@ -123,5 +129,6 @@ def test_other_audit_settings_are_not_mixed_up(
     folder = job_folder(tmp_path / "job", model, recipe=replace(RECIPE, audit=Audit(max_prompts=20, max_new_tokens=2)))
     work(folder)
     work(other := job_folder(tmp_path / "again", model))
-    suites = [len(report_of(each)["base"]) for each in (folder, other)]
-    assert len(list((tmp_path / "cache" / "audits").iterdir())) == sum(suites)
+    bases = [report_of(each)["base"] for each in (folder, other)]
+    cached = list((tmp_path / "cache" / "audits").glob("*.json"))
+    assert sum(map(asked, bases)) <= len(cached) <= sum(map(len, bases))
