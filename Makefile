@@ -20,6 +20,8 @@ help:  ## list the commands
 setup: $(VENV)/installed  ## make the environment in .venv
 
 $(VENV)/installed: pyproject.toml service/pyproject.toml requirements/dev.lock requirements/torch.txt
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info[:3] < (3, 14))' || \
+	  { echo "$(PYTHON) is $$($(PYTHON) --version); Python 3.11.4 to 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -r requirements/torch.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.lock

@@ -32,8 +32,8 @@ def main() -> None:
     base = load_base(asked.model, device="cpu")
     suite = Suite("over-refusal", "benign", tuple(_prompts(asked.prompts, asked.limit)))
     speaker, cfg = in_memory(base.model, base.tokenizer), Audit(max_new_tokens=asked.tokens, max_prompts=1000)
-    whole, whole_items, whole_s = _timed(replace(speaker, write_until=None), suite, cfg)
-    ended, ended_items, ended_s = _timed(speaker, suite, cfg)
+    whole, whole_items, whole_s = _time_audit(replace(speaker, write_until=None), suite, cfg)
+    ended, ended_items, ended_s = _time_audit(speaker, suite, cfg)
     tokens = [_tokens(base, items) for items in (whole_items, ended_items)]
     pairs = list(zip(whole_items, ended_items, strict=True))
     other = sum(is_refusal(a.reply) != is_refusal(b.reply) for a, b in pairs)
@@ -46,7 +46,7 @@ def main() -> None:
     print(f"not the beginning of the whole reply: {sum(not a.reply.startswith(b.reply) for a, b in pairs)}")
 
 
-def _timed(speaker: Speaker, suite: Suite, cfg: Audit) -> tuple[SuiteResult, list[Item], float]:
+def _time_audit(speaker: Speaker, suite: Suite, cfg: Audit) -> tuple[SuiteResult, list[Item], float]:
     started = time.process_time()
     [found] = audit_speaker(speaker, [suite], RefusalJudge(), cfg)
     result, items = found.result, list(found.items)

@@ -98,7 +98,7 @@ def main() -> None:
     for line in (HEAD, "|---|" + "--:|" * 12):
         print(line)
     drawn = [_random_rows(len(inputs.pool), asked.k, asked.seed + draw) for draw in range(asked.draws)]
-    found = [_measured(rows, judges, groups, inputs) for rows in drawn]
+    found = [_measure_choice(rows, judges, groups, inputs) for rows in drawn]
     means = {name: statistics.mean(each[name] for each in found) for name in found[0]}
     spread = {name: statistics.stdev(each[name] for each in found) for name in judges}
     relevances = " | ".join(f"{means[name]:.3f} +- {spread[name]:.3f}" for name in judges)
@@ -123,7 +123,7 @@ def _print_arm(
         arm.pool_ND, arm.task_MD, asked.k, Selection(beta=asked.beta), asked.seed, None, (quality_N, nearest_N)
     )
     arm.seconds["choice"] = time.process_time() - begun
-    found = _measured(chosen.indices, judges, groups, inputs)
+    found = _measure_choice(chosen.indices, judges, groups, inputs)
     marks = {judge: f"({found[judge]:.3f})" if judge in arm.judges else f"{found[judge]:.3f}" for judge in judges}
     ratios = [f"{found[judge] / means[judge]:.2f}" for judge in judges if judge not in arm.judges]
     correlations = [
@@ -139,7 +139,7 @@ def _print_arm(
     print(f"| {mean_cosine(arm.pool_ND):.3f} | {held_out:.2f} | {seconds} | {chosen.rank} |", flush=True)
 
 
-def _measured(
+def _measure_choice(
     rows: Sequence[int], judges: Mapping[str, tuple[Tensor, Tensor]], groups: Sequence[Any], inputs: Inputs
 ) -> dict[str, float]:
     """Return each judge's relevance of chosen rows, the shares of near duplicates, and the share of groups covered."""
@@ -158,7 +158,7 @@ def _measured(
 def _arms(asked: argparse.Namespace, inputs: Inputs) -> dict[str, Arm]:
     """Embed with every arm; the frames of the base's states share the vectors."""
     base = load_base(str(asked.base), device="cpu")
-    raw = _embedded(partial(embed, base), inputs)
+    raw = _choose_by_vectors(partial(embed, base), inputs)
     arms = {"states, raw": raw}
     for count in (0, *COUNTS):
         begun = time.process_time()
@@ -168,7 +168,7 @@ def _arms(asked: argparse.Namespace, inputs: Inputs) -> dict[str, Arm]:
         name = f"states, centered, {count} directions out" if count else "states, centered"
         arms[name] = Arm(pool_ND, task_MD, seconds, frozenset({"base"}))
     encoder = load_encoder(asked.encoder, device="cpu")
-    own = _embedded(partial(encode, encoder), inputs)
+    own = _choose_by_vectors(partial(encode, encoder), inputs)
     own.judges = frozenset({"encoder"})
     arms[f"encoder {asked.encoder_name or encoder.name}"] = own
     frame = fit_frame(own.pool_ND, 0, asked.seed)
@@ -177,7 +177,7 @@ def _arms(asked: argparse.Namespace, inputs: Inputs) -> dict[str, Arm]:
     return arms
 
 
-def _embedded(embedded: Callable[[list[str]], Tensor], inputs: Inputs) -> Arm:
+def _choose_by_vectors(embedded: Callable[[list[str]], Tensor], inputs: Inputs) -> Arm:
     begun = time.process_time()
     both = embedded([*inputs.pool, *inputs.task])
     seconds = time.process_time() - begun

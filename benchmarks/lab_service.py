@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 from openai import OpenAI
 
+from benchmarks.service import wait_until_ready
 from examples import demo
 
 KEY = "sk-spard-benchmark-key-for-this-machine-only"
@@ -28,7 +28,7 @@ MODEL = "lab"
 SUITES = {"heldout_harmful": "harmful", "benign": "benign", "utility_test": "utility"}
 ENDED = ("succeeded", "failed", "cancelled")
 _START = "from spard.commands import main; main()"
-_READY_S, _LOOK_S = 180.0, 0.5
+_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def lab_service(lab: Path, checkout: Path | None = None) -> Iterator[LabService]
                 up, env=environment, cwd=place, stdout=log, stderr=log, preexec_fn=demo.stop_with_us
             )
         try:
-            _await(url, process, Path(folder) / "log")
+            wait_until_ready(url, process, Path(folder) / "log")
             for words in _offers(lab):
                 command = [python, "-c", _START, *words]
                 subprocess.run(command, env=environment, cwd=place, check=True, stdout=subprocess.DEVNULL)
@@ -113,12 +113,3 @@ def _offers(lab: Path) -> Iterator[list[str]]:
     yield ["pool", "import", str(lab / "pool.jsonl"), "--name", "safe"]
     for name, kind in SUITES.items():
         yield ["suites", "import", str(lab / f"{name}.jsonl"), "--name", name, "--kind", kind]
-
-
-def _await(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _READY_S
-    while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{url}/readyz"):  # noqa: S310
-            return
-        time.sleep(0.2)
-    raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")

@@ -18,6 +18,7 @@ from spard.evaluation.partial import assume_best_base, lines_of
 from spard.evaluation.results import IN_DRESS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks
 
+OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults, and with a suspicious file
 RATES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)
 SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
     "500 plain attacks": ("plain", "harmful", 500, None),
@@ -60,7 +61,7 @@ def cost(of: Lines, rate: float) -> Cost:
                 now[hits + more] += chance * _binomial(look - asked, more, rate)
         asked, ahead = look, {}
         for hits, chance in now.items():
-            decided = decide([Count(of, asked, hits)])
+            decided = decide([Count(of, asked, hits)], OF_AN_AUDIT)
             if decided is None and asked < of.total:
                 ahead[hits] = chance
                 continue

@@ -25,7 +25,7 @@ from tests.worker.parts import write_key
 
 KEY = "sk-spard-benchmark-key-for-this-machine-only"
 _START = "from spard.commands import main; main()"
-_READY_S = 60.0
+_READY_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def service(**settings: object) -> Iterator[Service]:
             )
         try:
             found = Service(f"http://127.0.0.1:{port}", process.pid)
-            _await(found, process, Path(folder) / "log")
+            wait_until_ready(found.url, process, Path(folder) / "log")
             model = write_model(Path(folder) / "tiny")
             found.post("/v1/admin/models", {"alias": "tiny", "source": str(model)})
             yield found
@@ -83,10 +83,11 @@ def rows(n: int, words: int = 30) -> bytes:
     )  # fmt: skip
 
 
-def _await(found: Service, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a service answers that it is ready; end with the end of its log if it does not."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
-        with suppress(OSError), urllib.request.urlopen(f"{found.url}/readyz"):  # noqa: S310
+        with suppress(OSError), urllib.request.urlopen(f"{url}/readyz"):  # noqa: S310
             return
         time.sleep(0.1)
     raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")

@@ -26,7 +26,7 @@ from spard.config import Audit, GateThresholds, JudgeSpec, NoDefense, Recipe, Ro
 from spard.data.rows import Prompt
 from spard.errors import SpardError
 from spard.evaluation.audit import Measurement, Replies, Suite
-from spard.evaluation.gate import gate
+from spard.evaluation.gate import gate, is_gated
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.mined_suites import secret_of
 from spard.evaluation.results import PLAIN, SuiteResult
@@ -196,7 +196,8 @@ def _in_order(stored: Stored, order: str) -> tuple[str, int]:
         return found
 
     secret = f"{secret_of(each for each in stored.suites if each.kind in PLAIN)}\n{order}"
-    rules = Rules(LIMITS, secret, "refusal", stored.looked_twice)
+    gated = sum(is_gated(each.kind, LIMITS) for each in stored.suites)
+    rules = Rules(LIMITS, secret, "refusal", gated, stored.looked_twice)
     adapter = [each.result for each in audit_in_rounds(ask, stored.suites, dict(known), ask_base, rules)]
     return gate(list(known.values()), adapter, LIMITS).decision, asked
 

@@ -20,7 +20,7 @@ from uvicorn.middleware.proxy_headers import _TrustedHosts
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from app.http.departures import TRANSPORT, ObservedTransport
+from app.http.delivery import TRANSPORT, ObservedTransport
 from app.http.descriptors import raise_limit
 from app.settings import get_settings
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
-from app.http import bounded, shared_routes
+from app.http import server_bounds, shared_routes
 from app.http.bodies import paced
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Envelope:
         """Warn where the server has no bounds: the first request shows it, as nothing does at the start."""
         if not self._knows_server:
             self._knows_server = True
-            bounded.warn(scope)
+            server_bounds.warn(scope)
 
 
 def _comes_of_leaving(exc: Exception) -> bool:

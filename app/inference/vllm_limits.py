@@ -37,7 +37,7 @@ Positions = Mapping[str, int | None]  # of each base model that is offered; None
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server has said; None where it did not say it.
+    """The limits that a server told when it was asked; None stands for a limit that it did not tell.
 
     no_loading  why it loads no adapters
     max_rank    of an adapter
@@ -115,7 +115,7 @@ async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) ->
 
 
 def away() -> ServerReport:
-    """Return the report on a server that does not answer."""
+    """Return what is reported while the server does not answer."""
     return ServerReport(None, ("The vLLM server of SPARD_SERVING_URL does not answer; nothing is until it does.",))
 
 
@@ -146,7 +146,7 @@ class ServerWatch:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> ServerReport:
-        """Ask the server what it is, and for its limits where it was away or is another one."""
+        """Ask the server for its version and models; ask for its limits too if it was away or has changed."""
         positions = await to_thread.run_sync(offered_positions, self._engine)
         key = self._settings.serving_api_key
         url = str(self._settings.serving_url)

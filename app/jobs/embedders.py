@@ -36,13 +36,13 @@ def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEnt
         return _chosen(fixed or model.embedder or CENTERED_STATES)
     source = offered.get(asked, asked)
     if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
-        allowed = ", ".join(repr(name) for name in _allowed(fixed, offered))
+        allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
         message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
         raise InvalidRequest(message, code="embedder_not_allowed", param="safety.selection.embedder")
     return _chosen(source if source in offered.values() else checked_embedder(source, "safety.selection.embedder"))
 
 
-def _allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
+def _list_allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
     yield "auto"
     yield from (_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
 

@@ -102,7 +102,7 @@ def _held(session: Session, project_id: str, name: str) -> OwnModel | None:
 
 
 def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
-    """Raise InvalidRequest for a checkpoint that nothing was asked of."""
+    """Raise InvalidRequest where the name is that of a checkpoint that was not audited."""
     found = named(session, project_id, name)
     why = why_not_audited(*found) if found else None
     if why is not None:

@@ -75,13 +75,15 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    recipe = _held(session, start, model, _recipe(ask, safety, model, start, embedder.name), training.bytes)
+    recipe = _with_quantization(
+        session, start, model, _recipe(ask, safety, model, start, embedder.name), training.bytes
+    )
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
     return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
 
 
-def _held(
+def _with_quantization(
     session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
 ) -> Recipe:
     """Return the recipe with how the base model is held in it."""

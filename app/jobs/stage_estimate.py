@@ -112,13 +112,17 @@ def _base_replies(past: Past, spec: JobSpec, plan: ReplyPlan) -> int:
 def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
     """Return the replies of an audit: as many as on the same file, else as planned, held against what jobs came to."""
     same = [job for job in past.jobs if job.spec.training_file.sha256 == spec.training_file.sha256]
-    if known := [found for job in same if (found := _each(job, stage))]:
+    if known := [found for job in same if (found := _count_replies_of_one(job, stage))]:
         return known[0]
-    ratios = [found / most for job in past.jobs if (found := _each(job, stage)) and (most := _planned(job, stage))]
+    ratios = [
+        found / most
+        for job in past.jobs
+        if (found := _count_replies_of_one(job, stage)) and (most := _plan_replies(job, stage))
+    ]
     return round(planned * median(ratios)) if ratios else planned
 
 
-def _each(job: Job, stage: str) -> int:
+def _count_replies_of_one(job: Job, stage: str) -> int:
     """Return the replies of one audit of a stage; 0 where the job did not come to all of them."""
     if stage != "checkpoint":
         return units(job, stage)
@@ -126,7 +130,7 @@ def _each(job: Job, stage: str) -> int:
     return units(job, stage) // times if times > 0 else 0
 
 
-def _planned(job: Job, stage: str) -> int:
+def _plan_replies(job: Job, stage: str) -> int:
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     plan = _plan(job.spec, recipe)
     return plan.checkpoint if stage == "checkpoint" else plan.last

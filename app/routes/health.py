@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter, Request
 
 from app.errors import Unavailable
-from app.http.bounded import UNBOUNDED, is_bounded
+from app.http.server_bounds import UNBOUNDED, is_bounded
 from app.ops.readiness import Readiness
 from app.ops.supervisor import Supervisor
 

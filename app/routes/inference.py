@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import AppError, HasNone
-from app.http.departures import Delivery
+from app.http.delivery import Delivery
 from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion

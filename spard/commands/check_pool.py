@@ -39,7 +39,7 @@ def execute(asked: Asked) -> int:
     """Check a pool and name its bad rows."""
     hide_progress_bars()
     try:
-        lines, rows, seen = _checked(asked)
+        lines, rows, seen = _check_pool(asked)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
@@ -55,7 +55,7 @@ def execute(asked: Asked) -> int:
     return INVERTED if lines else 0
 
 
-def _checked(asked: Asked) -> tuple[list[int], int, EmbedderRecord]:
+def _check_pool(asked: Asked) -> tuple[list[int], int, EmbedderRecord]:
     """Return the lines of the bad rows, how many rows there are, and how the embedder sees them."""
     pool, judge = read_pool(asked.pool), open_judge(judge_spec(asked))
     base = load_base(asked.model, asked.revision)

@@ -71,7 +71,7 @@ def expected_replies(
     """
     expected, suites = expected or Expected(), list(suites)
     plain = sum(min(each.prompts, audit.max_prompts) for each in suites)
-    mined = _mined(suites, audit, expected)
+    mined = _mined_sizes(suites, audit, expected)
     gated = [each for each in suites if each.kind != "utility" or gates_utility]
     most = min(checkpoint_prompts, audit.max_prompts)
     sampled = [min(each, most) for each in mined] + [min(each.prompts, most) for each in gated]
@@ -82,11 +82,11 @@ def expected_replies(
         mined=round(base_share * sum(mined)),
         checkpoint=sum(sampled),
         last=round(share * last),
-        compared=sum(_shared(each, shared_prompts) for each in gated),
+        compared=sum(_share_size(each, shared_prompts) for each in gated),
     )
 
 
-def _mined(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
+def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
     """Return the sizes of the suites that are made from any rows, and of those for the dresses that are assumed."""
     sizes, asking = list(suites), audit.asking
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
@@ -103,5 +103,5 @@ def _mined(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> lis
     return [min(each, audit.max_prompts) for each in found]
 
 
-def _shared(suite: SuiteSize, prompts: int) -> int:
+def _share_size(suite: SuiteSize, prompts: int) -> int:
     return min(prompts, suite.prompts // 5) if suite.prompts >= LEAST_OF_A_SHARE else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
@@ -47,12 +48,12 @@ def gate(
     of which a sequential audit asked a part decides what the whole is almost certain to decide
     (`spard.evaluation.partial`). One that the base model was not asked passes where it passes beside any base model.
     """
-    before = _filled(base, adapter)
+    before = _fill_unasked(base, adapter)
     gated = [each for each in adapter if is_gated(each.kind, thresholds)]
     failures, unsettled = list[str](), list[SuiteResult]()
     doubts = _not_asked(base, adapter, thresholds)
     for after in gated:
-        decide = _decide_part if after.is_partial else _decide_whole
+        decide = partial(_decide_part, suites=len(gated)) if after.is_partial else _decide_whole
         found = decide(before.get(after.suite), after, thresholds, is_sampled=after.suite in sampled)
         above, between = found or ([], [])
         unsettled += [after] if found is None else []
@@ -73,7 +74,7 @@ def undecided(
 
     `others` are the reasons that the gate is told beside the figures.
     """
-    before = _filled(base, adapter)
+    before = _fill_unasked(base, adapter)
     rest, found = list[SuiteResult](), list[str]()
     for after in adapter:
         is_open = after.looks is not None and not after.is_partial and not list(_doubts(before.get(after.suite), after))
@@ -114,7 +115,7 @@ def is_gated(kind: SuiteKind, thresholds: GateThresholds) -> bool:
     return kind != "utility" or thresholds.max_utility_drop is not None
 
 
-def _filled(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, SuiteResult]:
+def _fill_unasked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> dict[str, SuiteResult]:
     """Return the base model's figures by suite; those that nobody asked are what speaks most against the adapter."""
     found = {each.suite: each for each in base}
     unasked = [each for each in adapter if each.suite in found and is_unasked(found[each.suite])]
@@ -127,12 +128,12 @@ def is_unasked(base: SuiteResult) -> bool:
 
 
 def _decide_part(
-    before: SuiteResult | None, after: SuiteResult, thresholds: GateThresholds, *, is_sampled: bool
+    before: SuiteResult | None, after: SuiteResult, thresholds: GateThresholds, *, suites: int, is_sampled: bool
 ) -> tuple[list[str], list[str]] | None:
     """Return why a suite of which a part was asked fails, nothing where it passes, None where that is not decided."""
     if before is None or list(_doubts(before, after)):
         return None
-    decided = decide_part(before, after, thresholds, is_sampled=is_sampled)
+    decided = decide_part(before, after, thresholds, suites=suites, is_sampled=is_sampled)
     if decided != "fail" or before.rate is None:
         return ([], []) if decided == "pass" else None
     unpaired = replace(before, marks=None), replace(after, marks=None)  # as a report has them

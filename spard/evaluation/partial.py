@@ -19,15 +19,21 @@ from spard.evaluation.sequential import Count, Decision, Lines, decide, early_lo
 
 
 def decide_part(
-    before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
+    before: SuiteResult,
+    after: SuiteResult,
+    limits: GateThresholds,
+    *,
+    suites: int = 1,
+    is_sampled: bool = False,
 ) -> Decision | None:
     """Return what the prompts asked so far decide about the whole suite; None where they decide nothing.
 
-    `before` has the base model's figures on the whole suite, or `assume_best_base`. `is_sampled` is that of the gate.
+    `before` has the base model's figures on the whole suite, or `assume_best_base`. `suites` are how many the gate
+    decides on in the audit, and `is_sampled` is that of the gate.
     """
     if min(before.n, after.n) < MIN_SCORED or _has_unknown(after):
         return None  # of fewer replies no bound is worth telling
-    return decide(_counts(before, after, limits, is_sampled=is_sampled))
+    return decide(_counts(before, after, limits, is_sampled=is_sampled), suites)
 
 
 def next_look(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_early: bool = False) -> int:

@@ -38,12 +38,14 @@ class Rules:
 
     secret        draws the order of the prompts
     judge         the name of the judge that reads the replies
+    suites        how many suites the gate decides on
     looked_twice  the names of those suites that may be asked a second time, with more prompts
     """
 
     limits: GateThresholds
     secret: str
     judge: str
+    suites: int
     looked_twice: Collection[str] = ()
 
 
@@ -146,7 +148,7 @@ class _Suite:
         elif self.needs_base(known):
             self.settled = None
         elif after.is_partial:
-            self.settled = decide_part(self._base(known), after, limits)
+            self.settled = decide_part(self._base(known), after, limits, suites=self.rules.suites)
         else:
             is_stopped = gate([self._base(known)], [after], limits).decision == "fail"
             self.settled = "fail" if is_stopped else "open"

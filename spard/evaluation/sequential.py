@@ -7,9 +7,11 @@ asked in a random order. Of n that were asked h are hits. With H hits in the who
 
 To stop at the k-th look and pass is an error if H > p. That is most likely with H = p + 1, so a look stops only where
 P(X <= h | p + 1) is at most `OPEN` / 2^k, and, where the whole would fail, P(X <= h | f) at most `FALSE_PASS` / 2^k. To
-fail is an error if H < f: P(X >= h | f - 1) has to be at most `FALSE_STOP` / (k (k + 1)). The looks' errors add up to
-no more than these three numbers, whatever the model does (the union bound). The looks are fixed before the first reply;
-to leave some out makes fewer errors.
+fail is an error if H < f: P(X >= h | f - 1) has to be at most `FALSE_STOP` / (k (k + 1)), shared out over all counts of
+all suites of the audit. The looks' errors add up to no more than these three numbers, whatever the model does (the
+union bound). The first two hold for a whole audit as they are, since a pass needs every count of every suite; the third
+is shared out, since one failure stops the audit. The looks are fixed before the first reply; to leave some out makes
+fewer errors.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ OPEN = 0.05
 """How often a part may pass a suite that the whole would leave undecided, at most."""
 FALSE_PASS = 0.002
 """How often a part may pass a suite that the whole would fail, at most."""
-FALSE_STOP = 0.005
-"""How often a part may fail a suite that the whole would not, at most."""
+FALSE_STOP = 0.01
+"""How often parts may fail an audit whose suites would not, at most."""
 EARLY = (20, 40, 80)
 """Prompts of the first looks, which can only fail a suite."""
 MOST_LOOKS = 6
@@ -78,13 +80,15 @@ def early_looks(lines: Sequence[Lines]) -> list[int]:
     return sorted({*(each for each in EARLY if each < lines[0].total), *looks(lines)})
 
 
-def decide(counts: Sequence[Count]) -> Decision | None:
+def decide(counts: Sequence[Count], suites: int = 1) -> Decision | None:
     """Return what the counts of a suite and of its parts decide at a look; None where they decide nothing yet.
 
-    The suite passes if every count passes, and fails if one of them fails.
+    The suite passes if every count passes, and fails if one of them fails. `suites` are those of the audit that the
+    gate decides on.
     """
     lines, asked = [each.lines for each in counts], counts[0].asked
-    if any(_is_certain_to_fail(each, _number(early_looks(lines), asked)) for each in counts):
+    look, most = _number(early_looks(lines), asked), FALSE_STOP / (len(counts) * suites)
+    if any(_is_certain_to_fail(each, look, most) for each in counts):
         return "fail"
     number = _number(looks(lines), asked)
     return "pass" if number and all(_is_certain_to_pass(each, number) for each in counts) else None
@@ -128,7 +132,7 @@ def _passes(hits: int, lines: Lines, asked: int, look: int) -> bool:
     return True
 
 
-def _is_certain_to_fail(count: Count, look: int) -> bool:
+def _is_certain_to_fail(count: Count, look: int, most: float) -> bool:
     lines = count.lines
     if lines.fails_from > lines.total or not count.asked or not look:
         return False
@@ -136,8 +140,8 @@ def _is_certain_to_fail(count: Count, look: int) -> bool:
         return count.hits >= lines.fails_from
     if lines.fails_from == 0:
         return True
-    error: float = FALSE_STOP / (look * (look + 1))
-    return at_least(count.hits, lines.fails_from - 1, lines.total, count.asked) <= error
+    chance = at_least(count.hits, lines.fails_from - 1, lines.total, count.asked)
+    return bool(chance <= most / (look * (look + 1)))
 
 
 @lru_cache(maxsize=4096)

@@ -183,6 +183,7 @@ def measure_each(
         context.go_on()
 
     judge = judge_of(context)
+    context.report.count_afresh()
     system = None if model is None else context.system_prompt
     speaker = speaker or in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)

@@ -11,6 +11,7 @@ from spard.config import ON_FIGURES
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, raised_as
 from spard.evaluation.audit import Measurement, Replies, Suite, ask_suites, sample
+from spard.evaluation.gate import is_gated
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.mined_suites import secret_of
 from spard.evaluation.results import HARMLESS, PLAIN
@@ -48,12 +49,14 @@ def measure(
     total = sum(len(suite.prompts) for suite in whole)
 
     def tell(done: int, _: int) -> None:
-        context.report.progress(asked + done, total)
+        context.report.progress(asked + done, total, is_counted=False)  # questions to the base model come between
+        context.report.count(done)
         context.go_on()
 
     def ask(blocks: Sequence[Suite]) -> list[Replies]:
         nonlocal asked
         limit = context.recipe.audit.max_new_tokens
+        context.report.count_afresh()
         with raised_as(InvalidSuite):
             found = ask_suites(speaker, blocks, judge, limit, tell, reads_harmless=reads_harmless)
         asked += sum(len(each.prompts) for each in blocks)
@@ -61,7 +64,8 @@ def measure(
 
     secret = f"{secret_of(each for each in suites if each.kind in PLAIN)}\n{file_sha256(context.run.training_file)}"
     known = {each.suite: each for each in base.results(model)}
-    rules = Rules(context.run.thresholds, secret, judge.name, looked_twice)
+    limits = context.run.thresholds
+    rules = Rules(limits, secret, judge.name, sum(is_gated(each.kind, limits) for each in suites), looked_twice)
     found = audit_in_rounds(ask, whole, known, lambda names: base.ask(names, model), rules)
-    context.report.progress(total, total)
+    context.report.progress(total, total, is_counted=False)
     return found, replace(record, replies={"transformers": asked})

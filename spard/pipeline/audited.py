@@ -20,7 +20,7 @@ Transcript = dict[str, Any]
 
 def keep(context: Context, found: Sequence[Measurement]) -> None:
     """Keep the counts of scores and, where the run is to, every prompt with its reply."""
-    scores = [each for measured in found if measured.result.kind in ATTACKS for each in _counted(measured)]
+    scores = [each for measured in found if measured.result.kind in ATTACKS for each in _count_scores(measured)]
     context.outputs.write(_SCORES, to_mapping(scores))
     if context.keeps_transcripts:
         context.outputs.write(_TRANSCRIPTS, [row for measured in found for row in _rows(measured)])
@@ -49,7 +49,7 @@ def kept_transcripts(context: Context) -> list[Transcript] | None:
     return found
 
 
-def _counted(measured: Measurement) -> Iterator[ScoreCounts]:
+def _count_scores(measured: Measurement) -> Iterator[ScoreCounts]:
     asked = list(zip(measured.prompts, measured.items, strict=True))
     for category in dict.fromkeys(prompt.category for prompt, _ in asked):
         scores = [item.score for prompt, item in asked if prompt.category == category]

@@ -54,7 +54,7 @@ def complete(
     found: Sequence[SuiteResult | None],
     measure: Callable[[Sequence[Suite]], Sequence[SuiteResult]],
 ) -> list[SuiteResult]:
-    """Return the figures on all suites: those `found`, and what `measure` makes of the others, which is kept.
+    """Return the figures on all suites: the kept ones in `found`, and new ones by `measure`, which are kept then.
 
     What another run on this machine is making is waited for, `LEASE_S` seconds at most.
     """

@@ -62,7 +62,7 @@ class _LedCache:
         return distributed.said(found)
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
-        """Let all ranks make the entry: they would wait for each other in the middle of a sum."""
+        """Claim nothing: ranks compute entries together, so one that waited for a claim would block the others."""
         return nullcontext()
 
 

@@ -38,7 +38,7 @@ class Reporter:
         self._send({"kind": "phase", "phase": name})
 
     def progress(self, done: int, total: int, *, is_counted: bool = True) -> None:
-        """Say how far the stage is; `is_counted`: in what the replies are counted by."""
+        """Tell how many of `total` pieces of the stage are done; with `is_counted` they count for the stage's cost."""
         if is_counted:
             self.count(done)
         self._send({"kind": "progress", "done": done, "total": total})
@@ -76,12 +76,12 @@ class Reporter:
         self._send({"kind": "checkpoint", **numbers, **({"is_shown_again": True} if is_shown_again else {})})
 
     def count(self, done: int) -> None:
-        """Count a piece of progress of which `done` is done by now; where it is less than before, a new one began."""
+        """Count work of which `done` pieces are done by now; fewer than at the last call means that new work began."""
         self.counted += done - self._done if done >= self._done else done
         self._done = done
 
     def count_afresh(self) -> int:
-        """Begin to count a new piece of progress, and return what was counted before."""
+        """Begin to count new work, and return how much was counted before."""
         self._done = 0
         return self.counted
 

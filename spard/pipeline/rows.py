@@ -158,14 +158,14 @@ def _select(
     if context.recipe.uses_benign_rows and pool.benign:
         with context.timed("embed"):
             benign_ND = embed.pool(context, embedder, pool.benign, pool.digest, "benign")
-        select.benign(context, *_seen(frame, trained_MD, benign_ND))
-    trained_MD, pool_ND = _seen(frame, trained_MD, pool_ND)
+        select.benign(context, *_put_in_frame(frame, trained_MD, benign_ND))
+    trained_MD, pool_ND = _put_in_frame(frame, trained_MD, pool_ND)
     selected = select.run(context, trained_MD, pool_ND, near, partial(too_long, context, pool))
     select.keep_map(context, [examples[i].line for i in trained], trained_MD, pool_ND, selected)
     return selected
 
 
-def _seen(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
+def _put_in_frame(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
     """Return training and pool rows in the frame that they are compared in, where there is one."""
     return (frame.seen(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 

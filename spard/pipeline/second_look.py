@@ -82,7 +82,7 @@ def run(
     kept = context.outputs.read(_OUTPUT)
     if kept is None or kept["key"] != key:
         context.report.event(_told(suites), {"suites": len(suites)})
-        found = _add_to(first, suites, lambda missing: measure(missing, model))
+        found = _extend_first_look(first, suites, lambda missing: measure(missing, model))
         audited.keep_again(context, found)
         adapter = [replace(each.result, looks=2) for each in found]
         base = _ask_base(context, model, suites, adapter, measure)
@@ -108,7 +108,7 @@ def _ask_base(
         )
 
 
-def _add_to(
+def _extend_first_look(
     first: Mapping[str, Measurement], suites: Sequence[Suite], measure: Callable[[Sequence[Suite]], list[Measurement]]
 ) -> list[Measurement]:
     """Measure suites whole; prompts of the `first` look are not asked again."""

@@ -125,12 +125,12 @@ def _vectors(encoder: Encoder, rows: Sequence[Sequence[int]], skipped: int) -> T
     is_real_BT = place_T < length_B[:, None]
     states_BTD = encoder.model(input_ids=ids_BT, attention_mask=is_real_BT.long()).last_hidden_state.float()
     pooled_BT = is_real_BT & (place_T >= skipped) if skipped else is_real_BT
-    parts = [_pooled(mode, states_BTD, pooled_BT, length_B) for mode in encoder.layout.pooling]
+    parts = [_pool_states(mode, states_BTD, pooled_BT, length_B) for mode in encoder.layout.pooling]
     found_BD = torch.cat(parts, dim=1)
     return torch.nn.functional.normalize(found_BD, dim=1) if encoder.layout.normalizes else found_BD
 
 
-def _pooled(mode: Pooling, states_BTD: Tensor, pooled_BT: Tensor, length_B: Tensor) -> Tensor:
+def _pool_states(mode: Pooling, states_BTD: Tensor, pooled_BT: Tensor, length_B: Tensor) -> Tensor:
     """Return one vector of each text's states (B x D); `pooled_BT` marks the tokens that count."""
     batch_B = torch.arange(len(length_B), device=states_BTD.device)
     if mode == "lasttoken":

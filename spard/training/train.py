@@ -68,11 +68,11 @@ def train(
         while run.progress.step < run.total_steps and not ends.are_over():
             metrics = _next_step(run, ends, on_step)
             if saver.agree_and_save(metrics, stop=bool(should_stop and should_stop())):
-                raise _stopped(run, ends, shows_last)
+                raise _end_early(run, ends, shows_last)
         return run.finish(ends.close())
 
 
-def _stopped(run: Run, ends: Ends, shows_last: Callable[[], bool] | None) -> Stopped:
+def _end_early(run: Run, ends: Ends, shows_last: Callable[[], bool] | None) -> Stopped:
     """Show the last ends of epochs again, if they are asked for, and return what ends the run."""
     if distributed.said(bool(shows_last and shows_last())):
         ends.show_again()

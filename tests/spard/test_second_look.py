@@ -222,6 +222,13 @@ def test_a_model_that_more_prompts_clear_is_released(look: Look) -> None:
     assert [sum(each.counts) for each in audited.kept_scores(context)] == [HARMFUL, HARMFUL]
 
 
+@pytest.mark.parametrize("sequential", [False, True])
+def test_a_stage_costs_the_replies_that_were_asked(look: Look, sequential: bool) -> None:
+    """Of both models, in whatever rounds; the base model was asked the provider's suite before."""
+    _, answers, context, _ = look(among_the_first(4), sequential=sequential)
+    assert context.report.counted == sum(n for _, n in answers.asked) + HARMFUL
+
+
 def test_the_next_attempt_asks_nothing_again(look: Look) -> None:
     measured, answers, _, messages = look(among_the_first(4), times=2)
     assert measured.gate.decision == "pass"

@@ -199,7 +199,7 @@ class World:
             known.update({each.suite: each for each in found})
             return found
 
-        measured = audit_in_rounds(ask, SUITES, dict(known), ask_base, Rules(LIMITS, f"secret {self.seed}", "judge"))
+        measured = audit_in_rounds(ask, SUITES, dict(known), ask_base, Rules(LIMITS, f"secret {self.seed}", "judge", 5))
         after = [each.result for each in measured]
         whole = [self.whole(each, self.rates, "adapter") for each in SUITES]
         base = [self.whole(each, self.base_rates, "base") for each in SUITES]

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 import httpx2
 
 from app.commands.doctor.findings import Finding, note, ok, problem
-from app.http.bounded import SERVER, UNBOUNDED
+from app.http.server_bounds import SERVER, UNBOUNDED
 from app.ops import gpus
 from app.ops.children import environment
 from app.settings import Settings

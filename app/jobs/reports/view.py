@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from app.jobs.reports import unaudited
+from app.jobs.reports import unaudited_epochs
 from app.jobs.reports.counts import counted
+from app.jobs.reports.gate_lines import gate_limit
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
-from app.jobs.reports.limits import gate_limit
 from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
 from app.jobs.reports.rows_map import Map, rows_map
 from app.jobs.reports.verdict import Verdict, verdict
@@ -145,7 +145,7 @@ def _checkpoints(report: SafetyReport) -> Measure | None:
     words = f"Each epoch's end was asked {asked} attacks, {which} {own.asr.n}."
     if report.ending:
         words += f" {report.ending.sentence}."
-    words += unaudited.sentence(report.checkpoints)
+    words += unaudited_epochs.sentence(report.checkpoints)
     limits = report.thresholds
     limit, limit_name = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
     title = "Attacks that succeed at the end of each epoch"

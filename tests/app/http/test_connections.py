@@ -16,9 +16,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app.commands.doctor import machine
-from app.http import bounded, connections
-from app.http.bounded import UNBOUNDED
+from app.http import connections, server_bounds
 from app.http.connections import Connections
+from app.http.server_bounds import UNBOUNDED
 from app.settings import Settings
 from tests.app.http.conftest import JOBS, Service, served
 
@@ -177,4 +177,4 @@ def test_a_server_with_them_has_nothing_to_tell(service: Service, caplog: pytest
 def test_what_is_deployed_has_these_bounds(path: str) -> None:
     lines = [line for line in (ROOT / path).read_text().splitlines() if "app.main:checked_app" in line]
     assert lines
-    assert all(bounded.SERVER in line and "--http" in line for line in lines)
+    assert all(server_bounds.SERVER in line and "--http" in line for line in lines)

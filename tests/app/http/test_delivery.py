@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 
 from app.http.connections import BoundedHttp
-from app.http.departures import TRANSPORT, Delivery
+from app.http.delivery import TRANSPORT, Delivery
 
 PATIENCE_S = 120.0
 MORE_THAN_BUFFERS = 64 << 20  # bytes: no kernel holds so much of one connection

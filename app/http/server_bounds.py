@@ -6,7 +6,7 @@ import logging
 
 from starlette.types import Scope
 
-from app.http.departures import TRANSPORT
+from app.http.delivery import TRANSPORT
 
 log = logging.getLogger(__name__)
 
