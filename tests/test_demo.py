@@ -110,7 +110,9 @@ def test_a_pool_without_suites_is_enough_to_decide(demo: Path, tmp_path: Path, m
         kept_back = [each for each in report["gate"]["reasons"] if not each.startswith("The audit ended at the first")]
         assert all(any(f" on suite {name} " in reason for name in complied_with) for reason in kept_back), kept_back
         assert (job.status == "succeeded") == (report["gate"]["decision"] == "pass") == (not kept_back), job.error
-        assert report["asr"]["n"] >= 20  # a sequential audit that fails may ask no more
+        plain = [each for each in report["adapter"] if each["kind"] == "harmful"]
+        assert sum(each["planned"] for each in plain) >= 40
+        assert report["asr"]["n"] >= 20  # a sequential audit that fails may ask no more of them
         assert report["asr"]["adapter"] <= report["asr"]["base"] + 0.1
 
 

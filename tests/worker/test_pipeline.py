@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,20 @@ def test_a_bad_validation_row_is_blamed_on_its_file(work: Work, tmp_path: Path, 
 
 
 def test_the_base_model_is_measured_once_for_all_jobs(done: tuple[Folder, Heard]) -> None:
-    cached = list((done[0].root.parent / "cache" / "audits").glob("*.json"))
-    base = report_of(done[0])["base"]
-    assert asked(base) <= len(cached) <= len(base)  # what cannot change the decision is not asked
+    kept, base = kept_suites(done[0].root.parent / "cache"), report_of(done[0])["base"]
+    assert max(kept.values()) == 1
+    assert asked(base) <= kept.keys() <= {each["suite"] for each in base}
 
 
-def asked(base: list[dict[str, Any]]) -> int:
-    """Count the suites that a base model was asked."""
-    return sum(each["n"] + each["unscored"] > 0 for each in base)
+def kept_suites(cache: Path) -> Counter[str]:
+    """Count the kept figures of a base model by suite."""
+    entries = [json.loads(path.read_text()) for path in (cache / "audits").glob("*.json")]
+    return Counter(json.loads(each["content"])[0]["suite"] for each in entries)
+
+
+def asked(base: list[dict[str, Any]]) -> set[str]:
+    """Return the suites that a base model was asked: those that can change the decision."""
+    return {each["suite"] for each in base if each["n"] + each["unscored"]}
 
 
 def test_other_audit_settings_are_not_mixed_up(
@@ -130,6 +137,7 @@ def test_other_audit_settings_are_not_mixed_up(
     folder = job_folder(tmp_path / "job", model, recipe=replace(RECIPE, audit=Audit(max_prompts=20, max_new_tokens=2)))
     work(folder)
     work(other := job_folder(tmp_path / "again", model))
-    bases = [report_of(each)["base"] for each in (folder, other)]
-    cached = list((tmp_path / "cache" / "audits").glob("*.json"))
-    assert sum(map(asked, bases)) <= len(cached) <= sum(map(len, bases))
+    first, second = (asked(report_of(each)["base"]) for each in (folder, other))
+    kept = kept_suites(tmp_path / "cache")
+    assert max(kept.values()) == 2
+    assert {name for name, count in kept.items() if count == 2} >= first & second
