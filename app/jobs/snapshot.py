@@ -42,9 +42,7 @@ class Frozen:
 def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
     """Check every reference of a request and note what exactly it stands for today."""
     catalog.hold(session)
-    start = lineage.start(session, caller, ask)
-    model = _model(session, start.job.model if start else ask.model)
-    lineage.check(start, ask, model)
+    start, model = _start_and_model(session, caller, ask)
     in_force = policies.current(session, settings)
     policy_check.check(caller, ask, model, in_force.content)
     safety = ask.safety or Safety()
@@ -53,6 +51,8 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
     fault = _fault(ask, model, training, validation, settings)
     pool = _pool(session, safety)
     embedder = choose_embedder(caller, safety.selection, model, in_force.content)
+    recipe = _recipe(ask, safety, model, start, embedder.name)
+    recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
     spec = JobSpec(
         version=VERSION,
         model=_model_ref(model),
@@ -75,19 +75,19 @@ def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settin
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
-    recipe = _with_quantization(
-        session, start, model, _recipe(ask, safety, model, start, embedder.name), training.bytes
-    )
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
     return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
 
 
-def _with_quantization(
-    session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
-) -> Recipe:
-    """Return the recipe with how the base model is held in it."""
-    return replace(recipe, quantization=_quantization(session, start, model, recipe, file_bytes))
+def _start_and_model(
+    session: Session, caller: Principal, ask: JobCreate
+) -> tuple[lineage.Start | None, BaseModelEntry]:
+    """Return the adapter that the job goes on from, if any, and its base model; raise InvalidRequest for a bad pair."""
+    start = lineage.start(session, caller, ask)
+    model = _model(session, start.job.model if start else ask.model)
+    lineage.check(start, ask, model)
+    return start, model
 
 
 def _quantization(

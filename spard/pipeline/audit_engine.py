@@ -41,17 +41,22 @@ class BaseFigures:
     def __init__(
         self,
         context: Context,
-        measure: Callable[[], list[SuiteResult]],
-        ask: Callable[[Collection[str]], list[SuiteResult]],
+        measure: Callable[[Context], list[SuiteResult]],
+        ask: Callable[[Context, Collection[str]], list[SuiteResult]],
+        found: dict[Engine, list[SuiteResult]] | None = None,
     ) -> None:
         self._context, self._measure, self._ask = context, measure, ask
-        self._found: dict[Engine, list[SuiteResult]] = {}
+        self._found: dict[Engine, list[SuiteResult]] = {} if found is None else found
+
+    def with_context(self, context: Context) -> BaseFigures:
+        """Return the same figures; what is still to be asked is asked in another context, with its way to stop."""
+        return BaseFigures(context, self._measure, self._ask, self._found)
 
     def results(self, model: Any = None) -> list[SuiteResult]:
         """Return the figures. `model` is the trained one, once there is one: the base model is in it."""
         if engine_of(self._context) not in self._found:
             with nullcontext() if model is None else adapters_off(model):
-                found = self._measure()
+                found = self._measure(self._context)
             self._found[engine_of(self._context)] = found  # the one that was asked first may have failed meanwhile
         return self._found[engine_of(self._context)]
 
@@ -59,7 +64,7 @@ class BaseFigures:
         """Ask the base model in `model` the suites with these names, and return its figures on them."""
         known = self.results(model)
         with adapters_off(model):
-            found = {each.suite: each for each in self._ask(names)}
+            found = {each.suite: each for each in self._ask(self._context, names)}
         self._found[engine_of(self._context)] = [found.get(each.suite, each) for each in known]
         return list(found.values())
 

@@ -32,7 +32,7 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
     It is done before training, because full fine-tuning leaves no base model.
     """
     suites = audit.suites_of(context, examples)
-    found = BaseFigures(context, partial(_measure, context, suites, len(examples)), partial(_ask, context, suites))
+    found = BaseFigures(context, partial(_measure, suites=suites, rows=len(examples)), partial(_ask, suites))
     results = found.results()
     with context.timed("audit"):
         _warn_of_dresses(context, [*results, *_ask_first(context, suites, results)])
@@ -87,7 +87,7 @@ def _kept_or_unasked(context: Context, suite: Suite) -> SuiteResult:
     return replace(kept, suite=suite.name) if kept else nothing
 
 
-def _ask(context: Context, suites: Sequence[Suite], names: Collection[str]) -> list[SuiteResult]:
+def _ask(suites: Sequence[Suite], context: Context, names: Collection[str]) -> list[SuiteResult]:
     return _by_one_engine(context, [suite for suite in suites if suite.name in names])
 
 

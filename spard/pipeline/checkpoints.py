@@ -64,7 +64,8 @@ class _Checkpoints:
         One that is shown again is audited even if the run was asked to stop: that is what it was asked for.
         """
         if end.is_shown_again and distributed.said(self.context.should_stop()):
-            replace(self, context=replace(self.context, should_stop=_never)).take(end)
+            context = replace(self.context, should_stop=_never)
+            replace(self, context=context, base=self.base.with_context(context)).take(end)
             return
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return

@@ -204,7 +204,7 @@ def test_a_base_model_that_the_gate_would_stop_itself_is_told_before_training(
         SuiteResult(name, "mined", "refusal", 120, 0, 0, hits, hits / 120, low, high)
         for name in (IN_PHRASES, "sampled at temperature 1")
     ]
-    monkeypatch.setattr(base_figures, "_measured", lambda *args: figures)
+    monkeypatch.setattr(base_figures, "_measure", lambda *args, **settings: figures)
 
     base_figures.base_figures(context, rows.examples)
 
