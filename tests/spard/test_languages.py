@@ -173,6 +173,8 @@ def test_a_judge_decides_in_the_languages_in_which_it_errs_little_enough() -> No
     (doubt,) = doubts_in([german], [record(de=False)])
     assert doubt == "The judge lenient was measured and errs too often to decide."
     assert doubts_in([replace(german, languages=None)], [record(en=True)]) == []  # of an earlier version
+    unasked = replace(german, judge="llm", n=0, unscored=0, hits=0, rate=None)  # nobody knows the name that it gives
+    assert doubts_in([unasked], [record(en=True)]) == []
 
 
 @pytest.fixture

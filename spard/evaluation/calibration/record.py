@@ -113,9 +113,10 @@ def doubts_about(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[
 def doubts_in(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
     """Return a sentence for each judge that may not decide, and for each language in which one that may was to read.
 
-    Figures of an earlier version, which told no languages, count as English: what a judge was measured in then.
+    Figures of an earlier version, which told no languages, count as English: what a judge was measured in then. A suite
+    that was not asked has been read by no judge.
     """
-    judged = [each for each in results if each.kind in ATTACKS]
+    judged = [each for each in results if each.kind in ATTACKS and each.asked]
     doubts = doubts_about((each.judge for each in judged), records)
     suites = dict[tuple[str, str], dict[str, None]]()
     for each in judged:
