@@ -21,10 +21,14 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what was not sent is thrown away,
 
 
 class HttpCustomer:
-    """Holds a key; `files` are the digests of the files that the API said it has, by id."""
+    """Holds a key; `files` are the digests of the files that the API said it has, by id.
+
+    `refused` are those of files that it did not take; where the answer to its COMMIT was lost it may have them.
+    """
 
     def __init__(self, url: str, secret: str) -> None:
         self.files: dict[str, str] = {}
+        self.refused: set[str] = set()
         self._head = {"authorization": f"Bearer {secret}"}
         self._url, self._where = url, urlsplit(url)
         self._sent = 0
@@ -36,6 +40,8 @@ class HttpCustomer:
             answer = client.post(self._url + FILES, **_form(content))
         if answer.status_code == 200:
             self.files[answer.json()["id"]] = sha256(content).hexdigest()
+        else:
+            self.refused.add(sha256(content).hexdigest())
         return answer.status_code
 
     @contextmanager
@@ -67,8 +73,11 @@ class HttpCustomer:
         """Return the digests of the files that the API lists, of their bytes as it sends them."""
         with httpx2.Client(headers=self._head, timeout=_PATIENCE_S) as client:
             listed = client.get(self._url + FILES, params={"purpose": "fine-tune", "limit": 10_000}).json()["data"]
-            contents = {each["id"]: client.get(f"{self._url}{FILES}/{each['id']}/content").content for each in listed}
-        return {file_id: sha256(content).hexdigest() for file_id, content in contents.items()}
+            answers = {each["id"]: client.get(f"{self._url}{FILES}/{each['id']}/content") for each in listed}
+        assert {answer.status_code for answer in answers.values()} == {200}, [
+            each.text[:300] for each in answers.values()
+        ]
+        return {file_id: sha256(answer.content).hexdigest() for file_id, answer in answers.items()}
 
     def _connect(self) -> socket.socket:
         return socket.create_connection((self._where.hostname or "", self._where.port or 0), timeout=_PATIENCE_S)

@@ -4,9 +4,9 @@ I1 no accepted job is missing                      I4 every claim raised the tok
 I2 at most one adapter, its bytes as recorded,     I5 nothing is published that did not pass the gate
    of the newest token; its files' rows once       I6 every job has ended, or waits because somebody paused it
 I3 an ended job has one last word                  I7, I8, I10 the books: see `books`
-I11 events are numbered without a gap, and no      I9 no process is left (the harness and the fixture see to it)
-    attempt has told one twice; nothing is held
-    of a job that has ended
+I11 events are numbered without a gap, and none    I9 no process is left (the harness and the fixture see to it)
+    is told twice between two starts or resumes;
+    nothing is held of a job that has ended
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _numbering(job: Job, told: Sequence[JobEvent]) -> list[str]:
     of_attempt = Counter[tuple[int, str]]()
     attempt = 0
     for event in told:
-        attempt += event.message.startswith("Fine-tuning job started")
+        attempt += event.message.startswith(("Fine-tuning job started", "Fine-tuning job resumed"))
         of_attempt[attempt, event.message] += 1
     wrong += [f"I11 told {times} times: {message}" for (_, message), times in of_attempt.items() if times > 1]
     if job.status in TERMINAL and (job.lease_owner or job.lease_expires_at or job.waiting_for):

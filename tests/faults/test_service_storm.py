@@ -97,6 +97,7 @@ def test_a_service_on_postgresql_redis_and_s3_loses_no_job_in_a_storm(
 
         faults: dict[str, Fault] = {"PostgreSQL failed over": fail_over, "Redis wiped": wipe_broker}
         faults |= {f"S3: {lie}": partial(answer_wrongly, lie) for lie in LIES}
+        service.later(float("inf"), partial(liar.begin, ""))  # what the API sends is compared when the storm is over
         service.run(JOBS, service.common_faults() | faults, ROUNDS)
     report(service, began, record_property, lies=dict(liar.total))
     assert wire.cuts, "vacuous: no connection to the database was cut"
