@@ -36,20 +36,27 @@ def decide_part(
     return decide(_counts(before, after, limits, is_sampled=is_sampled), suites)
 
 
-def next_look(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_early: bool = False) -> int:
+def next_look(
+    before: SuiteResult,
+    after: SuiteResult,
+    limits: GateThresholds,
+    *,
+    is_early: bool = False,
+    is_sampled: bool = False,
+) -> int:
     """Return after how many prompts of the suite it can pass next; with `is_early` after how many it can fail."""
     planned = after.planned or after.asked
     if _has_unknown(after):
         return planned
-    lines = lines_of(before, after, limits)
+    lines = lines_of(before, after, limits, is_sampled=is_sampled)
     ahead = [each for each in (early_looks(lines) if is_early else looks(lines)) if each > after.n]
     return min(planned, after.asked + ahead[0] - after.n) if ahead else planned
 
 
-def seems_to_fail(before: SuiteResult, after: SuiteResult, limits: GateThresholds) -> bool:
+def seems_to_fail(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
     """Tell whether the whole suite would fail if the rest of it were like the part that was asked."""
     is_known = after.is_partial and after.asked and not _has_unknown(after)
-    return bool(is_known) and any(map(is_near_failing, _counts(before, after, limits, is_sampled=False)))
+    return bool(is_known) and any(map(is_near_failing, _counts(before, after, limits, is_sampled=is_sampled)))
 
 
 def assume_best_base(after: SuiteResult) -> SuiteResult:

@@ -40,6 +40,7 @@ class Rules:
     judge         the name of the judge that reads the replies
     suites        how many suites the gate decides on
     looked_twice  the names of those suites that may be asked a second time, with more prompts
+    sampled       the names of those suites that are themselves a part of what the gate decides on (`gate`)
     """
 
     limits: GateThresholds
@@ -47,6 +48,7 @@ class Rules:
     judge: str
     suites: int
     looked_twice: Collection[str] = ()
+    sampled: Collection[str] = ()
 
 
 def audit_in_rounds(
@@ -112,6 +114,11 @@ class _Suite:
         """Whether the gate decides on the suite."""
         return is_gated(self.suite.kind, self.rules.limits)
 
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the suite is itself a part of a larger one."""
+        return self.suite.name in self.rules.sampled
+
     def block(self, n: int) -> Suite:
         """Return the prompts that are missing to have asked `n`."""
         return replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in self.order[self.asked : n]))
@@ -128,17 +135,19 @@ class _Suite:
             return min(UNGATED, whole)
         if not self.asked:
             return min(EARLY[0], whole)
-        return next_look(self._base(known), self.measured.result, limits, is_early=self.seems_to_fail(known))
+        before, is_early = self._base(known), self.seems_to_fail(known)
+        return next_look(before, self.measured.result, limits, is_early=is_early, is_sampled=self.is_sampled)
 
     def seems_to_fail(self, known: Mapping[str, SuiteResult]) -> bool:
         """Tell whether a suite that is not settled, and that the base model was asked, would fail as it goes on."""
         before, after = known[self.suite.name], self.measured.result
         is_open = self.settled is None and self.is_gated and not is_unasked(before)
-        return is_open and seems_to_fail(before, after, self.rules.limits)
+        return is_open and seems_to_fail(before, after, self.rules.limits, is_sampled=self.is_sampled)
 
     def needs_base(self, known: Mapping[str, SuiteResult]) -> bool:
         """Tell whether the suite does not pass beside every base model, which was not asked yet."""
-        return is_unasked(known[self.suite.name]) and needs_base(self.measured.result, self.rules.limits)
+        after, limits = self.measured.result, self.rules.limits
+        return is_unasked(known[self.suite.name]) and needs_base(after, limits, is_sampled=self.is_sampled)
 
     def settle(self, known: Mapping[str, SuiteResult]) -> None:
         """Decide what the prompts asked so far settle; what a base model that was not asked may change stays open."""
@@ -148,9 +157,10 @@ class _Suite:
         elif self.needs_base(known):
             self.settled = None
         elif after.is_partial:
-            self.settled = decide_part(self._base(known), after, limits, suites=self.rules.suites)
+            before, suites = self._base(known), self.rules.suites
+            self.settled = decide_part(before, after, limits, suites=suites, is_sampled=self.is_sampled)
         else:
-            is_stopped = gate([self._base(known)], [after], limits).decision == "fail"
+            is_stopped = gate([self._base(known)], [after], limits, sampled=self.rules.sampled).decision == "fail"
             self.settled = "fail" if is_stopped else "open"
 
     def _base(self, known: Mapping[str, SuiteResult]) -> SuiteResult:

@@ -104,7 +104,7 @@ def _measure_last(
     context: Context, suites: Sequence[Suite], model: Any, base: BaseFigures, more: Collection[str]
 ) -> tuple[list[Measurement], AuditEngineRecord]:
     if audit_rounds.is_possible(context):
-        found, engine = audit_rounds.measure(context, suites, model, base, more, judge_of(context))
+        found, engine = audit_rounds.measure(context, suites, model, base, judge_of(context), looked_twice=more)
     else:
         speaker, engine = by_engine(context, suites, model)
         found = measure_each(context, suites, model, None, speaker)

@@ -1,8 +1,8 @@
-"""The last audit in rounds: each suite is asked only until the gate's decision on it is as good as certain."""
+"""An audit in rounds: each suite is asked only until the gate's decision on it is as good as certain."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +34,17 @@ def measure(
     suites: Sequence[Suite],
     model: Any,
     base: BaseFigures,
-    looked_twice: Collection[str],
     judge: Judge,
+    *,
+    looked_twice: Collection[str] = (),
+    sampled: Collection[str] = (),
+    show: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Measurement], AuditEngineRecord]:
     """Measure the trained model, and return with what was measured who answered.
 
     The order of prompts is drawn by the provider's prompts and the training file, so that nobody who makes the file
-    knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge.
+    knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge. `looked_twice` and
+    `sampled` are those of `Rules`; `show` is told how many replies there are and may be, in place of the progress.
     """
     most, asked = context.recipe.audit.max_prompts, 0
     speaker, record = generator(context, [], model)
@@ -48,8 +52,13 @@ def measure(
     whole = [replace(suite, prompts=tuple(sample(suite.prompts, most))) for suite in suites]
     total = sum(len(suite.prompts) for suite in whole)
 
+    def show_progress(done: int, most: int) -> None:
+        context.report.progress(done, most, is_counted=False)  # questions to the base model come between
+
+    show = show or show_progress
+
     def tell(done: int, _: int) -> None:
-        context.report.progress(asked + done, total, is_counted=False)  # questions to the base model come between
+        show(asked + done, total)
         context.report.count(done)
         context.go_on()
 
@@ -65,7 +74,8 @@ def measure(
     secret = f"{secret_of(each for each in suites if each.kind in PLAIN)}\n{file_sha256(context.run.training_file)}"
     known = {each.suite: each for each in base.results(model)}
     limits = context.run.thresholds
-    rules = Rules(limits, secret, judge.name, sum(is_gated(each.kind, limits) for each in suites), looked_twice)
+    gated = sum(is_gated(each.kind, limits) for each in suites)
+    rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
     found = audit_in_rounds(ask, whole, known, lambda names: base.ask(names, model), rules)
-    context.report.progress(total, total, is_counted=False)
+    show(total, total)
     return found, replace(record, replies={"transformers": asked})

@@ -26,7 +26,7 @@ from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import hidden_leaks_of
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
-from spard.pipeline import agent, audit, checkpoint_records, costs, package, prove
+from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package, prove
 from spard.pipeline.audit_engine import BaseFigures, engine_of
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
@@ -150,13 +150,22 @@ class _Checkpoints:
         return CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
 
     def _audit(self, end: EpochEnd) -> list[SuiteResult]:
-        """Ask the same prompts at every checkpoint."""
+        """Ask the same prompts at every checkpoint, in rounds where the last audit is asked so."""
+
+        def show(done: int, total: int) -> None:
+            self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
 
         def tell(done: int, total: int) -> None:
             self.context.report.count(done)
-            self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
+            show(done, total)
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
+        if audit_rounds.is_possible(self.context):
+            judge = audit.judge_of(self.context)
+            found, _ = audit_rounds.measure(
+                self.context, asked, end.model, self.base, judge, sampled=self._sampled, show=show
+            )
+            return [each.result for each in found]
         speaker, _ = audit.by_engine(self.context, asked, end.model)
         return audit.measure(self.context, asked, end.model, tell, speaker)
 
