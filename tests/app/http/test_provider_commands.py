@@ -58,6 +58,33 @@ def test_a_policy_is_shown_changed_and_put_in_force(run: Run, tmp_path: Path) ->
     assert (run("policies", "show", "9")[0], run("policies", "set", __file__)[0]) == (1, 1)
 
 
+def test_a_policy_file_changes_what_it_names_unless_it_replaces(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "change.json"
+    file.write_text('{"row_signal": {"action": "report"}}')
+    printed = run("policies", "set", str(file))[1]
+    assert printed.splitlines() == ["Version 1 is in force.", "  row_signal.action: report, was auto"]
+    file.write_text('{"ranges": {"lora.rank": {"max": 8}}}')
+    added = as_json(run, "policies", "set", str(file))
+    assert added["content"]["row_signal"]["action"] == "report"
+    assert "Nothing differs" in run("policies", "set", str(file))[1]
+    assert as_json(run, "policies", "set", str(file), "--replace")["content"]["row_signal"]["action"] == "auto"
+    shown = as_json(run, "policies", "show")
+    del shown["content"]["ranges"]["lora.rank"]
+    file.write_text(json.dumps(shown))
+    assert as_json(run, "policies", "set", str(file))["content"]["ranges"] == {}  # a whole policy
+
+
+def test_records_are_printed_a_field_a_line_and_no_line_is_padded(run: Run) -> None:
+    lines = run("policies", "show")[1].splitlines()
+    assert ["thresholds.max_asr", "0.1"] in [line.split() for line in lines]
+    for command in (("policies", "show"), ("policies", "list"), ("projects", "show", "org-provider"), ("keys", "list")):
+        code, printed = run(*command)
+        assert code == 0
+        assert not [line for line in printed.splitlines() if line != line.rstrip() or "{" in line], printed
+    assert run("policies", "list")[1].split()[:5] == ["version", "created_at", "created_by", "defenses", "models"]
+    assert run("jobs", "list")[1].split() == ["id", "model", "status", "stage", "gate", "created"]
+
+
 def test_a_waiver_is_proposed_approved_and_checked_offline(
     failed: str,
     packed: Path,
