@@ -17,6 +17,7 @@ from rich.text import Text
 
 from spard.errors import UserError
 
+Row = Mapping[str, Any]
 _WIDE = 1000  # columns of a table in a pipe
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -25,7 +26,7 @@ class CommandFailed(UserError):
     """The command cannot go on; the message is all that the user sees."""
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | Mapping[str, str], as_json: bool) -> None:
+def show_rows(rows: Iterable[Row], columns: Sequence[str] | Mapping[str, str], as_json: bool) -> None:
     """Print a table with the columns named; dotted names reach into nested objects.
 
     A mapping gives a column another head than the last part of its name.
@@ -41,7 +42,7 @@ def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str] | Mappin
     return _print(table)
 
 
-def show_record(row: Mapping[str, Any], as_json: bool) -> None:
+def show_record(row: Row, as_json: bool) -> None:
     """Print one object, a line for each field that has a value; fields of nested objects have dotted names."""
     if as_json:
         return show_json(row)
@@ -112,7 +113,7 @@ def _head(name: str) -> str:
     return name.rpartition(".")[2].replace("_", " ") if "." in name else name
 
 
-def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the fields that have a value, those of nested objects by dotted names."""
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -121,7 +122,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]
             yield prefix + name, value
 
 
-def _at(row: Mapping[str, Any], name: str) -> Any:
+def _at(row: Row, name: str) -> Any:
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
