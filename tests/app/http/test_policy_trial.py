@@ -116,11 +116,8 @@ SIGNAL = RowSignal("drop", threshold=0.1, max_dropped=0.25)
 def test_the_effect_on_rows_follows_from_what_is_stored(
     record: Ask | None, was: RowSignal, now: RowSignal, outcome: str
 ) -> None:
-    stored = (
-        RowSignalRecord(**{name: tuple(v) if isinstance(v, list) else v for name, v in record.items()})
-        if record
-        else None
-    )
+    found: Ask = {name: tuple(value) if isinstance(value, list) else value for name, value in (record or {}).items()}
+    stored = RowSignalRecord(**found) if record else None
     assert effect(stored, was, now).outcome == outcome
 
 
