@@ -59,6 +59,7 @@ def revoke_signing_key(
     key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
     reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
     as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
+    data: Data = None,
 ) -> None:
     """Revoke a signing key: nothing that it ever signed counts any more. Publish the key set afterward."""
     from app.settings import read_settings
