@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -33,6 +32,8 @@ def backup(
 
     The database comes first: an object that it does not name yet is harmless. Caches and work folders are left out.
     """
+    import sqlite3
+
     settings = _embedded()
     source = settings.data_dir
     if not (source / _DATABASE).is_file():
@@ -101,6 +102,8 @@ def _refuse_to_overwrite(target: Path, saved: Path | None) -> None:
 
 def _checked(settings: Settings, database: Path) -> str:
     """Return how the schema of a copy stands to this version's; refuse one that is damaged, newer or not SPARD's."""
+    import sqlite3
+
     from pydantic import SecretStr
 
     from app.ops import preflight
@@ -139,6 +142,8 @@ def _copy_if_there(source: str, target: str) -> str:
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
     """Yield a folder beside `out` that takes its name when all is written, or goes."""
+    import sqlite3
+
     part = out.with_name(f".{out.name}.{token_hex(4)}")
     try:
         part.mkdir(mode=0o700, parents=True)
