@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_a_waiver_is_proposed_approved_and_checked_offline(
     ada, bob = (run_as(service.add_key("org-provider", "admin", owner=name)) for name in ("Ada", "Bob"))
     customer = run_as(service.add_key("org-customer", "customer"))
     proposed = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--days", "2")
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
+    by_date = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--expires", until.isoformat())
+    assert by_date["expires_at"] == until.timestamp()
+    assert ada("waivers", "propose", failed, "--reason", REASON, "--expires", "soon")[0] == 3
     assert ada("waivers", "approve", failed, proposed["id"])[0] == 1
     assert as_json(bob, "waivers", "approve", failed, proposed["id"])["status"] == "approved"
     assert as_json(bob, "waivers", "list", failed)[0]["reason"] == REASON
