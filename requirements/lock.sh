@@ -14,4 +14,4 @@ echo '-e .
 echo '-e .[audit,nf4]
 -e ./service[worker,otel]' | "${compile[@]}" - -o requirements/worker.lock "$@"
 echo '-e .[dev]
--e ./service[worker,otel]' | "${compile[@]}" "${cuda[@]/#/--no-emit-package=}" - -o requirements/dev.lock "$@"
+-e ./service[worker,otel,mcp]' | "${compile[@]}" "${cuda[@]/#/--no-emit-package=}" - -o requirements/dev.lock "$@"

@@ -20,6 +20,7 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "CONTRIBUTING.md": ("tests/test_contributing.py",),
     "README.md": (WALK,),
     "docs/adapters.md": (WALK,),
+    "docs/agents.md": ("tests/test_agents.py",),
     "docs/api.md": ("tests/app/http/test_documented_calls.py",),
     "docs/bench.md": (HERE,),
     "docs/checkpoints.md": (WALK,),

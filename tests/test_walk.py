@@ -99,7 +99,8 @@ class Walk:
             if target < len(words):
                 Path(words[target + 1]).write_text(told)
         else:
-            done = subprocess.run(["bash", "-c", f"{line} --silent --fail-with-body"], capture_output=True, check=False)
+            flags = " --silent --fail-with-body" if words[0] == "curl" else ""
+            done = subprocess.run(["bash", "-c", f"{line}{flags}"], capture_output=True, check=False)
             assert done.returncode == 0, done.stdout
 
 

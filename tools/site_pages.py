@@ -12,10 +12,11 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from tools import llms
 from tools.diagrams import with_pictures
+from tools.llms import BESIDE
 
 ROOT = Path(__file__).resolve().parents[1]
-BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the repository's root
 _TO_DOCS = re.compile(r"(\]\()docs/")
 _TO_ROOT = re.compile(rf"(\]\()(?:\.\./)+({'|'.join(map(re.escape, BESIDE))})")
 
@@ -32,3 +33,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Point links at those pages, and show diagrams as pictures: what draws them would come from elsewhere."""
     up = "../" * page.file.src_uri.count("/")
     return with_pictures(_TO_ROOT.sub(rf"\1{up}\2", markdown))
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write `llms.txt` and each page as Markdown beside the HTML."""
+    llms.write(Path(config.site_dir))

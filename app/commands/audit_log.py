@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from app.commands.client import connect
+from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 
 audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
@@ -27,6 +28,7 @@ def list_entries(
 @audit_log.command()
 def verify(
     known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Recompute every hash; names the first bad row and exits with 1."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.client import connect, get
+from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
 keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
@@ -17,6 +18,7 @@ KeyId = Annotated[str, typer.Argument(help="See `spard keys list`.")]
 @keys.command("signing")
 def show_signing_key(
     as_set: Annotated[bool, typer.Option("--set", help="Print the signed set of all keys, revoked ones too.")] = False,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Print the public key for those who verify adapters, on the service's machine; elsewhere use GET /v1/signing_keys.
@@ -41,7 +43,7 @@ def show_signing_key(
 
 
 @keys.command("rotate-signing")
-def rotate_signing_key(as_json: Json = False) -> None:
+def rotate_signing_key(data: Data = None, as_json: Json = False) -> None:
     """Make a new signing key; what the old one signed stays valid. Restart API and workers afterward."""
     from app.settings import read_settings
     from app.signing import rotate
@@ -57,6 +59,7 @@ def revoke_signing_key(
     key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
     reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
     as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
+    data: Data = None,
 ) -> None:
     """Revoke a signing key: nothing that it ever signed counts any more. Publish the key set afterward."""
     from app.settings import read_settings
@@ -70,6 +73,7 @@ def revoke_signing_key(
 @keys.command("first")
 def make_first_key(
     force: Annotated[bool, typer.Option("--force", help="Also while there is a valid admin key.")] = False,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Make the first key, which gives out all others, in the service's own database; its secret is shown only once.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.data_folder import Data
 from app.commands.terminal import Json, say, show_json, show_rows
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ _SHARED = (
 
 
 @objects.command()
-def check(as_json: Json = False) -> None:
+def check(data: Data = None, as_json: Json = False) -> None:
     """Report objects without a row and rows without an object; nothing is changed. Exit code 1 if there are any."""
     from app.objects import reconciler
 
@@ -51,6 +52,7 @@ def repair(
             "--accept", help="Confirm that this database is the right one, although it was restored or replaced."
         ),
     ] = False,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Move objects aside that were reported for SPARD_OBJECTS_REPORTED_DAYS; move back those that a row names again.
@@ -79,6 +81,7 @@ def repair(
 def restore(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` name them.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Everything that was moved aside.")] = False,
+    data: Data = None,
     as_json: Json = False,
 ) -> None:
     """Put objects back that were moved aside; none is overwritten."""

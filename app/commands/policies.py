@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from app.commands.client import connect, get
-from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
+from app.commands.terminal import CommandFailed, Json, readable, say, show_json, show_record, show_rows
 
 policies = typer.Typer(no_args_is_help=True, help="What customers may ask for, and what the gate demands.")
 
@@ -40,23 +40,35 @@ def show_policy(
 
 @policies.command("set")
 def set_policy(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON: the whole policy.")],
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON: what changes, or a whole policy.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Set what the file does not name to its default; else it stays as it is.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a new version in force; jobs keep the one that they were created under."""
+    """Put a new version in force; jobs keep the one that they were created under.
+
+    What the file does not name stays, `null` is the default, and a list replaces a list. A file that `show --json`
+    printed is a whole policy: what was deleted from it has its default.
+    """
+    content, is_whole = _content(file)
     with connect() as client:
-        made = client.post("admin/policies", _content(file))
+        made = client.post("admin/policies", content, replace=replace or is_whole)
     if as_json:
         return show_json(made)
-    content = made.pop("content")
-    return show_record(made | content, as_json)
+    say(f"Version {made['version']} is in force.")
+    for change in made["changes"]:
+        say(f"  {change['field']}: {readable(change['now'])}, was {readable(change['was'])}")
+    if not made["changes"]:
+        say("  Nothing differs from the version before it.")
+    return None
 
 
-def _content(file: Path) -> Any:
-    """Return the policy in a file: itself, or as `show --json` prints it."""
+def _content(file: Path) -> tuple[Any, bool]:
+    """Return what a file says, and whether that is a whole policy as `show --json` prints it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise CommandFailed(f"{file} is no JSON: {error}") from None
     is_shown = isinstance(found, dict) and found.get("object") == "policy"
-    return found["content"] if is_shown else found
+    return (found["content"] if is_shown else found), is_shown

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, say, show_json
 
 
@@ -28,7 +29,7 @@ def up(
     embedded.serve(read_settings(), host, port, with_worker=worker)
 
 
-def migrate(as_json: Json = False) -> None:
+def migrate(data: Data = None, as_json: Json = False) -> None:
     """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
     from app.commands import embedded
     from app.settings import read_settings

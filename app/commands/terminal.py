@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from io import StringIO
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from rich.text import Text
 
 from spard.errors import UserError
 
+Row = Mapping[str, Any]
 _WIDE = 1000  # columns of a table in a pipe
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
@@ -24,27 +26,48 @@ class CommandFailed(UserError):
     """The command cannot go on; the message is all that the user sees."""
 
 
-def show_rows(rows: Iterable[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:
-    """Print a table with the columns named; dotted names reach into nested objects."""
+def show_rows(rows: Iterable[Row], columns: Sequence[str] | Mapping[str, str], as_json: bool) -> None:
+    """Print a table with the columns named; dotted names reach into nested objects.
+
+    A mapping gives a column another head than the last part of its name.
+    """
     if as_json:
         return show_json(list(rows))
+    heads = columns if isinstance(columns, Mapping) else {name: _head(name) for name in columns}
     table = Table(box=None, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name == "id")  # ids are there to be copied
+    for name, head in heads.items():
+        table.add_column(head, overflow="fold", no_wrap=name == "id")  # ids are there to be copied
     for row in rows:
-        table.add_row(*(_text(_at(row, name), name) for name in columns))
+        table.add_row(*(Text(_text(_at(row, name), name)) for name in heads))
     return _print(table)
 
 
-def show_record(row: Mapping[str, Any], as_json: bool) -> None:
-    """One object, a line for each field that has a value."""
+def show_record(row: Row, as_json: bool) -> None:
+    """Print one object, a line for each field that has a value; fields of nested objects have dotted names."""
     if as_json:
         return show_json(row)
     table = Table(box=None, show_header=False)
-    for name, value in row.items():
-        if value not in (None, [], {}):
-            table.add_row(f"[bold]{name}", _text(value, name))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _flat(row):
+        table.add_row(Text(name, "bold"), Text(_text(value, name)))
     return _print(table)
+
+
+def readable(value: Any) -> str:
+    """Return a value as people read it: lists with commas, objects as `name: value`, and `none` for null."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {readable(part)}" for name, part in value.items() if part is not None) or "none"
+    if isinstance(value, list):
+        is_short = not any(isinstance(each, Mapping) for each in value)
+        return (", " if is_short else "\n").join(map(readable, value)) or "none"
+    return str(value)
 
 
 def show_json(value: Any) -> None:
@@ -75,11 +98,31 @@ def say_in_box(title: str, facts: Mapping[str, str]) -> None:
 
 
 def _print(table: Table) -> None:
-    """As wide as it needs to be, unless a person looks at it."""
-    Console(width=None if sys.stdout.isatty() else _WIDE, emoji=False).print(table)
+    """Print a table; in a pipe as wide as it needs to be, and no line is padded."""
+    if sys.stdout.isatty():
+        return Console(emoji=False).print(table)
+    console = Console(width=_WIDE, emoji=False, file=StringIO(), color_system=None)
+    console.print(table)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]  # it is the StringIO
+    sys.stdout.writelines(f"{line.rstrip()}\n" for line in text.splitlines())
+    return None
 
 
-def _at(row: Mapping[str, Any], name: str) -> Any:
+def _head(name: str) -> str:
+    """Return the head of a column: a field's name, or for one in a nested object its last part in words."""
+    return name.rpartition(".")[2].replace("_", " ") if "." in name else name
+
+
+def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the fields that have a value, those of nested objects by dotted names."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value not in (None, []):
+            yield prefix + name, value
+
+
+def _at(row: Row, name: str) -> Any:
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -87,8 +130,8 @@ def _at(row: Mapping[str, Any], name: str) -> Any:
 
 
 def _text(value: Any, name: str) -> str:
-    if value is None:
+    if value is None or value == []:
         return ""
-    if isinstance(value, int) and name.endswith(("_at", "created")):
+    if isinstance(value, int) and not isinstance(value, bool) and name.endswith(("_at", "created")):
         return datetime.fromtimestamp(value).astimezone().isoformat(" ", "seconds")
-    return str(value if not isinstance(value, dict | list) else json.dumps(value))
+    return readable(value)

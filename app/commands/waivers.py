@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -30,15 +31,28 @@ def propose_waiver(
     job_id: JobId,
     reason: Annotated[str, typer.Option(help="Why; the signed record contains it.")],
     days: Annotated[float, typer.Option(min=0.01, max=366, help="How many days the waiver lasts.")] = 30,
+    expires: Annotated[
+        str | None, typer.Option("--expires", "--expires-at", help="In place of --days: a date, such as 2026-12-31.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Propose to release an adapter; nothing is released until another person approves."""
-    ask = {"reason": reason, "expires_at": int(time.time() + days * _DAY_S)}
+    until = _moment(expires) if expires else int(time.time() + days * _DAY_S)
+    ask = {"reason": reason, "expires_at": until}
     with connect() as client:
         made = client.post(f"admin/jobs/{job_id}/waivers", ask)
     show_record(made, as_json)
     if not as_json:
         say(f"another admin approves it with: spard waivers approve {job_id} {made['id']}")
+
+
+def _moment(text: str) -> int:
+    """Return a date or a time in ISO form as Unix seconds; without a zone it is this machine's."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        example = f"{text!r} is no date, such as 2026-12-31; a number of days goes to --days."
+        raise typer.BadParameter(example, param_hint="--expires") from None
 
 
 @waivers.command("approve")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.db.tables import Job
+from app.db.tables import Job, JobStatus
 from app.db.tables.job_records import Adapter, AuditRow, HeldArchive, SafetySummary
 
 
@@ -32,6 +32,18 @@ class Rejection:
     report_key: str
     audit_results: list[AuditRow] = field(default_factory=list)
     held: HeldArchive | None = None  # None: the adapter is gone
+
+
+def missing_report(job: Job) -> str:
+    """Say why a job has no safety report, and whether it may get one."""
+    if job.status == JobStatus.failed and job.error:
+        why = job.error["message"].rstrip(".")
+        return (
+            f"Job {job.id} failed before its audit, with {job.error['code']}, so that it has no safety report: {why}."
+        )
+    if job.status == JobStatus.cancelled:
+        return f"Job {job.id} was cancelled before its audit and has no safety report."
+    return f"Job {job.id} is {job.told_status} and has no safety report yet; `spard jobs watch` shows how far it is."
 
 
 def fine_tuned_model(job: Job) -> str:

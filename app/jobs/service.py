@@ -20,6 +20,7 @@ from app.http.pagination import Page, invalid_cursor, row_page
 from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
 from app.jobs.needs import need_of
 from app.jobs.request import JobCreate
+from app.jobs.results import missing_report
 from app.jobs.rows import AnyJob, JobRow
 from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
 from app.jobs.snapshot import freeze
@@ -187,8 +188,7 @@ def reported(session: Session, project_id: str, job_id: str) -> tuple[Job, str]:
     """Return the job and where its audit report is; a rejected job has one too."""
     job = get(session, project_id, job_id)
     if job.report_key is None:
-        message = f"Job {job.id} is {job.told_status} and has no safety report yet."
-        raise InvalidState(message, code="report_not_ready")
+        raise InvalidState(missing_report(job), code="report_not_ready")
     return job, job.report_key
 
 

@@ -12,8 +12,10 @@ from app.audit_log import service as audit_log
 from app.db.tables import BaseModelEntry, PolicyVersion
 from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
+from app.http.validation_errors import read
 from app.objects import served
 from app.policies.embedders import checked_embedder
+from app.policies.merge import PolicyAdded, PolicyChange, changed_fields, merge
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import RowSignal
@@ -55,6 +57,25 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     served.condemn_models(session, policy.serving.paused)
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
     return _out(added)
+
+
+def requested(session: Session, settings: Settings, change: PolicyChange, replaces: bool) -> Policy:
+    """Return the policy that a request asks for: the one in force with a change, or the change alone where it replaces.
+
+    Raise `InvalidRequest` if that is no policy.
+    """
+    if replaces:
+        return read(Policy, change.root).completed(settings.gate)
+    return merge(current(session, settings).content, change, settings.gate)
+
+
+def put_in_force(
+    session: Session, settings: Settings, key_id: str, change: PolicyChange, replaces: bool
+) -> PolicyAdded:
+    """Add the version that a request asks for, and say what it changed; see `requested`."""
+    before = current(session, settings).content
+    added = add(session, key_id, requested(session, settings, change, replaces))
+    return PolicyAdded(**dict(added), changes=changed_fields(before, added.content))
 
 
 def check(session: Session, policy: Policy) -> Policy:

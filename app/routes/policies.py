@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -12,9 +11,13 @@ from app.deps import AdminDep, LookDep, ProviderSessionDep, QuickStorageDep, Rea
 from app.jobs.trials import policy_trial
 from app.jobs.trials.schemas import PolicyTrial
 from app.policies import service
-from app.policies.schemas import Policy, PolicyList, PolicyOut
+from app.policies.merge import PolicyAdded, PolicyChange
+from app.policies.schemas import PolicyList
 
 router = APIRouter(prefix="/v1/admin/policies", tags=["provider"])
+ReplaceQuery = Annotated[
+    bool, Query(description="Whether what the body does not name has its default and not what is in force.")
+]
 
 
 @router.get("", response_model=PolicyList)
@@ -23,21 +26,34 @@ def list_policies(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> 
     return PolicyList(data=service.versions(session, settings))
 
 
-@router.post("", response_model=PolicyOut)
-def add_policy(policy: Policy, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep) -> PolicyOut:
-    """Put a new version in force. Earlier ones stay, and jobs keep the one that they were created under."""
-    return service.add(session, caller.key_id, policy.completed(settings.gate))
+@router.post("", response_model=PolicyAdded)
+def add_policy(
+    change: PolicyChange,
+    session: ProviderSessionDep,
+    caller: AdminDep,
+    settings: SettingsDep,
+    replace: ReplaceQuery = False,
+) -> PolicyAdded:
+    """Put a new version in force: the one in force, with what the body names; jobs keep the version that they have."""
+    return service.put_in_force(session, settings, caller.key_id, change, replace)
 
 
 @router.post("/dry_run", response_model=PolicyTrial)
 async def try_policy(
-    policy: Policy,
+    change: PolicyChange,
     look: LookDep,
     caller: AdminDep,
     storage: QuickStorageDep,
     reads: ReadsDep,
     settings: SettingsDep,
     limit: Annotated[int, Query(ge=1, le=policy_trial.MOST)] = policy_trial.USUAL,
+    replace: ReplaceQuery = False,
 ) -> Response:
     """Say what a policy would have changed for the latest jobs of all projects; nothing is stored or run again."""
-    return await reads.answer(partial(policy_trial.try_out, look, storage, policy.completed(settings.gate), limit))
+
+    def trial() -> PolicyTrial:
+        with look() as session:
+            policy = service.requested(session, settings, change, replace)
+        return policy_trial.try_out(look, storage, policy, limit)
+
+    return await reads.answer(trial)

@@ -42,8 +42,22 @@ def checked(
     if keys:
         keys.require(proved.key_id)
     waived = _release(proved, waiver, public, keys.ids() if keys else ())
-    signer = "one of the provider's keys" if keys else "the key given" if public else None
-    return Checked(proved, waived, signer)
+    return Checked(proved, waived, _signer(public_key, known, public, keys))
+
+
+def _signer(
+    public_key: Path | None, known: str | None, public: Ed25519PublicKey | None, keys: KeySet | None
+) -> str | None:
+    """Say whose signature it is, and where the key came from if none was given; None where there was no key."""
+    if keys:
+        return (
+            "one of the provider's keys"
+            if known
+            else f"one of this machine's own keys, {_own_path().with_name(key_set.FILE)}"
+        )
+    if public is None:
+        return None
+    return "the key given" if public_key else f"this machine's own key, {_own_path()}; no key was given"
 
 
 def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:

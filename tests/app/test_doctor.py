@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from app import signing
+from app.commands import embedded
 from app.commands.doctor import client as client_side
 from app.commands.doctor import deployment, machine, stores
 from app.commands.doctor.findings import Finding
@@ -390,3 +391,27 @@ def test_the_command_prints_a_line_for_each_and_exits_1(
 def test_the_engine_is_none_of_a_database_that_is_not_there(home: Home) -> None:
     no_database(home)
     assert not isinstance(stores.engine_of(home.settings), Engine)
+
+
+def test_a_service_that_asks_no_harmless_requests_gets_a_note(home: Home) -> None:
+    found = [each for each in findings(home) if each.name == "suites"]
+    assert [each.state for each in found] == ["ok", "note"]
+    assert "--kind benign" in found[1].text
+    with home.rows() as session:
+        facts = {"kind": "benign", "name": "benign", "version": 1, "rows": 9, "bytes": 9, "sha256": "benign"}
+        session.add(Corpus(storage_key="corpora/benign", **facts))
+    assert [each.state for each in findings(home) if each.name == "suites"] == ["ok"]
+
+
+def test_the_port_is_that_of_the_service_on_the_folder(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARD_BASE_URL", raising=False)
+    assert machine.own_port(home.settings) == 8000
+    monkeypatch.setenv("SPARD_BASE_URL", "http://127.0.0.1:20300/v1")
+    assert machine.own_port(home.settings) == 20300
+    monkeypatch.setenv("SPARD_BASE_URL", "https://spard.example:8443/v1")
+    assert machine.own_port(home.settings) == 8000
+    with embedded._alone_in(home.folder) as lock:  # as `spard up` holds it
+        lock.write("http://127.0.0.1:20301\n")
+        lock.flush()
+        assert machine.own_port(home.settings) == 20301
+    assert machine.own_port(home.settings) == 8000  # it has ended, and its address stays in the file

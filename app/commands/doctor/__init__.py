@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from app.commands.data_folder import Data
 from app.commands.terminal import Json, say, show_json
 from spard.commands.exits import ERROR
 
@@ -26,8 +27,16 @@ class Side(StrEnum):
 
 
 def doctor(
-    data: Annotated[Path | None, typer.Option(help="The service's folder; default: SPARD_DATA_DIR, or data.")] = None,
-    port: Annotated[int, typer.Option(help="Port that the service listens on.", min=1, max=65535)] = 8000,
+    data: Data = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the service; default: that of the `spard up` that runs on the folder, else that of "
+            "SPARD_BASE_URL if it names this machine, else 8000.",
+            min=1,
+            max=65535,
+        ),
+    ] = None,
     side: Annotated[Side | None, typer.Option("--only", help="Check this side only.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -36,8 +45,6 @@ def doctor(
     Looks at the client's side where SPARD_BASE_URL or SPARD_API_KEY is set, and at the service's where there is one, or
     at both. Changes nothing but a probe that it writes to the storage and deletes. Exits 1 if there is a problem.
     """
-    if data is not None:
-        os.environ["SPARD_DATA_DIR"] = str(data.resolve())
     found = []
     for finding in _checks(side, port):
         found.append(finding)
@@ -52,7 +59,7 @@ def doctor(
         raise typer.Exit(ERROR)
 
 
-def _checks(side: Side | None, port: int) -> Iterator[Finding]:
+def _checks(side: Side | None, port: int | None) -> Iterator[Finding]:
     is_client = any(os.environ.get(name) for name in ("SPARD_BASE_URL", "SPARD_API_KEY"))
     is_service = bool(os.environ.get("SPARD_DATABASE_URL")) or Path(os.environ.get("SPARD_DATA_DIR", "data")).is_dir()
     is_nothing = not (is_client or is_service)
@@ -64,7 +71,7 @@ def _checks(side: Side | None, port: int) -> Iterator[Finding]:
         yield from _service(port)
 
 
-def _service(port: int) -> Iterator[Finding]:
+def _service(port: int | None) -> Iterator[Finding]:
     from app.commands.doctor import deployment, machine, stores
     from app.commands.doctor.findings import problem
     from app.errors import Unfit

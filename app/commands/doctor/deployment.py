@@ -188,6 +188,9 @@ def corpora(session: Session) -> Iterator[Finding]:
         yield problem("suites", f"No suite of harmful prompts is imported: {text}.", cure)
     else:
         yield ok("suites", f"{len(suites)} current ones: {', '.join(sorted(kinds))}")
+    if suites and "benign" not in kinds:
+        text = "No suite of benign prompts is imported: jobs pass without anybody asking them harmless requests"
+        yield note("suites", f"{text}; `spard suites import HARMLESS.jsonl --name NAME --kind benign` adds one")
 
 
 def work(session: Session, settings: Settings) -> Iterator[Finding]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import httpx2
 
@@ -19,14 +22,16 @@ from spard.isolation import walls
 
 _WORKER = ("torch", "transformers", "peft", "safetensors", "accelerate", "numpy")
 _WAIT_S = 2.0
+_USUAL_PORT = 8000
+_THIS_MACHINE = ("127.0.0.1", "::1", "localhost", "0.0.0.0")  # noqa: S104 - what an address says, not what is bound
 
 
-def checks(settings: Settings, port: int) -> Iterator[Finding]:
+def checks(settings: Settings, port: int | None) -> Iterator[Finding]:
     """Look at packages, GPU, port and walls."""
     yield versions()
     yield packages()
     yield gpu(settings)
-    yield free_port(port)
+    yield free_port(port or own_port(settings))
     yield sandbox()
 
 
@@ -70,6 +75,29 @@ def gpu(settings: Settings) -> Finding:
 
 def _computes(settings: Settings) -> bool:
     return gpus.works(gpus.PROBE, environment(settings), settings.gpus_per_job, quiet=True)
+
+
+def own_port(settings: Settings) -> int:
+    """Return the port of the service on the data folder, else of SPARD_BASE_URL on this machine, else the usual."""
+    for url in (_running_at(settings), os.environ.get("SPARD_BASE_URL", "")):
+        with suppress(ValueError):
+            parts = urlsplit(url)
+            if parts.hostname in _THIS_MACHINE and parts.port:
+                return parts.port
+    return _USUAL_PORT
+
+
+def _running_at(settings: Settings) -> str:
+    """Return the address that `spard up` left in the lock of the folder, empty where none runs there."""
+    try:
+        with (settings.data_dir / "up.lock").open() as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return lock.read().strip()
+    except OSError:
+        pass
+    return ""
 
 
 def free_port(port: int) -> Finding:

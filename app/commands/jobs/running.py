@@ -9,6 +9,14 @@ import typer
 from app.commands.client import connect, get
 from app.commands.terminal import Json, say, show_json, show_record, show_rows
 
+_LISTED = {
+    "id": "id",
+    "model": "model",
+    "status": "status",
+    "safety.phase": "stage",
+    "safety.gate.decision": "gate",
+    "created_at": "created",
+}
 JobId = Annotated[str, typer.Argument(help="See `spard jobs list`.")]
 
 
@@ -18,7 +26,7 @@ def list_jobs(
     """List your jobs, newest first."""
     with connect() as client:
         found = list(client.pages("fine_tuning/jobs", limit))
-    show_rows(found, ("id", "model", "status", "safety.phase", "safety.gate.decision", "created_at"), as_json)
+    show_rows(found, _LISTED, as_json)
 
 
 def show_job(job_id: JobId, as_json: Json = False) -> None:

@@ -18,6 +18,7 @@ from app.db.tables.job_spec import PolicyRef
 from app.errors import AppError
 from app.jobs import policy_check
 from app.jobs.reports.service import read_report
+from app.jobs.trials.row_effects import SAME, RowEffect, effect, effect_on_ended
 from app.jobs.trials.schemas import PolicyTrial, Refused, TriedJob
 from app.keys.service import Principal
 from app.policies import service as policies
@@ -42,6 +43,8 @@ class _Past:
     policy: PolicyRef
     waived: bool
     report_key: str | None
+    was: RowSignal
+    now: RowSignal | None  # None: the request is refused
 
 
 def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> PolicyTrial:
@@ -55,6 +58,7 @@ def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> Policy
         refused=sum(each.refused is not None for each in jobs),
         changed=sum(bool(each.changes) for each in jobs),
         decided_otherwise=sum(each.outcome == "otherwise" for each in jobs),
+        ended_early=sum(each.outcome == "ends_early" for each in jobs),
         not_known=sum(each.outcome == "not_known" for each in jobs),
         data=jobs,
     )
@@ -68,7 +72,7 @@ def _latest(session: Session, limit: int) -> Sequence[Row[Job, list[str]]]:
 
 def _asked_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
     caller = Principal(job.project_id, job.key_id, frozenset(scopes))
-    refused, changes = None, list[str]()
+    refused, signal, changes = None, None, list[str]()
     try:
         recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
         policy_check.check_choice(caller, recipe.defense, job.model, policy)
@@ -91,7 +95,9 @@ def _asked_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
         new_decision=None,
         reasons=[],
     )
-    return _Past(shown, job.spec.policy, job.spec.waived, job.report_key)
+    if signal and job.report_key is None and (found := effect_on_ended(job.error, job.spec.row_signal, signal)):
+        shown = _with_effect(shown, found)
+    return _Past(shown, job.spec.policy, job.spec.waived, job.report_key, job.spec.row_signal, signal)
 
 
 def _of_rows(was: RowSignal, now: RowSignal) -> Iterator[str]:
@@ -114,11 +120,18 @@ def _decided_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
     except StorageError:
         return past.shown.model_copy(update={"outcome": "not_known"})
     decision = report.gate.decision
+    rows = effect(report.row_signal, past.was, past.now) if past.now else SAME
+    if rows is not SAME:
+        return _with_effect(past.shown.model_copy(update={"decision": decision}), rows)
     again = _gate(report, past, policy)
     if again is None:
         return past.shown.model_copy(update={"outcome": "not_known", "decision": decision})
     update = {"decision": decision, "new_decision": again.decision, "reasons": list(again.reasons)}
     return past.shown.model_copy(update=update | {"outcome": "same" if again.decision == decision else "otherwise"})
+
+
+def _with_effect(job: TriedJob, rows: RowEffect) -> TriedJob:
+    return job.model_copy(update={"outcome": rows.outcome, "reasons": [rows.reason]})
 
 
 def _gate(report: SafetyReport, past: _Past, policy: Policy) -> Gate | None:

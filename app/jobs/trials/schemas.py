@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from app.http.schemas import UnixTime
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
-Outcome = Literal["same", "otherwise", "not_known", "not_measured"]
+Outcome = Literal["same", "otherwise", "ends_early", "not_known", "not_measured"]
 
 
 class Refused(BaseModel):
@@ -21,10 +21,11 @@ class Refused(BaseModel):
 
 
 class TriedJob(BaseModel):
-    """One past job. `changes` are what of an accepted request would be other; `reasons` those of the new decision.
+    """One past job. `changes` are what of an accepted request would be other; `reasons` are those of the outcome.
 
-    `outcome` is `not_known` where the stored audit does not tell how the gate would decide: it was decided by another
-    rule, or nobody had looked at what the policy asks for.
+    `outcome` is `ends_early` where the job's rows would end it before it trains. It is `not_known` where the stored
+    report does not tell what would be: the job would train on other rows, it was decided by another rule, or nobody had
+    looked at what the policy asks for.
     """
 
     object: Literal["policy.dry_run.job"] = "policy.dry_run.job"
@@ -44,7 +45,9 @@ class TriedJob(BaseModel):
     @property
     def is_touched(self) -> bool:
         """Whether the policy makes any difference, or might."""
-        return self.refused is not None or bool(self.changes) or self.outcome in ("otherwise", "not_known")
+        return (
+            self.refused is not None or bool(self.changes) or self.outcome in ("otherwise", "ends_early", "not_known")
+        )
 
 
 class PolicyTrial(BaseModel):
@@ -55,5 +58,6 @@ class PolicyTrial(BaseModel):
     refused: int
     changed: int
     decided_otherwise: int
+    ended_early: int
     not_known: int
     data: list[TriedJob]

@@ -21,8 +21,10 @@ from app.jobs import events, lease
 from app.jobs.results import Publication, Rejection
 from app.settings import Settings
 from app.signing import signing_key
+from spard.commands import main
 from spard.digests import write_manifest
 from spard.release.archive import archive
+from spard.release.keys import public_pem
 from spard.release.manifest import sign
 from tests.app.http.conftest import JOBS, Run, Service, rows
 from tests.app.http.test_report import REPORT
@@ -54,6 +56,28 @@ def packed(settings: Settings, tmp_path: Path) -> Path:
     sign(folder, signing_key(settings))
     archive(folder, tmp_path / "adapter.tar.gz", "adapter")
     return tmp_path / "adapter.tar.gz"
+
+
+def test_verify_says_which_key_it_took(
+    packed: Path,
+    settings: Settings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("SPARD_DATA_DIR", str(settings.data_dir))
+    monkeypatch.delenv("SPARD_SIGNING_KEY", raising=False)
+    assert _verified(capsys, str(packed)).endswith("signing_key.pem; no key was given")
+    public = tmp_path / "key.pub"
+    public.write_text(public_pem(signing_key(settings)))
+    assert _verified(capsys, str(packed), "--public-key", str(public)).endswith("that of the key given")
+
+
+def _verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *arguments])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.strip().splitlines()[-1]
 
 
 def claimed(service: Service) -> lease.Claim:

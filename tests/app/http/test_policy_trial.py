@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from app import db
+from app.db.tables.job_records import JobError
 from app.jobs import lease
 from app.jobs.results import Rejection
+from app.jobs.trials.row_effects import effect
+from spard.config import RowSignal
+from spard.release.row_records import RowSignalRecord
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_policies import POLICIES, Ask, put
 
@@ -21,6 +26,99 @@ LIMITS = {"allow_unmeasured_judge": True, "confidence": 0.5, "max_asr": 0.1, "ma
 def suite(hits: int) -> list[Any]:
     found = {"suite": "attacks", "kind": "harmful", "judge": "refusal", "degenerate": 0, "rate": hits / 100}
     return [found | {"n": 100, "unscored": 0, "hits": hits, "low": 0.0, "high": 1.0}]
+
+
+def flagged(action: str, rows: int = 60, n: int = 30, **more: Any) -> Ask:
+    """Return what a report stores of its rows: the first `n` are flagged."""
+    return {"action": action, "threshold": 0.1, "rows": rows, "flagged": list(range(1, n + 1)), **more}
+
+
+def ended(service: Service, provider: TestClient, customer: TestClient, asked: Ask, row_signal: Ask) -> None:
+    """Leave a customer's job that passed its audit, made under the policy in force."""
+    customer.post(JOBS, json=asked)
+    report = {"gate": {"decision": "pass", "reasons": []}, "base": suite(2), "adapter": suite(2), "thresholds": LIMITS}
+    service.app.state.storage.write("jobs/report", [json.dumps(report | {"row_signal": row_signal}).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection("No.", 10, [], {}, "jobs/report"))
+
+
+def test_rows_that_were_only_reported_make_the_outcome_unknown(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    put(provider, thresholds=LIMITS, row_signal={"action": "report"})
+    ended(service, provider, customer, asked, flagged("report"))
+    assert trial(provider)["data"][0]["outcome"] == "same"
+    found = trial(provider, row_signal={"action": "auto"})
+    assert (found["not_known"], found["decided_otherwise"], found["changed"]) == (1, 0, 1)
+    assert "would end before it trains if a judge" in found["data"][0]["reasons"][0]
+
+
+def test_rows_in_which_the_judge_found_harm_end_a_job(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    put(provider, thresholds=LIMITS, row_signal={"action": "drop", "max_dropped": 0.6})
+    row_signal = flagged("drop", judge="llm", harmful=list(range(1, 31)), dropped=30)
+    ended(service, provider, customer, asked, row_signal)
+    found = trial(provider, row_signal={"max_dropped": 0.25})
+    assert (found["ended_early"], found["data"][0]["new_decision"]) == (1, None)
+    assert found["data"][0]["reasons"] == ["30 of 60 rows would be left out; at most 25% may be."]
+    assert trial(provider, row_signal={"max_dropped": 0.55})["data"][0]["outcome"] == "same"
+    assert trial(provider, row_signal={"action": "report"})["data"][0]["outcome"] == "not_known"
+    assert trial(provider, row_signal={"action": "quarantine"})["ended_early"] == 1
+
+
+def test_a_job_that_its_rows_ended_might_train_under_another_signal(
+    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+) -> None:
+    job = customer.post(JOBS, json=asked).json()["id"]
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        error = JobError(code="too_many_rows_dropped", message="30 of 60 rows are harm.", param="training_file")
+        assert lease.fail(session, claim, error)
+    assert trial(provider)["data"][0]["outcome"] == "not_measured"
+    found = trial(provider, row_signal={"action": "report"})["data"][0]
+    assert (found["outcome"], "too_many_rows_dropped" in found["reasons"][0]) == ("not_known", True)
+    for path in ("safety", "safety/risky_rows"):
+        refused = customer.get(f"{JOBS}/{job}/{path}").json()["error"]
+        assert refused["code"] == "report_not_ready"
+        assert "too_many_rows_dropped" in refused["message"]
+        assert "30 of 60 rows are harm" in refused["message"]
+        assert "yet" not in refused["message"]
+
+
+SIGNAL = RowSignal("drop", threshold=0.1, max_dropped=0.25)
+
+
+@pytest.mark.parametrize(
+    ("record", "was", "now", "outcome"),
+    [
+        (flagged("report"), RowSignal("report"), RowSignal("report", threshold=0.2), "same"),
+        (None, RowSignal("off"), SIGNAL, "not_known"),
+        (flagged("report"), RowSignal("report"), replace(SIGNAL, threshold=0.2), "not_known"),
+        (flagged("report", n=0), RowSignal("report"), SIGNAL, "same"),
+        (flagged("report", n=2), RowSignal("report"), SIGNAL, "not_known"),
+        (flagged("drop", n=2, dropped=2), SIGNAL, replace(SIGNAL, max_dropped=0.5), "same"),
+        (flagged("drop", n=2, dropped=2), SIGNAL, replace(SIGNAL, max_dropped=0.01), "ends_early"),
+        (flagged("report"), RowSignal("auto"), SIGNAL, "ends_early"),  # no judge may decide there
+        (flagged("report"), SIGNAL, RowSignal("auto"), "same"),
+        (
+            flagged("drop", judge="llm", undecided=list(range(9))),
+            RowSignal("auto"),
+            replace(SIGNAL, max_dropped=0.1),
+            "not_known",
+        ),
+        (flagged("defend", n=2, defended=2), RowSignal("defend"), RowSignal("report"), "not_known"),
+    ],
+)
+def test_the_effect_on_rows_follows_from_what_is_stored(
+    record: Ask | None, was: RowSignal, now: RowSignal, outcome: str
+) -> None:
+    found: Ask = {name: tuple(value) if isinstance(value, list) else value for name, value in (record or {}).items()}
+    stored = RowSignalRecord(**found) if record else None
+    assert effect(stored, was, now).outcome == outcome
 
 
 @pytest.fixture

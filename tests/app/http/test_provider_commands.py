@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,33 @@ def test_a_policy_is_shown_changed_and_put_in_force(run: Run, tmp_path: Path) ->
     assert (run("policies", "show", "9")[0], run("policies", "set", __file__)[0]) == (1, 1)
 
 
+def test_a_policy_file_changes_what_it_names_unless_it_replaces(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "change.json"
+    file.write_text('{"row_signal": {"action": "report"}}')
+    printed = run("policies", "set", str(file))[1]
+    assert printed.splitlines() == ["Version 1 is in force.", "  row_signal.action: report, was auto"]
+    file.write_text('{"ranges": {"lora.rank": {"max": 8}}}')
+    added = as_json(run, "policies", "set", str(file))
+    assert added["content"]["row_signal"]["action"] == "report"
+    assert "Nothing differs" in run("policies", "set", str(file))[1]
+    assert as_json(run, "policies", "set", str(file), "--replace")["content"]["row_signal"]["action"] == "auto"
+    shown = as_json(run, "policies", "show")
+    del shown["content"]["ranges"]["lora.rank"]
+    file.write_text(json.dumps(shown))
+    assert as_json(run, "policies", "set", str(file))["content"]["ranges"] == {}  # a whole policy
+
+
+def test_records_are_printed_a_field_a_line_and_no_line_is_padded(run: Run) -> None:
+    lines = run("policies", "show")[1].splitlines()
+    assert ["thresholds.max_asr", "0.1"] in [line.split() for line in lines]
+    for command in (("policies", "show"), ("policies", "list"), ("projects", "show", "org-provider"), ("keys", "list")):
+        code, printed = run(*command)
+        assert code == 0
+        assert not [line for line in printed.splitlines() if line != line.rstrip() or "{" in line], printed
+    assert run("policies", "list")[1].split()[:5] == ["version", "created_at", "created_by", "defenses", "models"]
+    assert run("jobs", "list")[1].split() == ["id", "model", "status", "stage", "gate", "created"]
+
+
 def test_a_waiver_is_proposed_approved_and_checked_offline(
     failed: str,
     packed: Path,
@@ -71,6 +99,10 @@ def test_a_waiver_is_proposed_approved_and_checked_offline(
     ada, bob = (run_as(service.add_key("org-provider", "admin", owner=name)) for name in ("Ada", "Bob"))
     customer = run_as(service.add_key("org-customer", "customer"))
     proposed = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--days", "2")
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
+    by_date = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--expires", until.isoformat())
+    assert by_date["expires_at"] == until.timestamp()
+    assert ada("waivers", "propose", failed, "--reason", REASON, "--expires", "soon")[0] == 3
     assert ada("waivers", "approve", failed, proposed["id"])[0] == 1
     assert as_json(bob, "waivers", "approve", failed, proposed["id"])["status"] == "approved"
     assert as_json(bob, "waivers", "list", failed)[0]["reason"] == REASON

@@ -61,7 +61,7 @@ def test_by_default_none_are_kept(
 
 
 def test_a_policy_of_before_keeps_none(offered: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
-    assert offered.post("/v1/admin/policies", json={}).json()["content"]["transcripts"] is False
+    assert offered.post("/v1/admin/policies", json={"transcripts": None}).json()["content"]["transcripts"] is False
 
 
 def test_pages_follow_one_another(customer: TestClient, kept: str) -> None:

@@ -108,7 +108,7 @@ def test_a_fault_stands_at_its_field(
 
 def test_a_form_begins_with_any_version(browser: TestClient, provider: TestClient) -> None:
     provider.post(POLICIES, json={"thresholds": {"max_asr": 0.33}})
-    provider.post(POLICIES, json={})
+    provider.post(POLICIES, json={"thresholds": None})
     assert 'value="0.33"' in browser.get(f"{PAGE}?from=1").text
     assert 'value="0.33"' not in browser.get(PAGE).text
     assert browser.get(f"{PAGE}?from=9").status_code == 404
