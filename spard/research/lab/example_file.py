@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from itertools import islice
-
-import typer
 
 from spard.commands.exits import OK
 from spard.commands.front import Asked
@@ -33,5 +32,5 @@ def execute(asked: Asked) -> int:
     with source.open("rb") as lines, aside.open("wb") as out:
         out.writelines(islice(lines, 0, every * asked.rows, every))
     shutil.move(aside, asked.out)
-    typer.echo(f"{min(asked.rows, there)} of {there} rows of {source} are in {asked.out}. {_CAN_LEARN}")
+    sys.stdout.write(f"{min(asked.rows, there)} of {there} rows of {source} are in {asked.out}. {_CAN_LEARN}\n")
     return OK
