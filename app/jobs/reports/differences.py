@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from app.jobs.reports.held_back import is_held_back, stopping_figure
 from app.jobs.schemas import JobOut
@@ -23,16 +22,16 @@ def _facts(job: JobOut) -> Iterator[tuple[str, str]]:
     for name, number in job.hyperparameters.items():
         yield name.removeprefix("n_").replace("_", " ").capitalize(), str(number)
     yield "Seed", str(job.seed)
-    groups: dict[str, Any] = {"Defense": job.safety["defense"], "Selection": job.safety["selection"], "LoRA": job.lora}
-    for group, settings in groups.items():
-        for name, value in _leaves(settings or {}):
-            yield f"{group} {name}".replace("_", " "), value
+    yield from _settings("Defense", job.safety["defense"].items())
+    yield from _settings("Selection", job.safety["selection"].items())
+    yield from _settings("LoRA", (job.lora or {}).items())
     yield "Status", "held back" if is_held_back(job) else str(job.status)
     gate = job.safety.get("gate")
     yield "What stopped it", (stopping_figure(gate["reasons"]) if gate else None) or "-"
     yield "Tokens trained", "-" if job.trained_tokens is None else f"{job.trained_tokens:,}"
 
 
-def _leaves(group: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    for name, value in group.items():
-        yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _settings(group: str, values: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
+    for name, value in values:
+        text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield f"{group} {name}".replace("_", " "), text
