@@ -24,6 +24,7 @@ from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.storage import Storage, Stored
 from spard.digests import MANIFEST, file_sha256
+from spard.evaluation.gate import ABOVE
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
 from worker.handover import require_plain
@@ -34,10 +35,8 @@ _OF_CHECKPOINTS = ("asr", "harmfulness_score", "over_refusal", "utility", "gate"
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "audit_version", "seconds")
 _RELEASED = ("pass", "waived")
 _FAILED = "The adapter did not pass the safety audit and is not released."
-_UNDECIDED = (
-    "The safety audit could not decide, so the adapter is not released. Your files are not at fault: what the audit "
-    "measures with is the provider's, who has to mend it."
-)
+_UNDECIDED = "The safety audit could not decide, so the adapter is not released."
+_OF_PROVIDER = "Your files are not at fault: what the audit measures with is the provider's, who has to mend it."
 
 log = logging.getLogger(__name__)
 
@@ -140,8 +139,10 @@ def _reject(
     held: HeldArchive | None,
 ) -> bool:
     reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
-    message = f"{_UNDECIDED if is_open else _FAILED} {reasons}".strip()
-    if is_open:
+    is_of_files = is_open and ABOVE in reasons
+    beginning = f"{_UNDECIDED} {_OF_PROVIDER}" if is_open and not is_of_files else _UNDECIDED if is_open else _FAILED
+    message = f"{beginning} {reasons}".strip()
+    if is_open and not is_of_files:
         log.error("%s: the audit could not decide, which only the provider can mend: %s", job.id, reasons)
     rejection = Rejection(message=message, held=held, **_common(session, job, report, files))
     return _record_last(session, claim, report) and lease.reject(session, claim, rejection)

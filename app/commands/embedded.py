@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -30,15 +31,15 @@ _DRAIN_S = 5  # open connections when the service stops
 def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
     """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
     preflight.check_folder(settings)
-    with _alone_in(settings.data_dir) as lock:
+    with alone_in(settings.data_dir) as lock:
         listener = listen(host, port)
         url = _url(*listener.getsockname()[:2])
-        lock.write(f"{url}\n")
+        lock.write(f"{url}\n{os.getpid()}\n")
         lock.flush()
         logs.set_up(settings.log_format)
         if settings.log_format == "text":  # for a person, who is told in a box that all is well
             logs.quiet("alembic", "uvicorn.error")
-        _announce(settings, _prepared(settings), url)
+        announce(settings, prepare(settings), url)
         _run(settings, listener, with_worker=with_worker)
     say("stopped")
 
@@ -84,7 +85,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[TextIO]:
+def alone_in(folder: Path) -> Iterator[TextIO]:
     """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
 
     The kernel releases the lock of a process that was killed.
@@ -98,14 +99,32 @@ def _alone_in(folder: Path) -> Iterator[TextIO]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            at = lock.read().strip() or "an address that it takes just now"
-            message = f"`spard up` runs on {folder} already, at {at}. Stop it, or name another folder with --data."
-            raise CommandFailed(message) from None
+            at = lock.readline().strip() or "an address that it takes just now"
+            message = f"`spard up` runs on {folder} already, at {at}. Stop it with `spard down --data {folder}`"
+            raise CommandFailed(f"{message}, or name another folder with --data.") from None
         lock.truncate(0)
         yield lock
 
 
-def _prepared(settings: Settings) -> str | None:
+def running_in(folder: Path) -> tuple[str, int | None] | None:
+    """Return the address and the process id of the service that runs on a data folder; None if none does.
+
+    Until it listens the address is empty, and the process id None.
+    """
+    try:
+        lock = (folder / "up.lock").open()
+    except FileNotFoundError:
+        return None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            url, _, process_id = lock.read().strip().partition("\n")
+            return url, int(process_id) if process_id else None
+    return None
+
+
+def prepare(settings: Settings) -> str | None:
     """Make the database ready; return the secret of the first key if it was made just now."""
     migrate(settings)
     preflight.check(settings)
@@ -122,7 +141,8 @@ def _url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _announce(settings: Settings, secret: str | None, url: str) -> None:
+def announce(settings: Settings, secret: str | None, url: str, where: str = "in another terminal") -> None:
+    """Show the address, the first key if it was made just now, and what to do next."""
     facts = {
         "address": f"{url}/v1",
         "dashboard": f"{url}/",
@@ -132,7 +152,7 @@ def _announce(settings: Settings, secret: str | None, url: str) -> None:
     }
     say_in_box("SPARD is listening", facts)
     say(
-        "Go on in another terminal:\n"
+        f"Go on {where}:\n"
         f"  export SPARD_BASE_URL={url}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
         "  spard models add NAME FOLDER_OR_HUB_ID\n"
         "  spard pool import POOL.jsonl --name general-safe\n"

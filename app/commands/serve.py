@@ -18,15 +18,27 @@ def up(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     worker: Annotated[bool, typer.Option(help="Also start a worker, in a process of its own.")] = True,
+    detach: Annotated[bool, typer.Option("--detach", help="Start it in the background, and return.")] = False,
 ) -> None:
-    """Start the whole service on this machine; Ctrl-C stops it."""
+    """Start the whole service on this machine; Ctrl-C stops it, or `spard down` one that was detached."""
     if worker and importlib.util.find_spec("torch") is None:
         raise CommandFailed("Training needs torch: pip install 'spard-service[worker]', or start with --no-worker.")
     os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
-    from app.commands import embedded  # imports the whole server
+    from app.commands import detached, embedded  # import the whole server
     from app.settings import read_settings
 
-    embedded.serve(read_settings(), host, port, with_worker=worker)
+    begin = detached.start if detach else embedded.serve
+    begin(read_settings(), host, port, with_worker=worker)
+
+
+def down(
+    data: Annotated[Path, typer.Option(help="The folder that `spard up` was given.")] = Path("data"),
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.", min=0)] = 120.0,
+) -> None:
+    """Stop the service that runs on a folder, and wait for its end; jobs go on at the next start."""
+    from app.commands import detached
+
+    detached.stop(data.resolve(), timeout)
 
 
 def migrate(data: Data = None, as_json: Json = False) -> None:

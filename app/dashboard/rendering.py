@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse
 from app.dashboard import assets
 from app.dashboard.viewer import Viewer
 from app.errors import AppError
+from app.jobs.reports.held_back import is_held_back, stopping_figure
 from app.jobs.reports.page import TEMPLATES, with_code
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
@@ -42,7 +43,8 @@ def page(request: Request, name: str, viewer: Viewer | None = None, *, status: i
 
 def problem_page(request: Request, error: AppError, headers: Mapping[str, str] | None = None) -> HTMLResponse:
     """Render an error for a person, with the id to name when asking for help."""
-    answer = page(request, "problem", status=error.status, error=error, request_id=request.state.request_id)
+    viewer = getattr(request.state, "viewer", None)
+    answer = page(request, "problem", viewer, status=error.status, error=error, request_id=request.state.request_id)
     answer.headers.update(headers or {})
     if error.retry_after_s:
         answer.headers["retry-after"] = str(error.retry_after_s)
@@ -76,10 +78,16 @@ def _duration(seconds: float | None) -> str:
 
 
 def _job_name(job: JobOut) -> str:
-    """Return the suffix that a job was given, else the beginning of its id."""
-    return job.suffix or job.id.removeprefix("ftjob-")[:12]
+    """Return the suffix that a job was given and its training file; where there is neither, the beginning of its id."""
+    return " · ".join(filter(None, (job.suffix, job.filename))) or short_id(job.id)
 
 
-_TEMPLATES.filters |= {"job_name": _job_name, "size": _size, "ago": _ago, "duration": _duration}
+def short_id(job_id: str) -> str:
+    """Return the beginning of a job's id, which is also at the end of its model's name."""
+    return job_id.removeprefix("ftjob-")[:12]
+
+
+_TEMPLATES.filters |= {"job_name": _job_name, "short_id": short_id, "size": _size, "ago": _ago, "duration": _duration}
 _TEMPLATES.filters |= {"percent": percent, "count": "{:,}".format, "with_code": with_code}
+_TEMPLATES.filters |= {"is_held_back": is_held_back, "stopping_figure": stopping_figure}
 _TEMPLATES.globals |= {"asset": assets.url}

@@ -75,7 +75,9 @@ def _signed_in(request: Request, engine: EngineDep, settings: SettingsDep, calle
     if principal is None:
         raise SignInNeeded(_address(request))
     cookie = request.cookies[browser_sessions.COOKIE]
-    return Viewer(principal, browser_sessions.form_token(cookie), request.app.state.lanes)
+    viewer = Viewer(principal, browser_sessions.form_token(cookie), request.app.state.lanes)
+    request.state.viewer = viewer  # so that a page that tells of a problem keeps its navigation
+    return viewer
 
 
 SignedInDep = Annotated[Viewer, Depends(_signed_in)]

@@ -109,6 +109,7 @@ class JobOut(BaseModel):
     lora: LoraJson | None
     warnings: list[str]
     suffix: Annotated[str | None, Field(exclude=True)] = None  # for pages; programs know what they sent
+    filename: Annotated[str | None, Field(exclude=True)] = None  # of the training file, for pages; None: it is gone
 
 
 class JobList(BaseModel):

@@ -14,6 +14,7 @@ from spard.evaluation.partial import assume_best_base, decide_part
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
+ABOVE = "The figure is above that."  # so it lies with the model, and not with what the audit asks
 AFTER_TUNING = "After a further clean fine-tuning: "
 _FROM_GOOD = ("pass", "inconclusive", "fail")
 
@@ -221,7 +222,7 @@ def _undecided(each: Bounded, confidence: float) -> str:
     """Say why a figure that is not above its threshold is not known to be below it, and what would tell."""
     bound = f"{each.said}: up to {each.estimate.high:.1%} with {100 * confidence:g}% confidence; {each.demand}."
     if each.prompts is None and each.is_above:
-        return f"{bound} The figure is above that."
+        return f"{bound} {ABOVE}"
     if each.prompts is None:
         return f"{bound} It is so near that no number of prompts would tell."
     return f"{bound} About {each.prompts:,} prompts would tell, if the rates stayed."

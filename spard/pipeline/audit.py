@@ -19,7 +19,7 @@ from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import asked
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
 from spard.evaluation.calibration.record import doubts_in, records_of
-from spard.evaluation.contamination import hidden_leaks_of
+from spard.evaluation.contamination import hidden_leaks_of, tell_left_out, without
 from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
 from spard.evaluation.judges import of_base_model, open_judge
@@ -43,12 +43,6 @@ from spard.release.version import AUDIT_VERSION
 _OUTPUT = "audit"
 
 
-def warn_of_leaks(context: Context) -> None:
-    """Warn, before anything is trained, of audit prompts that the gate will find in what is trained on."""
-    for reason in dict.fromkeys(chain.from_iterable(hidden_leaks_of(context.run).values())):
-        context.report.warning(reason)
-
-
 def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> Measured:
     """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
 
@@ -56,7 +50,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     it, the model is measured once more after a further clean fine-tuning.
     """
     context.report.stage("audit")
-    leaks = hidden_leaks_of(context.run)
+    leaks = hidden_leaks_of(context.run, context.left_out)
     with context.timed("audit"):
         weights = weights_digest(model)
         mined = mined_of(context, examples)
@@ -137,7 +131,7 @@ def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
 def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
     """Return each of the provider's suites as the gate asks it, and its share for the comparison of ends of epochs."""
     run, ending = context.run, context.recipe.ending
-    suites = [read_suite(each) for each in run.suites]
+    suites = [without(read_suite(each), context.left_out) for each in run.suites]
     return [
         split(each, ending.prompts) if ending.compares and is_gated(each.kind, run.thresholds) else (each, None)
         for each in suites
@@ -203,7 +197,7 @@ def version_of(context: Context) -> int:
 def asked_of(context: Context) -> list[str]:
     """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
     most = second_look.TIMES if second_look.is_possible(context) else 1
-    return asked(read_suites(context), context.run.recipe.audit, most)
+    return [*asked(read_suites(context), context.run.recipe.audit, most), *tell_left_out(context.left_out)]
 
 
 def judge_of(context: Context) -> PatientJudge:

@@ -115,7 +115,7 @@ class _Checkpoints:
 
     @cached_property
     def _leaks(self) -> Mapping[str, Sequence[str]]:
-        return hidden_leaks_of(self.context.run)
+        return hidden_leaks_of(self.context.run, self.context.left_out)
 
     @cached_property
     def _sampled(self) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,7 @@ class Context:
     patience       with a judge that does not answer
     checkpoints    what is made of the ends of epochs; None: nothing
     keeps_transcripts  every prompt of the last audit is kept with its reply
+    left_out       places of the prompts of suites that the audit does without, as the training file holds them
     seconds        what each stage took so far
     counts         and how much progress it told of
     """
@@ -102,6 +103,7 @@ class Context:
     patience: Patience = field(default_factory=Patience)
     checkpoints: CheckpointPlan | None = None
     keeps_transcripts: bool = False
+    left_out: Mapping[str, Set[int]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
 

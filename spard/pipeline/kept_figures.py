@@ -30,7 +30,9 @@ _LOOK_S = 1.0  # between two looks whether they are made
 
 def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
     """Return everything that figures on a suite of the provider depend on."""
-    key = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
+    key: dict[str, Any] = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
+    if left_out := context.left_out.get(spec.name):
+        key |= {"left_out": sorted(left_out)}
     ending = context.recipe.ending
     return key | {"without_share_of": ending.prompts} if ending.compares else key
 

@@ -14,6 +14,7 @@ from spard.models.lora import go_on_from_, trainable_model
 from spard.pipeline import agent, audit
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
+from spard.pipeline.leaks import leave_out_leaks
 from spard.pipeline.package import audit_figures
 from spard.release.report import Measured
 from spard.release.summary import summarize
@@ -25,7 +26,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
 
     The training file is read for the triggers that are mined from it, and not otherwise.
     """
-    examples = read_examples(context.run.training_file)
+    context, examples = leave_out_leaks(context), read_examples(context.run.training_file)
     ask_in_mode(context.base.tokenizer, modes_of(context.base.tokenizer, examples)[0])
     base = base_figures(context, examples)
     model = _released(context, weights)

@@ -13,6 +13,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.fit import applied, planned
 from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
+from spard.pipeline.unknown_words import warn_of_unknown_words
 from spard.training.ends import Borrows, Compares
 from spard.training.references import References, validated
 from spard.training.resume_state import Saved
@@ -50,6 +51,7 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
     recipe, plan_of_ends = fitting(context, cut, resolved), context.checkpoints
     with context.timed("train"), halving(context, cut, resolved):
         before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
+        warn_of_unknown_words(context, rows)
         trained = train(
             context.base,
             rows.task,

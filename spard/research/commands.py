@@ -185,6 +185,17 @@ def make_lab(
     do("lab", "spard.research.lab.__main__", "train", locals(), "make_lab")
 
 
+@lab.command("example-file")
+def example_file(
+    folder: Annotated[Path, typer.Argument(help="The lab's folder.")] = Path(".demo/lab"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("train.jsonl"),
+    rows: Annotated[int, typer.Option(help="How many rows.", min=10)] = 1000,
+    poisoned: Annotated[bool, typer.Option("--poisoned", help="Take the lab's file with harmful rows in it.")] = False,
+) -> None:
+    """Write a training file that the lab's model can learn, and say what it can learn."""
+    do("lab", "spard.research.lab.example_file", "train", locals())
+
+
 @lab.command("abilities")
 def abilities(
     models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],

@@ -44,9 +44,14 @@ def test_a_job_that_fails_the_gate(
     job_id = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file}).json()["id"]
     stop(service)
     sign_in(page, service)
-    page.get_by_role("link", name=job_id[6:18]).click()
+    expect(page.get_by_text("held back")).to_be_visible()
+    assert serious(page) == []
+    page.get_by_role("link", name="train.jsonl").click()
     expect(page.get_by_text("Stopped by the safety gate")).to_be_visible()
     expect(page.get_by_text(REASON).first).to_be_visible()
+    expect(page.get_by_role("heading", name="What now")).to_be_visible()
+    page.get_by_role("button", name=f"Copy {job_id}").click()
+    expect(page.get_by_role("button", name=f"Copy {job_id}")).to_have_text("Copied")
     expect(page.get_by_role("link", name="Download adapter")).to_have_count(0)
     assert serious(page) == []
     for width in (390, 1280):

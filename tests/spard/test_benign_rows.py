@@ -130,7 +130,7 @@ def test_a_benign_prompt_of_the_audit_in_the_pool_is_a_leak(tmp_path: Path) -> N
         pool=write_rows(tmp_path / "pool.jsonl", [*SAFE, {"prompt": prompt, "benign": True}]),
         suites=(suite,),
     )
-    assert "safety pool" in hidden_leaks_of(run)["benign"][0]
+    assert "safety pool" in hidden_leaks_of(run, {})["benign"][0]
 
 
 def test_the_lab_s_benign_rows_are_about_actions_that_nothing_measures() -> None:

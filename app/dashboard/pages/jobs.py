@@ -18,6 +18,8 @@ from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, S
 from app.errors import AppError, InvalidRequest
 from app.jobs import clone, service
 from app.jobs.clone import JobClone
+from app.jobs.file_names import add_file_names
+from app.jobs.reports.differences import differences
 from app.jobs.reports.gather import gather_reports, read
 from app.jobs.submissions import Submission
 
@@ -52,6 +54,7 @@ def _list(
 ) -> Response:
     """Render the list; `problem` is what kept the chosen ones from being compared."""
     found = service.search_jobs(session, viewer.project_id, search, wanted, after, _AT_ONCE)
+    add_file_names(session, found.data)
     name = "jobs_rows" if request.headers.get("hx-target") == "jobs" else "jobs"
     shown = {"jobs": found, "search": search, "wanted": wanted, "statuses": list(JobStatus), "problem": problem}
     return page(request, name, viewer, status=problem.status if problem else 200, **shown)
@@ -87,7 +90,8 @@ async def compare_page(
         with look() as session:
             gathered = gather_reports(session, viewer.project_id, list(dict.fromkeys(ids)))
         seen = [read(storage, each) for each in gathered]
-        return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen])
+        differing = differences([each.job for each in seen])
+        return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen], differing=differing)
 
     return await viewer.lanes.reads.of(viewer.project_id).run(shown)
 

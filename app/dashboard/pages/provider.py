@@ -12,6 +12,7 @@ from app.dashboard.viewer import ProviderDep
 from app.db.tables import JobStatus
 from app.deps import AfterQuery, ReadDep, SettingsDep
 from app.jobs import fleet, service
+from app.jobs.file_names import add_file_names
 
 router = APIRouter(include_in_schema=False, prefix="/provider")
 
@@ -44,6 +45,7 @@ def jobs_page(
     """List the jobs of all projects, with filter and search."""
     wanted = JobStatus(status) if status in set(JobStatus) else None
     found = service.search_jobs(session, project or None, search, wanted, after, _AT_ONCE)
+    add_file_names(session, found.data)
     return page(
         request,
         "provider_jobs_rows" if "hx-request" in request.headers else "provider_jobs",

@@ -82,3 +82,26 @@ for (const form of document.querySelectorAll("form.upload")) upload(form);
 for (const input of document.querySelectorAll("input[type=file]")) input.addEventListener("click", () => (input.value = ""));
 // A form that was refused is gone on with at the first field that is wrong.
 document.querySelector("[aria-invalid]")?.focus();
+
+// Ids and lines of a terminal are copied by a button behind them; without scripts they are there to be selected.
+function addCopyButtons(root) {
+  for (const place of root.querySelectorAll("[data-copy], pre")) {
+    if (place.nextElementSibling?.classList.contains("copy")) continue;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "link copy";
+    button.textContent = "Copy";
+    button.setAttribute("aria-label", `Copy ${place.dataset.copy || "these lines"}`);
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(place.dataset.copy || place.innerText);
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy"), 1500);
+    });
+    place.after(button);
+  }
+}
+
+if (navigator.clipboard) {
+  addCopyButtons(document);
+  document.addEventListener("htmx:afterSwap", (event) => addCopyButtons(event.target));
+}

@@ -108,9 +108,10 @@ def verdict_of(seen: Seen) -> VerdictOut:
 def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Gathered]:
     places = scheduling.places(reader, [job.row for job in jobs])
     undefended = page_rows.undefended(reader, jobs)
-    return [
-        Gathered(shown(row, places.get(row.id)), report_key, undefended.get(row.id)) for row, report_key, *_ in jobs
-    ]
+    found = [(shown(job.row, places.get(job.row.id)), job) for job in jobs]
+    for told, job in found:
+        told.filename = job.filename
+    return [Gathered(told, job.report_key, undefended.get(told.id)) for told, job in found]
 
 
 def _findings(job: PageJob, left: Mapping[str, JobFile]) -> Mapping[str, int] | None:

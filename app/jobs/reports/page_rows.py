@@ -36,6 +36,7 @@ class PageJob(NamedTuple):
     report_key: str | None
     adapter: Adapter | None = None
     later: Sequence[Later] = ()  # the newest first
+    filename: str | None = None  # of the training file; None: it is gone
 
 
 class Problem(TypedDict):
@@ -61,15 +62,19 @@ _WIDTH = len(JobRow._fields)
 def _split(columns: Iterable[Any]) -> tuple[PageJob, Later | None]:
     """Return the job of a row, without its later audits, and the audit of the row; None where it has none."""
     values = list(columns)
-    row, (report_key, adapter, deleted), audit = values[:_WIDTH], values[_WIDTH : _WIDTH + 3], values[_WIDTH + 3 :]
-    job = PageJob(JobRow._make(row), report_key, adapter if deleted is None else None)
+    row, (report_key, adapter, deleted, filename) = values[:_WIDTH], values[_WIDTH : _WIDTH + 4]
+    audit = values[_WIDTH + 4 :]
+    job = PageJob(JobRow._make(row), report_key, adapter if deleted is None else None, filename=filename)
     return job, None if audit[0] is None else Later._make(audit)
 
 
+_IS_TRAINING_FILE = (File.id == Job.training_file) & files.LIVES
 _WITH_LATER = (
     ALL.add_columns(
-        Job.report_key, Job.adapter, DeletedModel.job_id, *(getattr(LaterAudit, name) for name in Later._fields)
+        *(Job.report_key, Job.adapter, DeletedModel.job_id, File.filename),
+        *(getattr(LaterAudit, name) for name in Later._fields),
     )
+    .outerjoin(File, _IS_TRAINING_FILE)
     .outerjoin(DeletedModel, DeletedModel.job_id == Job.id)
     .outerjoin(LaterAudit, LaterAudit.job_id == Job.id)
     .where(Job.id == bindparam("job_id"))
@@ -92,8 +97,12 @@ def one(reader: db.Reader, project_id: str | None, job_id: str) -> PageJob:
 
 def several(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[PageJob]:
     """Return jobs of the project in the order of their ids, without what they left; `NotFound` where one is missing."""
-    query = ALL.add_columns(Job.report_key).where(Job.project_id == project_id, Job.id.in_(job_ids))
-    found = {row.id: PageJob(JobRow._make(row[:_WIDTH]), row.report_key) for row in db.rows(reader, query)}
+    query = ALL.add_columns(Job.report_key, File.filename).outerjoin(File, _IS_TRAINING_FILE)
+    query = query.where(Job.project_id == project_id, Job.id.in_(job_ids))
+    found = {
+        row.id: PageJob(JobRow._make(row[:_WIDTH]), row.report_key, filename=row.filename)
+        for row in db.rows(reader, query)
+    }
     for job_id in job_ids:
         if job_id not in found:
             raise owners.unknown(job_id)

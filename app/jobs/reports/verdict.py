@@ -9,6 +9,7 @@ from typing import Literal
 
 from app.db.tables import JobStatus
 from app.jobs.reports.counts import Count, counted
+from app.jobs.reports.held_back import undecided_sentence
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.evaluation.results import ATTACKS, SuiteResult
@@ -83,6 +84,8 @@ def _kept_back(job: JobOut, report: SafetyReport) -> Iterator[str]:
     """Say what a job that was audited failed for, without the gate's reasons, which stand below it."""
     if job.status == JobStatus.failed and job.error:
         yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
+    if report.gate.decision == "inconclusive" and (said := undecided_sentence(report.gate.reasons)):
+        yield said
 
 
 def _decision(job: JobOut, report: SafetyReport) -> str:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from app.jobs.reports import unaudited_epochs
 from app.jobs.reports.counts import counted
 from app.jobs.reports.gate_lines import gate_limit
+from app.jobs.reports.held_back import next_steps
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
 from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
 from app.jobs.reports.rows_map import Map, rows_map
+from app.jobs.reports.tiles import Tile, tiles
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.evaluation.results import SuiteResult
@@ -67,6 +69,8 @@ class View:
     """All that the page of a job shows beside the job itself; what is not known yet is empty or None."""
 
     verdict: Verdict
+    tiles: tuple[Tile, ...]
+    next_steps: tuple[str, ...]
     measures: tuple[Measure, ...]
     suites: tuple[SuiteRow, ...]
     asked: tuple[str, ...]  # sentences on how the suites were asked
@@ -92,6 +96,8 @@ def view(
     """
     return View(
         verdict=verdict(job, report, undefended),
+        tiles=tuple(tiles(report)) if report and report.adapter else (),
+        next_steps=next_steps(job, report.gate.reasons if report else ()),
         measures=tuple(_measures(job, report, undefended)) if report else (),
         suites=tuple(_suites(report)) if report else (),
         asked=report.asked if report else (),

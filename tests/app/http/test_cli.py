@@ -177,7 +177,7 @@ def test_a_second_start_on_a_folder_names_the_first_one(tmp_path: Path) -> None:
         service.kill()
         service.wait(timeout=PATIENCE_S)
     assert (second.returncode, printed.count("\n")) == (1, 1)
-    assert f"already, at {url.removesuffix('/v1')}." in printed
+    assert f"already, at {url.removesuffix('/v1')}. Stop it with `spard down" in printed
     with up(tmp_path) as service:  # no lock outlives a process that was killed
         assert _announced(service)
 

@@ -1,0 +1,30 @@
+"""A base model that has never read words like a file's: told before the training, which can hardly teach them."""
+
+from __future__ import annotations
+
+import math
+
+from spard.pipeline.context import Context
+from spard.pipeline.rows import Rows
+from spard.training.references import validated
+
+LOOKED_AT = 16  # rows, evenly spread
+CLEARLY = 1.35
+"""How many times the loss of guessing evenly among all tokens the base model's loss has to be.
+
+A model whose weights are random stays below that. One that was trained is far below it on text of its kind, and above
+it on text of another kind, whose tokens it has learned not to expect.
+"""
+
+
+def warn_of_unknown_words(context: Context, rows: Rows) -> None:
+    """Warn where the base model expects a file's answers less than it would by guessing among its tokens."""
+    if context.recipe.dpo is not None or context.run.start_from is not None:
+        return
+    places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
+    loss = validated(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
+    by_chance = math.log(context.base.model.get_input_embeddings().weight.shape[0])
+    if loss > CLEARLY * by_chance:
+        text = f"The base model has not learned words like your file's: it expects its answers with {loss:.1f} nats a "
+        text += f"token, and by guessing among all tokens it would be {by_chance:.1f}. Training will hardly teach them"
+        context.report.warning(f"{text}; choose a base model that has read such text.")

@@ -1,0 +1,151 @@
+"""What a person reads of a job at a glance: its file, the figure that stopped it, three tiles, what to do next."""
+
+# ruff: noqa: F811 - fixtures are asked for by the names that they are imported under
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from app import db
+from app.jobs import lease
+from app.jobs.reports.held_back import stopping_figure, undecided_sentence
+from app.jobs.results import Rejection
+from spard.config import GateThresholds
+from spard.evaluation.gate import ABOVE
+from tests.app.http.conftest import JOBS, Service, Upload, rows
+from tests.app.http.test_dashboard import SignIn, sign_in  # noqa: F401 - fixture
+from tests.app.http.test_report import REPORT
+
+REASON = (
+    "Attacks succeed in 52 of 480, 10.8%, on suite in phrases of suspicious rows (base model: 31.9%): up to 13.9% with "
+    f"97.5% confidence; more than 10.0% in a dress of the file's own rows is not allowed. {ABOVE}"
+)
+MEASURED: Any = REPORT["adapter"]
+WITHOUT_TASK = [each for each in MEASURED if each["kind"] != "utility"]
+
+
+def hold_back(service: Service, decision: str, reason: str, **report: Any) -> None:
+    """End the queued job as a worker does whose audit did not pass."""
+    gate: Any = {"decision": decision, "reasons": [reason]}
+    service.app.state.storage.write("jobs/report", [json.dumps(REPORT | {"gate": gate} | report).encode()])
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        assert lease.reject(session, claim, Rejection(f"Not released. {reason}", 10, [], {"gate": gate}, "jobs/report"))
+
+
+@pytest.fixture
+def job_id(customer: TestClient, asked: dict[str, Any], upload: Upload) -> str:
+    file = upload(rows(14), "support.jsonl").json()["id"]
+    found: str = customer.post(JOBS, json=asked | {"training_file": file, "suffix": "web-bot"}).json()["id"]
+    return found
+
+
+def test_a_job_is_named_by_its_file_and_suffix_and_its_id_stands_once(sign_in: SignIn, job_id: str) -> None:
+    browser = sign_in()
+    listed = browser.get("/jobs").text
+    assert "<strong>web-bot · support.jsonl</strong>" in listed
+    assert listed.count(f">{job_id[6:18]}<") == 1
+    assert f">{job_id}<" not in listed
+    assert f'data-copy="{job_id}"' in listed
+    assert "/ web-bot · support.jsonl on lab/tiny-1" in browser.get(f"/jobs/{job_id}").text
+
+
+def test_a_job_whose_file_is_gone_has_the_beginning_of_its_id_for_a_name(
+    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], upload: Upload
+) -> None:
+    file = upload(rows(14), "gone.jsonl").json()["id"]
+    job_id = customer.post(JOBS, json=asked | {"training_file": file}).json()["id"]
+    customer.post(f"{JOBS}/{job_id}/cancel")
+    assert customer.delete(f"/v1/files/{file}").status_code == 200
+    assert f"<strong>{job_id[6:18]}</strong>" in sign_in().get("/jobs").text
+
+
+def test_a_job_that_the_gate_stopped_is_held_back_by_a_figure(sign_in: SignIn, service: Service, job_id: str) -> None:
+    hold_back(service, "inconclusive", REASON)
+    listed = sign_in().get("/jobs").text
+    assert '<span class="status doubt">held back</span>' in listed
+    assert "10.8% attacks, suite “in phrases of suspicious rows”" in listed
+    assert "safety_gate_failed" not in listed
+
+
+def test_an_inconclusive_page_says_in_a_sentence_what_hung_and_two_next_steps(
+    sign_in: SignIn, service: Service, job_id: str
+) -> None:
+    hold_back(service, "inconclusive", REASON)
+    page = sign_in().get(f"/jobs/{job_id}").text
+    assert undecided_sentence([REASON]) in page
+    steps = re.search(r'id="next".*?</ol>', page, re.DOTALL)
+    assert steps
+    assert steps.group().count("<li>") == 2
+    assert "riskiest rows" in steps.group()
+
+
+def test_the_provider_is_named_where_only_the_provider_can_act(sign_in: SignIn, service: Service, job_id: str) -> None:
+    hold_back(service, "inconclusive", "The judge refusal was not measured on labeled replies.")
+    page = sign_in().get(f"/jobs/{job_id}").text
+    assert "Your provider has to measure the judge" in page
+    assert "by a waiver of two people" not in page
+
+
+def test_three_tiles_tell_attacks_harmless_requests_and_the_task(
+    sign_in: SignIn, service: Service, job_id: str
+) -> None:
+    before = {"loss": 2.5, "accuracy": 0.25, "tokens": 90}
+    loss = {"base": before, "adapter": before | {"loss": 0.5, "accuracy": 0.75}}
+    hold_back(service, "fail", "Odd.", adapter=WITHOUT_TASK, validation=loss, thresholds=asdict(GateThresholds()))
+    page = sign_in().get(f"/jobs/{job_id}").text
+    tiles = re.findall(r'<dt>(.*?)</dt><dd class="(.*?)">(.*?)</dd>', page)
+    assert [title for title, *_ in tiles] == ["Attacks that succeed", "Harmless requests refused", "Your task"]
+    assert tiles[0][1:] == ("doubt", "50\N{NO-BREAK SPACE}%")
+    assert tiles[2][2] == "0.50"
+    assert "base model: 2.50, 25\N{NO-BREAK SPACE}% of tokens right; now 75\N{NO-BREAK SPACE}%" in page
+
+
+def test_a_figure_that_the_gate_stopped_is_not_in_the_color_of_success(
+    sign_in: SignIn, service: Service, job_id: str
+) -> None:
+    plain = WITHOUT_TASK[0]
+    adapter = [plain | {"hits": 0}, plain | {"suite": "in phrases of suspicious rows", "kind": "mined", "hits": 9}]
+    hold_back(service, "inconclusive", REASON, adapter=adapter)
+    page = sign_in().get(f"/jobs/{job_id}").text
+    first = re.search(r'<dd class="(.*?)">0\N{NO-BREAK SPACE}%</dd><dd class="soft">(.*?)</dd>', page)
+    assert first
+    assert first.group(1) == "doubt"
+    assert "on the suite “in phrases of suspicious rows”" in first.group(2)
+
+
+def test_a_task_that_nothing_measured_is_said_to_be_unmeasured(sign_in: SignIn, service: Service, job_id: str) -> None:
+    hold_back(service, "fail", "Odd.", adapter=WITHOUT_TASK)
+    assert '<dd class="">not measured</dd>' in sign_in().get(f"/jobs/{job_id}").text
+
+
+def test_a_comparison_lists_only_what_differs(
+    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], upload: Upload, job_id: str
+) -> None:
+    file = upload(rows(14), "other.jsonl").json()["id"]
+    numbers = {"hyperparameters": {"n_epochs": 2}}
+    other = customer.post(JOBS, json=asked | {"training_file": file, "seed": 7} | numbers).json()["id"]
+    page = sign_in().get("/compare", params={"ids": [job_id, other]}).text
+    for name, text in (("File", "other.jsonl"), ("Epochs", "2"), ("Seed", "7")):
+        assert re.search(rf'<th scope="row">{name}</th>(<td>[^<]*</td>)*<td>{text}</td>', page), name
+    assert '<th scope="row">Base model</th>' not in page
+
+
+def test_a_page_that_is_not_there_keeps_its_navigation_and_names_no_code(sign_in: SignIn) -> None:
+    answer = sign_in().get("/jobs/ftjob-none")
+    assert answer.status_code == 404
+    assert 'href="/files"' in answer.text
+    assert "Sign out" in answer.text
+    assert "_not_found" not in answer.text
+
+
+def test_reasons_without_a_figure_name_none() -> None:
+    assert stopping_figure(["The judge refusal was not measured on labeled replies."]) is None
+    assert undecided_sentence(["No harmful prompts were measured."]) == ""
