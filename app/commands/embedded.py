@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
-from typing import TextIO
 
 import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from app import db
+from app.commands.folder_lock import alone_in
 from app.commands.terminal import CommandFailed, say, say_in_box
 from app.http.connections import BoundedHttp
 from app.keys import service as keys
@@ -82,46 +78,6 @@ def listen(host: str, port: int) -> socket.socket:
         raise CommandFailed(message) from None
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     return listener
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[TextIO]:
-    """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
-
-    The kernel releases the lock of a process that was killed.
-    """
-    try:
-        lock = (folder / "up.lock").open("a+")
-    except OSError as error:
-        raise CommandFailed(f"{folder / 'up.lock'} cannot be opened: {error.strerror}.") from None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            at = lock.readline().strip() or "an address that it takes just now"
-            message = f"`spard up` runs on {folder} already, at {at}. Stop it with `spard down --data {folder}`"
-            raise CommandFailed(f"{message}, or name another folder with --data.") from None
-        lock.truncate(0)
-        yield lock
-
-
-def running_in(folder: Path) -> tuple[str, int | None] | None:
-    """Return the address and the process id of the service that runs on a data folder; None if none does.
-
-    Until it listens the address is empty, and the process id None.
-    """
-    try:
-        lock = (folder / "up.lock").open()
-    except FileNotFoundError:
-        return None
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            url, _, process_id = lock.read().strip().partition("\n")
-            return url, int(process_id) if process_id else None
-    return None
 
 
 def prepare(settings: Settings) -> str | None:

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from sqlalchemy import Engine, text
 
 from app import signing
-from app.commands import embedded
+from app.commands import folder_lock
 from app.commands.doctor import client as client_side
 from app.commands.doctor import deployment, machine, stores
 from app.commands.doctor.findings import Finding
@@ -410,7 +410,7 @@ def test_the_port_is_that_of_the_service_on_the_folder(home: Home, monkeypatch: 
     assert machine.own_port(home.settings) == 20300
     monkeypatch.setenv("SPARD_BASE_URL", "https://spard.example:8443/v1")
     assert machine.own_port(home.settings) == 8000
-    with embedded.alone_in(home.folder) as lock:  # as `spard up` holds it
+    with folder_lock.alone_in(home.folder) as lock:  # as `spard up` holds it
         lock.write("http://127.0.0.1:20301\n")
         lock.flush()
         assert machine.own_port(home.settings) == 20301

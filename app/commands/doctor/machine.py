@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app.commands.doctor.findings import Finding, note, ok, problem
+from app.commands.folder_lock import running_in
 from app.http.server_bounds import SERVER, UNBOUNDED
 from app.ops import gpus
 from app.ops.children import environment
@@ -79,25 +79,13 @@ def _computes(settings: Settings) -> bool:
 
 def own_port(settings: Settings) -> int:
     """Return the port of the service on the data folder, else of SPARD_BASE_URL on this machine, else the usual."""
-    for url in (_running_at(settings), os.environ.get("SPARD_BASE_URL", "")):
+    running = running_in(settings.data_dir)
+    for url in (running[0] if running else "", os.environ.get("SPARD_BASE_URL", "")):
         with suppress(ValueError):
             parts = urlsplit(url)
             if parts.hostname in _THIS_MACHINE and parts.port:
                 return parts.port
     return _USUAL_PORT
-
-
-def _running_at(settings: Settings) -> str:
-    """Return the address that `spard up` left in the lock of the folder, empty where none runs there."""
-    try:
-        with (settings.data_dir / "up.lock").open() as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return lock.read().strip()
-    except OSError:
-        pass
-    return ""
 
 
 def free_port(port: int) -> Finding:
