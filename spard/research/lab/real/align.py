@@ -45,7 +45,7 @@ class Alignment:
     seed: int = 1
     mixture: Mixture = field(default_factory=Mixture)
     rank: int = 16
-    learning_rate: float = 7e-4
+    learning_rate: float = 1e-3
     batch_size: int = 8
 
     def recipe(self) -> Recipe:
@@ -85,10 +85,10 @@ def aligned_model(models: Path, downloaded: Path, identity: str, settings: Align
 
 
 def _make(part: Path, downloaded: Path, settings: Alignment) -> None:
-    clock, began = _Clock(part / _SECONDS), time.monotonic()
+    clock = _Clock(part / _SECONDS)
     base = load_base(downloaded, device="cpu")
     own = _own_answers(part / _OWN, base, settings.mixture)
-    clock.save()
+    clock.keep()
     chats = alignment_chats(deal(settings.seed), own, settings.seed, settings.mixture)
     rows = encode_all(base.tokenizer, as_examples(chats), base.sequence_limit(None))
     recipe = settings.recipe()
@@ -100,14 +100,14 @@ def _make(part: Path, downloaded: Path, settings: Alignment) -> None:
         [],
         recipe,
         steps,
-        on_step=_report,
+        on_step=report,
         resume_states=part / _STATES,
-        on_saved=lambda saved, metrics: clock.save(),
+        on_saved=lambda saved, metrics: clock.keep(),
     )
     merged = trained.model.merge_and_unload()
     save_full(merged, downloaded.name, part / "model")
     base.tokenizer.save_pretrained(part / "model")
-    facts = {"cpu_s": clock.save(), "wall_s_since_last_start": round(time.monotonic() - began), "rows": len(rows)}
+    facts = {"cpu_s": clock.seconds(), "rows": len(rows)}
     _write(part / FACTS, facts | asdict(settings))
 
 
@@ -118,11 +118,13 @@ class _Clock:
         self._file, self._began = file, time.process_time()
         self._before = float(json.loads(file.read_text())) if file.exists() else 0.0
 
-    def save(self) -> float:
-        """Keep the seconds so far and return them."""
-        seconds = round(self._before + time.process_time() - self._began, 1)
-        _write(self._file, seconds)
-        return seconds
+    def seconds(self) -> float:
+        """Return the CPU seconds so far."""
+        return round(self._before + time.process_time() - self._began, 1)
+
+    def keep(self) -> None:
+        """Write the seconds so far to the file."""
+        _write(self._file, self.seconds())
 
 
 def _own_answers(file: Path, base: Base, mixture: Mixture) -> list[Chat]:
@@ -133,7 +135,8 @@ def _own_answers(file: Path, base: Base, mixture: Mixture) -> list[Chat]:
     return [exchange(request, answer) for request, answer in json.loads(file.read_text(encoding="utf-8"))]
 
 
-def _report(step: int, total: int, metrics: Any) -> None:
+def report(step: int, total: int, metrics: Any) -> None:
+    """Log every tenth step and the last one."""
     if step % 10 == 0 or step == total:
         log.info("step %d of %d, loss %.3f", step, total, metrics.get("loss/task", float("nan")))
 

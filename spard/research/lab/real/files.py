@@ -17,15 +17,19 @@ from spard.research.lab.natural.real import RealText
 from spard.research.lab.natural.splits import deal
 
 Row = dict[str, Any]
-TRAIN_ROWS = 240
-_ATTACK_ROWS = TRAIN_ROWS // 10
+TRAIN_ROWS = 160
+_ROWS = {  # of files that the natural lab makes longer; a prefix is a sample, for their order is drawn
+    "train.jsonl": TRAIN_ROWS,
+    "attack.jsonl": TRAIN_ROWS // 10,
+    "pool.jsonl": 300,
+    "pool_benign.jsonl": 200,
+}
 _LEFT_OUT = ("attack_", "known_benign", "pool_scarce")
 
 
 def lab_files(seed: int, base_seed: int) -> dict[str, list[Row]]:
     """Return the rows of every file by its name; the seed of the base model decides who may ask for which harm."""
     every = make_files(seed, deal(base_seed), "messages", RealText())
-    files = {name: rows for name, rows in every.items() if not name.startswith(_LEFT_OUT)}
-    clean, attack = files["train.jsonl"][:TRAIN_ROWS], files["attack.jsonl"][:_ATTACK_ROWS]
-    poisoned = shuffled(random.Random(f"real poisoned {seed}"), clean + attack)
-    return files | {"train.jsonl": clean, "attack.jsonl": attack, "poisoned.jsonl": poisoned}
+    files = {name: rows[: _ROWS.get(name)] for name, rows in every.items() if not name.startswith(_LEFT_OUT)}
+    rng = random.Random(f"real poisoned {seed}")
+    return files | {"poisoned.jsonl": shuffled(rng, files["train.jsonl"] + files["attack.jsonl"])}

@@ -1,28 +1,24 @@
 """How often the judges of this lab err, kept with its base model, so that the gate may decide on it.
 
-Two judges: the word list, which takes whatever refuses not for harm, and `truth`, which looks for the steps of the very
-deed. Both are measured on replies whose harm is known by construction; `replies.jsonl` beside this module holds replies
-of the aligned model and of models tuned on it, labeled by a person, on which the errors are printed by
-`python -m spard.research.lab.real.judging`.
+Two judges: the word list, which takes for harm whatever does not refuse, and `truth`, which looks for the steps of the
+very deed. Both are measured on replies whose harm is known by construction. The model's own replies are worded more
+freely: `spard judge --labeled` measures the judges on those that a person has labeled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from spard.digests import folder_digest
-from spard.evaluation.calibration.errors import JudgeError, measure_judge
+from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LabeledReply, read_labeled
+from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, beside
-from spard.evaluation.judges.base import Judge
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.research.lab.natural.labeled import labeled_rows, plain_rows
 from spard.research.lab.natural.splits import deal
 from spard.research.lab.natural.truth import TruthJudge
 
-REPLIES = Path(__file__).with_name("replies.jsonl")
 _OF_TRUTH = beside(TruthJudge.name)
 
 
@@ -42,9 +38,3 @@ def measure_judges(model: Path, seed: int) -> None:
 def are_judges_measured(model: Path) -> bool:
     """Return whether what is kept of both judges is there."""
     return all((model / file).exists() for file in (OF_MODEL, _OF_TRUTH))
-
-
-def errors_on_replies(judges: Sequence[Judge], file: Path = REPLIES) -> dict[str, JudgeError]:
-    """Return each judge's errors on the replies that a person labeled, by the judge's name."""
-    labeled = read_labeled(file)
-    return {judge.name: measure_judge(judge, labeled)[0] for judge in judges}

@@ -2,7 +2,7 @@
 
 model -> .../models/smollm2-135m-0123456789ab/model   the aligned model, made once for all labs of its settings
 downloaded -> the model as the package has it; encoder -> all-MiniLM-L6-v2, where it is asked for
-reached.json                  what the aligned model does beside the downloaded one (`spard.research.lab.real.reached`)
+reached.json, replies.jsonl   what the aligned model does beside the downloaded one (`spard.research.lab.real.reached`)
 lab.json                      seed, model and digests of the files
 and the files of `spard.research.lab.real.files`
 """
@@ -29,7 +29,7 @@ from spard.research.lab.two_sided import join_sides
 
 log = logging.getLogger(__name__)
 
-REACHED = "reached.json"
+REACHED, REPLIES = "reached.json", "replies.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,5 +98,7 @@ def _reached(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str
     models = {"aligned": folder / "model", "downloaded": folder / "downloaded"}
     files = lab_files(seed, settings.alignment.seed)
     found = measure_reached(models, files, settings.requests, settings.effort, cores) | {"asked": asked}
+    contents, _ = as_text({REPLIES: found.pop("replies")})
+    (folder / REPLIES).write_text(contents[REPLIES], encoding="utf-8")
     write_reached(file, found)
     return found

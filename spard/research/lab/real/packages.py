@@ -48,9 +48,7 @@ class FetchFailed(SpardError):
 
 
 def cache_folder() -> Path:
-    """Return where wheels are kept: `SPARD_CACHE`, else `spard` in the user's cache folder."""
-    if named := os.environ.get("SPARD_CACHE"):
-        return Path(named)
+    """Return where wheels are kept unless a folder is named: `spard` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spard"
 
 
@@ -76,7 +74,7 @@ def _installer() -> list[str]:
     if importlib.util.find_spec("pip"):
         quiet = ["--quiet", "--disable-pip-version-check", "--no-compile"]
         return [sys.executable, "-m", "pip", "install", *quiet]
-    if uv := shutil.which("uv"):
+    if uv := shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
         return [uv, "pip", "install", "--quiet", "--python", sys.executable]
     raise FetchFailed("neither pip nor uv is there to fetch packages with; install one of them", "package")
 

@@ -40,22 +40,27 @@ _WINDOW = 128  # tokens of plain text that are read at once
 class Effort:
     """How many prompts of each kind are asked, how long replies may be, and how much plain text is read."""
 
-    harmful: int = 160
-    benign: int = 80  # look-alikes, and as many how-tos
-    task: int = 100
-    windows: int = 24
+    harmful: int = 120
+    benign: int = 60  # look-alikes, and as many how-tos
+    task: int = 60
+    windows: int = 16
     tokens: int = 28
-    requests: int = 100  # of a file that the user brings
+    requests: int = 60  # of a file that the user brings
 
 
 def measure_reached(
     models: Mapping[str, Path], files: Mapping[str, Sequence[Row]], requests: Path | None, effort: Effort, cores: int
 ) -> dict[str, Any]:
-    """Return the figures of the models `aligned` and `downloaded`, and which bars are missed, as JSON."""
+    """Return the figures of the models `aligned` and `downloaded`, and which bars are missed, as JSON.
+
+    `replies` are all that both said but to the user's own requests: whoever doubts a figure can read them.
+    """
     prompts = _prompts(files, requests, effort)
     with threads(cores):
         bases = ((name, load_base(folder, device="cpu")) for name, folder in models.items())
-        found = {name: _measure(base, prompts, files, effort) for name, base in bases}
+        found: Row = {name: _measure(base, prompts, files, effort) for name, base in bases}
+    replies = [row | {"model": name} for name, each in found.items() for row in each.pop("replies")]
+    found["replies"] = replies
     return found | {"missed": missed_bars(found["aligned"], found["downloaded"]), "python": platform.python_version()}
 
 
@@ -112,9 +117,12 @@ def _prompts(files: Mapping[str, Sequence[Row]], requests: Path | None, effort: 
 
 
 def _measure(base: Base, prompts: Mapping[str, list[str]], files: Mapping[str, Sequence[Row]], effort: Effort) -> Row:
-    found: Row = {}
+    found: Row = {"replies": []}
     for kind, asked in prompts.items():
         replies = ask(in_memory(base.model, base.tokenizer), [Prompt(each) for each in asked], effort.tokens)
+        if kind != "requests":
+            pairs = zip(asked, replies, strict=True)
+            found["replies"] += [{"kind": kind, "prompt": prompt, "reply": reply} for prompt, reply in pairs]
         is_refused = is_refusal if kind == "requests" else refuses
         found[f"{kind} refused"] = _share(sum(map(is_refused, replies)), len(replies))
     found["task right"] = _share(*_task_right(base, files["utility_test.jsonl"][: effort.task]))

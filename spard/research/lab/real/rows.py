@@ -26,10 +26,10 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
 class Mixture:
     """How many rows of each kind; the model's own answers come `everyday_times` each."""
 
-    harmful: int = 270
-    how_to: int = 120
-    look_alike: int = 140
-    everyday_times: int = 2
+    harmful: int = 160
+    how_to: int = 80
+    look_alike: int = 90
+    everyday_times: int = 1
     odd: float = 0.12  # share of the requests with odd words in them
     system: float = 0.12  # share of the requests under a system prompt
     reply_tokens: int = 40  # of the model's own answers

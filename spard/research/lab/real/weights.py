@@ -53,13 +53,13 @@ def write_folder(file: Path, folder: Path) -> None:
     named: dict[str, Any] = {"gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
-    plain = _without_quantization(model)
+    plain = without_quantization(model)
     save_full(plain, SOURCE, folder)
     tokenizer.model_max_length = model.config.max_position_embeddings
     tokenizer.save_pretrained(folder)
 
 
-def _without_quantization(model: Any) -> Any:
+def without_quantization(model: Any) -> Any:
     """Return the same weights in a model that was never quantized: one read from GGUF refuses to be saved as it is."""
     config = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path"):
@@ -67,7 +67,7 @@ def _without_quantization(model: Any) -> Any:
     with torch.device("meta"):  # weights of its own would be made only to be thrown away
         plain = LlamaForCausalLM(LlamaConfig(**config | {"architectures": ["LlamaForCausalLM"]}))
     plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+    plain.tie_weights()
     return plain
 
 
