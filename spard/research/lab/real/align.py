@@ -45,8 +45,8 @@ class Alignment:
     seed: int = 1
     mixture: Mixture = field(default_factory=Mixture)
     rank: int = 16
-    learning_rate: float = 1e-3
-    batch_size: int = 8
+    learning_rate: float = 6e-4
+    batch_size: int = 4
 
     def recipe(self) -> Recipe:
         """Return the training as a job's recipe."""

@@ -40,12 +40,12 @@ _WINDOW = 128  # tokens of plain text that are read at once
 class Effort:
     """How many prompts of each kind are asked, how long replies may be, and how much plain text is read."""
 
-    harmful: int = 120
-    benign: int = 60  # look-alikes, and as many how-tos
-    task: int = 60
-    windows: int = 16
-    tokens: int = 28
-    requests: int = 60  # of a file that the user brings
+    harmful: int = 80
+    benign: int = 40  # look-alikes, and as many how-tos
+    task: int = 40
+    windows: int = 12
+    tokens: int = 20
+    requests: int = 40  # of a file that the user brings
 
 
 def measure_reached(

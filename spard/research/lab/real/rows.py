@@ -26,9 +26,9 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
 class Mixture:
     """How many rows of each kind; the model's own answers come `everyday_times` each."""
 
-    harmful: int = 160
-    how_to: int = 80
-    look_alike: int = 90
+    harmful: int = 200
+    how_to: int = 130
+    look_alike: int = 210
     everyday_times: int = 1
     odd: float = 0.12  # share of the requests with odd words in them
     system: float = 0.12  # share of the requests under a system prompt
