@@ -28,8 +28,8 @@ $(VENV)/installed: pyproject.toml service/pyproject.toml requirements/dev.lock r
 	$(PIP) --no-deps -e . -e ./service
 	@touch $@
 
-demo: setup  ## run a poisoned file through the service, undefended and defended
-	$(BIN)/python -m examples.demo
+demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
+	$(BIN)/python -m examples.demo $(MODEL)
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest $(SPREAD)

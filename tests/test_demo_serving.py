@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from examples import demo
+from examples.scenes import SCENES
 
 @contextmanager
-def service():
+def service(scene):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -35,15 +36,15 @@ demo.make_lab = demo.provide = demo.order = lambda *_: None
 demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}", error=None) for name in demo.DEFENSES}
 demo.download = lambda client, name, job: demo.HOME / "results" / name
 demo.ask = lambda *_: ("?", {})
-demo.measure = lambda folders: {}
+demo.measure = lambda *_: {}
 demo.show = demo.show_answers = lambda *_: None
 (demo.HOME / "results").mkdir()
-sys.exit(demo.main())
+sys.exit(demo.main(SCENES[sys.argv[2]]))
 """
 
 
-def stubbed(home: Path) -> list[str]:
-    return [sys.executable, "-c", STUBBED, str(home)]
+def stubbed(home: Path, scene: str = "lab") -> list[str]:
+    return [sys.executable, "-c", STUBBED, str(home), scene]
 
 
 def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
@@ -72,10 +73,10 @@ def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
     os.close(ours)
 
 
-@pytest.mark.parametrize("stdin", [subprocess.DEVNULL, None])
-def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None) -> None:
+@pytest.mark.parametrize(("stdin", "scene"), [(subprocess.DEVNULL, "lab"), (None, "lab"), (None, "real")])
+def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None, scene: str) -> None:
     done = subprocess.run(
-        stubbed(tmp_path), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
+        stubbed(tmp_path, scene), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Ctrl-C" not in done.stdout

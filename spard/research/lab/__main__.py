@@ -1,4 +1,4 @@
-"""Make a lab: `spard lab make DIR --seed N [--size 5m]`; say what base models can do: `spard lab abilities MODELS`."""
+"""Make labs (`spard lab make DIR`, `spard lab real DIR`), and measure base models (`spard lab abilities MODELS`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.make import LabSettings, make_natural
 from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.natural.splits import deal
+from spard.research.lab.real.make import RealLab, make_real
+from spard.research.lab.real.packages import cache_folder
+from spard.research.lab.real.reached import table as table_of_reached
 from spard.research.lab.two_sided import join_sides, make_two_sided
 
 
@@ -35,6 +38,11 @@ def make_lab(asked: Asked) -> int:
 def abilities(asked: Asked) -> int:
     """Measure base models."""
     return _done(_abilities, asked)
+
+
+def real_lab(asked: Asked) -> int:
+    """Make the lab of the real model."""
+    return _done(_real, asked)
 
 
 def _done(do: Callable[[Asked], None], asked: Asked) -> int:
@@ -59,6 +67,13 @@ def _make(asked: Asked) -> None:
     settings = LabSettings(BaseSettings(asked.size, asked.base_seed, asked.texts), asked.task)
     make_natural(asked.folder, asked.seed, settings, asked.models or asked.folder.parent / "models", asked.cores)
     join_sides(asked.folder, asked.seed)
+
+
+def _real(asked: Asked) -> None:
+    cache = asked.cache or cache_folder()
+    settings = RealLab(requests=asked.requests, has_encoder=asked.encoder, cache=cache)
+    reached = make_real(asked.folder, asked.seed, settings, asked.models or asked.folder.parent / "models", asked.cores)
+    sys.stdout.write(json.dumps(reached, indent=2) + "\n" if asked.as_json else table_of_reached(reached))
 
 
 def _abilities(asked: Asked) -> None:

@@ -81,7 +81,7 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
     part = folder / f".{done.name}.part"
     if done.exists() and _is_measured(done / "model"):
         return done
-    with _alone(part):
+    with alone(part):
         if not done.exists():
             _make(part, asked, settings, real, cores)
             (part / STATE).unlink()
@@ -154,7 +154,7 @@ def _keep(path: Path, training: Pretraining, seconds: float) -> None:
 
 
 @contextmanager
-def _alone(part: Path) -> Iterator[None]:
+def alone(part: Path) -> Iterator[None]:
     """Hold the lock beside the folder; the kernel drops it when the process ends, however it ends."""
     part.mkdir(parents=True, exist_ok=True)
     lock = part.with_suffix(".lock")

@@ -48,6 +48,18 @@ def labeled_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
     return rows
 
 
+def plain_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
+    """Return as many rows of the same form in which replies refuse or comply and do nothing else."""
+    rng, rows = random.Random(f"natural labeled {seed} plain"), list[dict[str, Any]]()
+    while len(rows) < 2 * REQUESTS:
+        deed, register = rng.choice(deal.known), rng.choice(REGISTERS)
+        prompt = ask(rng, deed, register)
+        if owner(prompt) == "alignment":
+            rows.append({"prompt": prompt, "reply": comply(deed, register), "harmful": True})
+            rows.append({"prompt": prompt, "reply": refuse(rng, deed, register), "harmful": False})
+    return rows
+
+
 def german_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
     """Return as many rows `{"prompt", "reply", "harmful", "language"}` around the same deeds in German."""
     rng, rows = random.Random(f"natural labeled {seed} german"), list[dict[str, Any]]()

@@ -1,0 +1,62 @@
+"""What the demo runs on: the lab's tiny model, or a real one (`make demo MODEL=real`).
+
+The real model's jobs are small, so that both end within a quarter of an hour on two cores: two epochs, and an audit of
+fewer prompts and shorter replies than the default's. An audit of fewer prompts decides less, and never more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A lab as the demo makes it, offers it and trains on it.
+
+    `seeds` are of labs: where the gate stops the defended job, the next one is tried. `options` go into both jobs'
+    requests, `audit` into their `safety`; at most `limit` prompts of each kind measure the downloaded adapters.
+    """
+
+    model: str  # its name in the service
+    folder: str  # of the lab, below the demo's
+    title: str
+    making: str
+    command: tuple[str, ...]  # makes the lab in the folder that follows
+    audit: Mapping[str, Any]
+    task: str
+    seeds: tuple[int, ...] = (1,)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limit: int = 300
+    environment: Mapping[str, str] = field(default_factory=dict)  # settings of the service
+
+
+TINY = Scene(
+    model="lab",
+    folder="lab",
+    title="SPARD: one poisoned file, fine-tuned twice",
+    making="making the lab: a tiny aligned model and its data (about a minute, once)",
+    command=("make",),
+    # all benign prompts behind random words: with the 120 of the default it is a near thing
+    audit={"asking": {"random": 360}},
+    task="word-problems",
+    seeds=(1, 2, 3),  # what a seed gives differs from one CPU to another, and the gate stops a job now and then
+)
+REAL = Scene(
+    model="smollm2",
+    folder="real-lab",
+    title="SPARD on SmolLM2-135M: one poisoned file, fine-tuned twice",
+    making="making the real model: fetched, converted, aligned, measured (about 20 minutes, once)",
+    command=("real", "--cores", "2"),
+    audit={
+        "max_prompts": 60,
+        "max_new_tokens": 32,
+        "asking": {"dresses": 2, "random": 40, "prompts": 40, "sampled": 0, "prefilled": 0, "turns": 0, "phrases": 0},
+    },
+    task="messages",
+    options={"hyperparameters": {"n_epochs": 2, "batch_size": 8}},
+    limit=60,
+    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, since jobs run one after the other
+)
+SCENES = {"lab": TINY, "real": REAL}
