@@ -53,9 +53,10 @@ coverage: setup  ## run the tests and show which lines they miss
 lock: setup  ## write the locks anew from the two pyproject.toml
 	UV=$(BIN)/uv requirements/lock.sh
 
-check: setup  ## lint, types and import contracts
+check: setup  ## lint, names, types and import contracts
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tools.names
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

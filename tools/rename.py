@@ -1,0 +1,112 @@
+"""Rename functions and methods by the table `tools/renames.toml`, everywhere at once: `python -m tools.rename`.
+
+The table maps, for each module, old qualified names to new last names: `"Frame.seen" = "project"`. mypy resolves what
+each name and attribute in the sources refers to, so that equal names of other things stay. Rewritten are definitions,
+overrides in subclasses, imports, references, fixtures with the arguments that ask for them, strings of `setattr` and
+`getattr`, `__all__`, dotted names in any text, and names in backticks in comments, docstrings and documents.
+
+Entries whose old name is gone are skipped, so that it can be run again, also on a tree with newer code. A new name that
+something else already has where it would be seen is a clash: nothing is written then, unless `--skip-clashes` leaves
+those entries out. Afterwards ruff sorts the imports and formats what has changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tools.rename_clashes import find_clashes
+from tools.rename_definitions import Entry, Sources, find_entries
+from tools.rename_references import Edit, References
+from tools.rename_texts import text_edits
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "tools" / "renames.toml"
+LITERAL = "text:"  # sections whose words are replaced as they stand
+
+Table = Mapping[str, Mapping[str, str]]  # by module: old qualified name -> new last name
+
+
+def read_table(path: Path = TABLE) -> Table:
+    """Return the table of a file."""
+    table: Table = tomllib.loads(path.read_text())
+    return table
+
+
+def apply_edits(path: Path, edits: Iterable[Edit]) -> None:
+    """Write the edits of one file; columns count bytes, as those of `ast` do."""
+    lines = path.read_bytes().split(b"\n")
+    for edit in sorted(set(edits), key=lambda each: (each.line, each.column), reverse=True):
+        line, old = lines[edit.line - 1], edit.old.encode()
+        end = edit.column + len(old)
+        if line[edit.column : end] != old:
+            raise ValueError(f"{path}:{edit.line}: {edit.old!r} is not at column {edit.column}")
+        lines[edit.line - 1] = line[: edit.column] + edit.new.encode() + line[end:]
+    path.write_bytes(b"\n".join(lines))
+
+
+def literal_edits(table: Table) -> Iterator[Edit]:
+    """Yield the edits of sections `text:PATTERN`: exact words in files that mypy does not read, such as templates."""
+    for pattern, words in table.items():
+        if not pattern.startswith(LITERAL):
+            continue
+        for path in sorted(ROOT.glob(pattern.removeprefix(LITERAL))):
+            for number, line in enumerate(path.read_text().split("\n"), 1):
+                for old, new in words.items():
+                    for match in re.finditer(re.escape(old), line):
+                        yield Edit(path, number, len(line[: match.start()].encode()), old, new)
+
+
+def plan(entries: Sequence[Entry], sources: Sources) -> tuple[dict[Path, list[Edit]], dict[Entry, list[str]]]:
+    """Return the edits of each file, and for entries that cannot be carried out why."""
+    found = References(entries, sources).collect()
+    clashes = find_clashes(found, sources)
+    edits: defaultdict[Path, list[Edit]] = defaultdict(list)
+    for edit in [*found.edits, *text_edits(found, sources)]:
+        edits[edit.path].append(edit)
+    return edits, clashes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Carry out the table; return 1 if a clash is in the way."""
+    parser = argparse.ArgumentParser(prog="python -m tools.rename", description="Rename by tools/renames.toml.")
+    parser.add_argument("--dry-run", action="store_true", help="Show what would change, and write nothing.")
+    parser.add_argument("--skip-clashes", action="store_true", help="Leave out entries that clash; do all others.")
+    parser.add_argument("--only", metavar="PREFIX", help="Only modules whose name begins so.")
+    asked = parser.parse_args(arguments)
+    table = {name: each for name, each in read_table().items() if name.startswith(asked.only or "")}
+    sources = Sources.read(ROOT)
+    entries, gone = find_entries({name: each for name, each in table.items() if not name.startswith(LITERAL)}, sources)
+    for each in gone:
+        print(f"not there: {each}")
+    edits, clashes = plan(entries, sources)
+    left_out = False
+    while clashes:
+        for entry, reasons in clashes.items():
+            print(f"clash: {entry.module}:{entry.qualified} -> {entry.new}: {'; '.join(reasons[:3])}")
+        if not asked.skip_clashes:
+            return 1
+        left_out = True
+        entries = [each for each in entries if each not in clashes]
+        edits, clashes = plan(entries, sources)
+    for edit in literal_edits(table):
+        edits.setdefault(edit.path, []).append(edit)
+    print(f"{len(entries)} names, {sum(map(len, edits.values()))} places in {len(edits)} files")
+    if not asked.dry_run and edits:
+        for path, some in edits.items():
+            apply_edits(path, some)
+        python = [str(path) for path in edits if path.suffix == ".py"]
+        ruff = [sys.executable, "-m", "ruff"]
+        subprocess.run([*ruff, "check", "--quiet", "--select=I", "--fix", *python], check=True)  # noqa: S603
+        subprocess.run([*ruff, "format", "--quiet", *python], check=True)  # noqa: S603
+    return int(left_out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
