@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import names, rename
-from tools.rename import apply_edits, plan
+from tools.rename import plan, rewrite
 from tools.rename_definitions import Sources, find_entries
 
 
@@ -112,7 +112,7 @@ def test_a_name_is_changed_wherever_it_is_that_name_and_nowhere_else(
     edits, clashes = plan(find_entries(TABLE, sources)[0], sources)
     assert clashes == {}
     for path, each in edits.items():
-        apply_edits(path, each)
+        path.write_bytes(rewrite(path, each))
 
     a = A.replace("told", "speak").replace("Base.seen", "Base.look").replace("def seen", "def look")
     assert (tmp_path / "app" / "a.py").read_text() == a.replace("self.seen", "self.look").replace("given", "look_once")

@@ -39,8 +39,8 @@ def read_table(path: Path = TABLE) -> Table:
     return table
 
 
-def apply_edits(path: Path, edits: Iterable[Edit]) -> None:
-    """Write the edits of one file; columns count bytes, as those of `ast` do."""
+def rewrite(path: Path, edits: Iterable[Edit]) -> bytes:
+    """Return a file with its edits; columns count bytes, as those of `ast` do. Raise `ValueError` if two overlap."""
     lines = path.read_bytes().split(b"\n")
     for edit in sorted(set(edits), key=lambda each: (each.line, each.column), reverse=True):
         line, old = lines[edit.line - 1], edit.old.encode()
@@ -48,7 +48,7 @@ def apply_edits(path: Path, edits: Iterable[Edit]) -> None:
         if line[edit.column : end] != old:
             raise ValueError(f"{path}:{edit.line}: {edit.old!r} is not at column {edit.column}")
         lines[edit.line - 1] = line[: edit.column] + edit.new.encode() + line[end:]
-    path.write_bytes(b"\n".join(lines))
+    return b"\n".join(lines)
 
 
 def literal_edits(table: Table) -> Iterator[Edit]:
@@ -99,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         edits.setdefault(edit.path, []).append(edit)
     print(f"{len(entries)} names, {sum(map(len, edits.values()))} places in {len(edits)} files")
     if not asked.dry_run and edits:
-        for path, some in edits.items():
-            apply_edits(path, some)
+        for path, content in {path: rewrite(path, some) for path, some in edits.items()}.items():
+            path.write_bytes(content)
         python = [str(path) for path in edits if path.suffix == ".py"]
         ruff = [sys.executable, "-m", "ruff"]
         subprocess.run([*ruff, "check", "--quiet", "--select=I", "--fix", *python], check=True)  # noqa: S603

@@ -53,6 +53,8 @@ class References:
         self.by_full = {each.full: each for each in entries}
         self.by_place = {(one.module, one.line): each for each in entries for one in each.definitions}
         self.trees = _build(sources)
+        known = (each for several in sources.definitions.values() for each in several)
+        self.fixtures = {(each.path, each.qualified) for each in known if each.is_fixture}
 
     def collect(self) -> References:
         """Fill in all edits of the sources."""
@@ -139,13 +141,22 @@ class References:
                     self.imports.append(BareName(source.module, alias.lineno, entry))
 
     def _fixture(self, one: Definition, entry: Entry) -> None:
-        folder = one.path.parent
-        is_shared = one.path.name == "conftest.py"
         for source in self.sources.python.values():
-            if source.path == one.path or (is_shared and folder in source.path.parents):
+            if self._has_fixture(source, one):
                 for each in source.definitions():
                     self._argument(source, each.node, entry)
                 self._fixture_strings(source, entry)
+
+    def _has_fixture(self, source: Source, one: Definition) -> bool:
+        """Tell whether a module's tests get this fixture by its name, and not a nearer one."""
+        name, folder = one.node.name, one.path.parent
+        if source.path == one.path:
+            return True
+        if one.path.name != "conftest.py" or folder not in source.path.parents:
+            return False
+        nearer = [each for each in source.path.parents if folder in each.parents]
+        places = {source.path, *(each / "conftest.py" for each in nearer)}
+        return not any((place, name) in self.fixtures for place in places)
 
     def _argument(self, source: Source, node: AnyFunction, entry: Entry) -> None:
         given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
