@@ -26,6 +26,12 @@ def find_clashes(found: References, sources: Sources) -> dict[Entry, list[str]]:
     for each in found.imports:
         source = sources.python[each.module]
         clashes[each.entry] += _in_module(source, each, found)
+    for each in found.arguments:
+        if each.entry.new in _bound_names(sources.python[each.module].tree):
+            clashes[each.entry].append(f"{each.module} has {each.entry.new} already")
+        twins = [one for one in found.imports if one.module == each.module and one.entry.new == each.entry.new]
+        if any(one.entry != each.entry for one in twins):
+            clashes[each.entry].append(f"{each.module} would import {each.entry.new}")
     for each in found.bare:
         source = sources.python[each.module]
         for scope in _scopes(source, each.line):

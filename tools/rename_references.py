@@ -49,6 +49,7 @@ class References:
         self.edits: list[Edit] = []
         self.bare: list[BareName] = []
         self.imports: list[BareName] = []
+        self.arguments: list[BareName] = []  # of fixtures
         self.problems: defaultdict[Entry, list[str]] = defaultdict(list)
         self.by_full = {each.full: each for each in entries}
         self.by_place = {(one.module, one.line): each for each in entries for one in each.definitions}
@@ -167,6 +168,7 @@ class References:
         if any(isinstance(each, ast.Name) and each.id == entry.new for each in ast.walk(node)):
             self.problems[entry].append(f"{source.path.name}:{node.lineno} has {entry.new}")
         self.add_edit(source, asks[0].lineno, asks[0].col_offset, entry)
+        self.arguments.append(BareName(source.module, asks[0].lineno, entry))
         for each in ast.walk(node):
             if isinstance(each, ast.Name) and each.id == entry.old:
                 self.add_edit(source, each.lineno, each.col_offset, entry)
