@@ -34,8 +34,8 @@ def read_layout(source: str | Path) -> Layout | None:
 def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     """Return the layout that stored tensors and a configuration describe; None where no layer has a plain weight.
 
-    What `spard.models.layout.layout_of` says of the loaded model counts: a checkpoint may name layers otherwise, holds
-    each expert in tensors of its own, and says nothing of ties that transformers makes by default.
+    What `spard.models.layout.layout_of` says of the loaded model counts: a checkpoint may name layers otherwise,
+    holds each expert in tensors of its own, and says nothing of ties that transformers makes by default.
     """
     text = config.get("text_config")
     own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
