@@ -13,12 +13,11 @@ those entries out. Afterwards ruff sorts the imports and formats what has change
 from __future__ import annotations
 
 import argparse
-import re
 import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tools.rename_clashes import find_clashes
@@ -51,16 +50,15 @@ def rewrite(path: Path, edits: Iterable[Edit]) -> bytes:
     return b"\n".join(lines)
 
 
-def literal_edits(table: Table) -> Iterator[Edit]:
-    """Yield the edits of sections `text:PATTERN`: exact words in files that mypy does not read, such as templates."""
+def replace_words(table: Table, contents: dict[Path, bytes]) -> None:
+    """Carry out sections `text:PATTERN`: exact words in files of which mypy knows too little, such as templates."""
     for pattern, words in table.items():
-        if not pattern.startswith(LITERAL):
-            continue
-        for path in sorted(ROOT.glob(pattern.removeprefix(LITERAL))):
-            for number, line in enumerate(path.read_text().split("\n"), 1):
-                for old, new in words.items():
-                    for match in re.finditer(re.escape(old), line):
-                        yield Edit(path, number, len(line[: match.start()].encode()), old, new)
+        for path in sorted(ROOT.glob(pattern.removeprefix(LITERAL))) if pattern.startswith(LITERAL) else ():
+            content = before = contents.get(path) or path.read_bytes()
+            for old, new in words.items():
+                content = content.replace(old.encode(), new.encode())
+            if content != before:
+                contents[path] = content
 
 
 def plan(entries: Sequence[Entry], sources: Sources) -> tuple[dict[Path, list[Edit]], dict[Entry, list[str]]]:
@@ -95,13 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         left_out = True
         entries = [each for each in entries if each not in clashes]
         edits, clashes = plan(entries, sources)
-    for edit in literal_edits(table):
-        edits.setdefault(edit.path, []).append(edit)
-    print(f"{len(entries)} names, {sum(map(len, edits.values()))} places in {len(edits)} files")
-    if not asked.dry_run and edits:
-        for path, content in {path: rewrite(path, some) for path, some in edits.items()}.items():
+    contents = {path: rewrite(path, some) for path, some in edits.items()}
+    replace_words(table, contents)
+    print(f"{len(entries)} names, {sum(map(len, edits.values()))} places in {len(contents)} files")
+    if not asked.dry_run and contents:
+        for path, content in contents.items():
             path.write_bytes(content)
-        python = [str(path) for path in edits if path.suffix == ".py"]
+        python = [str(path) for path in contents if path.suffix == ".py"]
         ruff = [sys.executable, "-m", "ruff"]
         subprocess.run([*ruff, "check", "--quiet", "--fix", *python], check=False)  # noqa: S603 - prints what is left
         subprocess.run([*ruff, "format", "--quiet", *python], check=True)  # noqa: S603
