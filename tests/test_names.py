@@ -10,6 +10,7 @@ import pytest
 from tools import names, rename
 from tools.rename import plan, rewrite
 from tools.rename_definitions import Sources, find_entries
+from tools.rename_references import build_trees
 
 
 @pytest.mark.parametrize("name", ["said", "_held", "asked_again", "key_of", "_until", "looked_at", "own", "unlabeled"])
@@ -65,6 +66,8 @@ class Base:
 '''
 B = '''"""Others."""
 
+from typing import Annotated
+
 import app.a
 from app import a
 from app.a import Base, told
@@ -86,7 +89,7 @@ class Other:
         return 0
 
 
-def test_it(monkeypatch: object, told_by: int) -> None:
+def test_it(monkeypatch: object, told_by: Annotated[int, told, a.told]) -> None:
     """Refer to everything."""
     setattr(a, "told", told)
     each = Derived().seen() + app.a.told() + Other().seen()
@@ -109,7 +112,7 @@ def test_a_name_is_changed_wherever_it_is_that_name_and_nowhere_else(
     project: Callable[[], Sources], tmp_path: Path
 ) -> None:
     sources = project()
-    edits, clashes = plan(find_entries(TABLE, sources)[0], sources)
+    edits, clashes = plan(find_entries(TABLE, sources)[0], sources, build_trees(sources))
     assert clashes == {}
     for path, each in edits.items():
         path.write_bytes(rewrite(path, each))
@@ -123,6 +126,7 @@ def test_a_name_is_changed_wherever_it_is_that_name_and_nowhere_else(
             '    def seen(self) -> int:\n        """Return more', '    def look(self) -> int:\n        """Return more'
         )
         .replace("super().seen() + told()", "super().look() + speak()")
+        .replace("int, told, a.told", "int, speak, a.speak")
         .replace('(a, "told", told)', '(a, "speak", speak)')
         .replace("Derived().seen() + app.a.told()", "Derived().look() + app.a.speak()")
         .replace('{told()} {each}", "app.a.told"', '{speak()} {each}", "app.a.speak"')
@@ -136,6 +140,6 @@ def test_a_name_that_is_taken_where_it_would_be_seen_is_refused(project: Callabl
     table = {"app.a": {"told": "each", "Base.seen": "twice"}, "app.none": {"old": "new"}}
     entries, gone = find_entries(table, sources)
     assert gone == ["app.none:old -> new"]
-    clashes = {entry.new: reasons for entry, reasons in plan(entries, sources)[1].items()}
-    assert "app.b:28 has a local each" in clashes["each"]
+    clashes = {entry.new: reasons for entry, reasons in plan(entries, sources, build_trees(sources))[1].items()}
+    assert "app.b:30 has a local each" in clashes["each"]
     assert any("twice" in reason for reason in clashes["twice"])

@@ -20,9 +20,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from mypy.build import BuildResult
+
 from tools.rename_clashes import find_clashes
 from tools.rename_definitions import Entry, Sources, find_entries
-from tools.rename_references import Edit, References
+from tools.rename_references import Edit, References, build_trees
 from tools.rename_texts import text_edits
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -61,9 +63,11 @@ def replace_words(table: Table, contents: dict[Path, bytes]) -> None:
                 contents[path] = content
 
 
-def plan(entries: Sequence[Entry], sources: Sources) -> tuple[dict[Path, list[Edit]], dict[Entry, list[str]]]:
+def plan(
+    entries: Sequence[Entry], sources: Sources, trees: BuildResult
+) -> tuple[dict[Path, list[Edit]], dict[Entry, list[str]]]:
     """Return the edits of each file, and for entries that cannot be carried out why."""
-    found = References(entries, sources).collect()
+    found = References(entries, sources, trees).collect()
     clashes = find_clashes(found, sources)
     edits: defaultdict[Path, list[Edit]] = defaultdict(list)
     for edit in [*found.edits, *text_edits(found, sources)]:
@@ -83,7 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries, gone = find_entries({name: each for name, each in table.items() if not name.startswith(LITERAL)}, sources)
     for each in gone:
         print(f"not there: {each}")
-    edits, clashes = plan(entries, sources)
+    trees = build_trees(sources)
+    edits, clashes = plan(entries, sources, trees)
     left_out = False
     while clashes:
         for entry, reasons in clashes.items():
@@ -92,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         left_out = True
         entries = [each for each in entries if each not in clashes]
-        edits, clashes = plan(entries, sources)
+        edits, clashes = plan(entries, sources, trees)
     contents = {path: rewrite(path, some) for path, some in edits.items()}
     replace_words(table, contents)
     print(f"{len(entries)} names, {sum(map(len, edits.values()))} places in {len(contents)} files")

@@ -43,7 +43,7 @@ class BareName:
 class References:
     """What a renaming changes in the sources, found once."""
 
-    def __init__(self, entries: Sequence[Entry], sources: Sources) -> None:
+    def __init__(self, entries: Sequence[Entry], sources: Sources, trees: build.BuildResult) -> None:
         self.sources = sources
         self.entries = list(entries)
         self.edits: list[Edit] = []
@@ -53,7 +53,7 @@ class References:
         self.problems: defaultdict[Entry, list[str]] = defaultdict(list)
         self.by_full = {each.full: each for each in entries}
         self.by_place = {(one.module, one.line): each for each in entries for one in each.definitions}
-        self.trees = _build(sources)
+        self.trees = trees
         known = (each for several in sources.definitions.values() for each in several)
         self.fixtures = {(each.path, each.qualified) for each in known if each.is_fixture}
 
@@ -68,6 +68,7 @@ class References:
                 _Reader(self, self.sources.python[module]).read(tree)
         for source in self.sources.python.values():
             self._imports(source)
+            self._annotations(source)
         for entry in self.entries:
             for one in entry.definitions:
                 if one.is_fixture:
@@ -140,6 +141,31 @@ class References:
                 self.add_edit(source, alias.lineno, alias.col_offset, entry)
                 if alias.asname is None:
                     self.imports.append(BareName(source.module, alias.lineno, entry))
+
+    def _annotations(self, source: Source) -> None:
+        """Add what stands in `Annotated[...]` behind the type, which is no expression to mypy."""
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.Subscript) or not ast.unparse(node.value).endswith("Annotated"):
+                continue
+            for each in ast.walk(node.slice):
+                entry = self._find_entry(source.module, each)
+                end = (getattr(each, "end_lineno", 0), getattr(each, "end_col_offset", 0))
+                if entry and self.add_edit(source, end[0], end[1] - len(entry.old.encode()), entry):
+                    self.bare.append(BareName(source.module, end[0], entry))
+
+    def _find_entry(self, module: str, node: ast.AST) -> Entry | None:
+        """Return the entry that a name or `module.name` stands for at the top of a module."""
+        match node:
+            case ast.Name(id=name):
+                entry = self.symbol(module, name)
+            case ast.Attribute(value=ast.Name(id=holder), attr=name):
+                tree = self.trees.files.get(module)
+                found = tree.names.get(holder) if tree else None
+                full = found.node.fullname if found and found.node else ""
+                entry = self.symbol(full, name) if full in self.trees.files else self.by_full.get(f"{full}.{name}")
+            case _:
+                return None
+        return entry if entry and entry.old == name else None
 
     def _fixture(self, one: Definition, entry: Entry) -> None:
         for source in self.sources.python.values():
@@ -273,7 +299,7 @@ def _is_nested(entry: Entry) -> bool:
     return any(isinstance(each.owner, AnyFunction) for each in entry.definitions)
 
 
-def _build(sources: Sources) -> build.BuildResult:
+def build_trees(sources: Sources) -> build.BuildResult:
     """Have mypy resolve and type everything that its configuration names."""
     with contextlib.chdir(sources.root):
         files, options = process_options([])
