@@ -87,9 +87,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     entries, gone = find_entries({name: each for name, each in table.items() if not name.startswith(LITERAL)}, sources)
     for each in gone:
         print(f"not there: {each}")
-    trees = build_trees(sources)
-    edits, clashes = plan(entries, sources, trees)
+    edits: dict[Path, list[Edit]] = {}
+    clashes: dict[Entry, list[str]] = {}
     left_out = False
+    if entries:  # minutes: mypy reads everything, without its cache
+        trees = build_trees(sources)
+        edits, clashes = plan(entries, sources, trees)
     while clashes:
         for entry, reasons in clashes.items():
             print(f"clash: {entry.module}:{entry.qualified} -> {entry.new}: {'; '.join(reasons[:3])}")

@@ -132,7 +132,8 @@ def find_entries(table: Mapping[str, Mapping[str, str]], sources: Sources) -> tu
     entries, gone = [], []
     for module, names in table.items():
         for qualified, new in names.items():
-            renamed = f"{qualified.rpartition('.')[0]}.{new}".lstrip(".")
+            parts = qualified.split(".")
+            renamed = ".".join(names.get(".".join(parts[: i + 1]), part) for i, part in enumerate(parts))
             if definitions := sources.definitions.get((module, qualified)):
                 entries.append(Entry(module, qualified, new, definitions))
             elif (module, renamed) not in sources.definitions:
