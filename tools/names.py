@@ -49,9 +49,9 @@ _ADVERBS = _words("""
 _IRREGULAR = _words("""
     awoken beaten become been begun bent bitten bled blown born borne bought bound bred broken brought built burnt
     caught chosen clung dealt done drawn driven drunk dug eaten fallen fed felt fled flown forgotten found fought
-    frozen given gone gotten grown heard held hidden hung kept known laid lain learnt led left lent lit lost made
+    frozen given gone gotten grown heard held hidden hung kept known laid lain led left lent lit lost made
     meant met mistaken overridden overwritten paid proven redone rewritten ridden rung risen said seen sent sewn
-    shaken shot shown shrunk slept slid sold sought spent spoilt spoken sprung spun stolen stood struck stuck strung
+    shaken shot shown shrunk slept slid sold sought spent spoken sprung spun stolen stood struck stuck strung
     sung sunk swept sworn swum swung taken taught thought thrown told torn undone understood upheld withdrawn
     withheld woken won worn wound woven written
 """)

@@ -7,7 +7,7 @@ overrides in subclasses, imports, references, fixtures with the arguments that a
 
 Entries whose old name is gone are skipped, so that it can be run again, also on a tree with newer code. A new name that
 something else already has where it would be seen is a clash: nothing is written then, unless `--skip-clashes` leaves
-those entries out. Afterwards ruff sorts the imports and formats what has changed.
+those entries out. Ruff then sorts the imports and formats what has changed.
 """
 
 from __future__ import annotations
