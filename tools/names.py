@@ -47,7 +47,7 @@ _ADVERBS = _words("""
     again already alone anew apart aside away back elsewhere first here last not once so then too twice
 """)
 _IRREGULAR = _words("""
-    awoken beaten become been begun bent bitten bled blown born borne bought bound bred broken brought built burnt
+    awoken beaten become been begun bent bitten bled blown born borne bought bound bred broken brought built
     caught chosen clung dealt done drawn driven drunk dug eaten fallen fed felt fled flown forgotten found fought
     frozen given gone gotten grown heard held hidden hung kept known laid lain led left lent lit lost made
     meant met mistaken overridden overwritten paid proven redone rewritten ridden rung risen said seen sent sewn
