@@ -6,6 +6,7 @@ import ast
 import contextlib
 import os
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -301,6 +302,7 @@ def _is_nested(entry: Entry) -> bool:
 
 def build_trees(sources: Sources) -> build.BuildResult:
     """Have mypy resolve and type everything that its configuration names."""
+    sys.setrecursionlimit(2**14)  # as mypy's own command does
     with contextlib.chdir(sources.root):
         files, options = process_options([])
         options.export_types = options.preserve_asts = True
