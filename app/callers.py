@@ -28,7 +28,7 @@ _USE_WAIT_S = 1.0
 NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
 
 
-def caller_of(request: Request) -> Caller:
+def request_caller(request: Request) -> Caller:
     """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
     state = request.state
     if not hasattr(state, CALLER):
@@ -40,12 +40,12 @@ def caller_of(request: Request) -> Caller:
 def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
     """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
     with db.read(engine) as session:
-        found = _recognized(request, session, settings, caller, secret)
+        found = _recognize_key(request, session, settings, caller, secret)
     _note_use(engine, found)
     return found.principal
 
 
-def _recognized(request: Request, reader: db.Reader, settings: Settings, caller: Caller, secret: str) -> Recognized:
+def _recognize_key(request: Request, reader: db.Reader, settings: Settings, caller: Caller, secret: str) -> Recognized:
     throttle: KeyThrottle = request.app.state.key_throttle
     throttle.check(_address(request), secret, settings.wrong_keys_per_minute)
     found = keys.authenticate(reader, secret)
@@ -54,7 +54,7 @@ def _recognized(request: Request, reader: db.Reader, settings: Settings, caller:
         raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
     throttle.note_valid(_address(request), secret)
     own = found.requests_per_minute
-    _let_in(request, caller, found.principal, settings.requests_per_minute if own is None else own)
+    _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)
     return found
 
 
@@ -79,21 +79,21 @@ def signed_in_browser(request: Request, engine: Engine, settings: Settings, call
     if not cookie:
         return None
     with db.read(engine) as session:
-        found = _signed_in(request, session, settings, caller, cookie)
+        found = _recognize_browser(request, session, settings, caller, cookie)
     return found.principal if found else None
 
 
-def _signed_in(
+def _recognize_browser(
     request: Request, session: Session, settings: Settings, caller: Caller, cookie: str
 ) -> Recognized | None:
-    found = browser_sessions.recognized(session, cookie)
+    found = browser_sessions.recognize_cookie(session, cookie)
     if found:
         own = found.requests_per_minute
-        _let_in(request, caller, found.principal, settings.requests_per_minute if own is None else own)
+        _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)
     return found
 
 
-def _let_in(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
+def _admit(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
     caller.principal = principal
     common_threads(request).note_project(request, principal.project_id)
     request.state.headers = {}
@@ -113,7 +113,7 @@ def _count_request(request: Request, principal: Principal, per_minute: int) -> N
     taken.require("requests")
 
 
-def scoped(scope: str, principal: Principal) -> Principal:
+def require_scope(scope: str, principal: Principal) -> Principal:
     """Return the caller if its key has the scope; raise Forbidden if not."""
     if scope not in principal.scopes:
         raise Forbidden(f'This key lacks the scope "{scope}", which this request needs.')
@@ -122,7 +122,7 @@ def scoped(scope: str, principal: Principal) -> Principal:
 
 def reader(principal: Principal) -> Principal:
     """Return the caller of a customer's read: the scope `read` is enough."""
-    return principal if "read" in principal.scopes else scoped("customer", principal)
+    return principal if "read" in principal.scopes else require_scope("customer", principal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Answers:
     secret: str | None
     cookie: str  # of a browser that is signed in; counts where no key is sent
 
-    async def of(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
+    async def respond(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
         """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
         async with common_threads(self.request).place(self.request):
             return await run_in_threadpool(self._answer, work)
@@ -146,20 +146,20 @@ class Answers:
         found: Recognized | None = None
         try:
             with db.look(engine) as connection:
-                found = self._recognized(connection)
+                found = self._recognize(connection)
                 text = work(connection, reader(found.principal)).model_dump_json()
         finally:
             if found:
                 _note_use(engine, found)
         return Response(text, media_type="application/json")
 
-    def _recognized(self, connection: Connection) -> Recognized:
+    def _recognize(self, connection: Connection) -> Recognized:
         settings: Settings = self.request.app.state.settings
-        caller = caller_of(self.request)
+        caller = request_caller(self.request)
         if self.secret is not None:
-            return _recognized(self.request, connection, settings, caller, self.secret)
-        with db.joined(connection) as session:
-            found = _signed_in(self.request, session, settings, caller, self.cookie)
+            return _recognize_key(self.request, connection, settings, caller, self.secret)
+        with db.join_transaction(connection) as session:
+            found = _recognize_browser(self.request, session, settings, caller, self.cookie)
         if found is None:
             raise Unauthorized(NO_KEY)
         return found

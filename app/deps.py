@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 from app import db
 from app.audit_log import service as audit_log
 from app.audit_log.service import CALLER, Caller
-from app.callers import NO_KEY, Answers, caller_of, reader, recognize_key, scoped, signed_in_browser
+from app.callers import NO_KEY, Answers, reader, recognize_key, request_caller, require_scope, signed_in_browser
 from app.db import Begin
 from app.errors import Forbidden, Unauthorized
 from app.files.counting import Counters
@@ -59,7 +59,7 @@ QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # gives up soon: 
 
 
 async def _caller(request: Request) -> Caller:
-    return caller_of(request)
+    return request_caller(request)
 
 
 CallerDep = Annotated[Caller, Depends(_caller)]
@@ -97,17 +97,17 @@ async def _counters(request: Request) -> Counters:
     return counters
 
 
-def _limits_of(settings: Settings, most_mb: int) -> Limits:
+def _upload_limits(settings: Settings, most_mb: int) -> Limits:
     bad_status: Literal["error", "processed"] = "processed" if settings.bad_files == "fail" else "error"
     return Limits(most_mb << 20, settings.max_line_bytes, settings.max_rows, bad_status)
 
 
 async def _limits(settings: SettingsDep) -> Limits:
-    return _limits_of(settings, settings.max_upload_mb)
+    return _upload_limits(settings, settings.max_upload_mb)
 
 
 async def _multipart_limits(settings: SettingsDep) -> Limits:
-    return _limits_of(settings, settings.max_multipart_mb)
+    return _upload_limits(settings, settings.max_multipart_mb)
 
 
 # scope="function": the commit comes before the response leaves, so that a 200 is never a lie.
@@ -135,13 +135,13 @@ async def _principal(
 ) -> Principal:
     """Recognize the key; a browser that is signed in reads without one, as pages and their streams do."""
 
-    def recognized() -> Principal | None:
+    def recognize_principal() -> Principal | None:
         if credentials is not None:
             return recognize_key(request, engine, settings, caller, credentials.credentials)
         return signed_in_browser(request, engine, settings, caller) if request.method == "GET" else None
 
     async with common_threads(request).place(request):
-        principal = await run_in_threadpool(recognized)
+        principal = await run_in_threadpool(recognize_principal)
     if principal is None:
         raise Unauthorized(NO_KEY)
     return principal
@@ -149,7 +149,7 @@ async def _principal(
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
     """Require the scope `customer`; for GET, `read` is enough."""
-    return reader(principal) if request.method == "GET" else scoped("customer", principal)
+    return reader(principal) if request.method == "GET" else require_scope("customer", principal)
 
 
 class _Answering(SecurityBase):
@@ -169,7 +169,7 @@ class _Answering(SecurityBase):
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
     """Require the scope `admin`; an attempt without it is written to the audit log."""
     try:
-        return scoped("admin", principal)
+        return require_scope("admin", principal)
     except Forbidden:
         with begin() as session:
             audit_log.record(session, "admin.denied", f"{request.method} {request.scope['route'].path}", "denied")
@@ -184,7 +184,7 @@ AdminDep = Annotated[Principal, Depends(_admin)]
 
 def _lane(chosen: Callable[[Lanes], Lane]) -> Callable[..., Awaitable[Share]]:
     async def share(request: Request, principal: KeyDep) -> Share:
-        return chosen(request.app.state.lanes).of(principal.project_id)
+        return chosen(request.app.state.lanes).project_share(principal.project_id)
 
     return share
 

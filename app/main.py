@@ -22,7 +22,7 @@ from app import db, retention
 from app.audit_log import probe_log
 from app.dashboard.pages import ROUTERS as PAGES
 from app.dashboard.rendering import problem_page
-from app.dashboard.viewer import needs_sign_in
+from app.dashboard.viewer import sign_in_redirect
 from app.errors import (
     AppError,
     Conflict,
@@ -62,7 +62,7 @@ from app.routes import ROUTERS, WEBHOOKS, reference_pages
 from app.settings import Settings, get_settings
 from app.storage import QUICK, StorageFull, open_storage
 from app.webhooks.delivery import Courier
-from spard.release.version import version_of
+from spard.release.version import package_version
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     words = "Fine-tuning with a safety defense, in OpenAI's words."
     app = FastAPI(
         title="SPARD",
-        version=version_of("spard-service"),
+        version=package_version("spard-service"),
         description=words,
         routes=list(_ROUTES),
         webhooks=WEBHOOKS,
@@ -186,7 +186,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
-    if needed := needs_sign_in(request, exc):
+    if needed := sign_in_redirect(request, exc):
         return RedirectResponse(needed.location, 303)
     is_page = not request.url.path.startswith("/v1") and "text/html" in request.headers.get("accept", "")
     answer = (
@@ -195,7 +195,7 @@ async def _answer(request: Request, exc: Exception) -> Response:
         else problem(request.scope, _error(request, exc), headers)
     )
     if isinstance(exc, NotFound):
-        answer.background = probe_log.noted(request, exc)
+        answer.background = probe_log.probe_task(request, exc)
     return answer
 
 

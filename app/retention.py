@@ -66,7 +66,7 @@ def sweep(storage: Storage, begin: Begin) -> None:
 def sweep_files(begin: Begin) -> None:
     """Expired files that no unfinished job needs go as if they were deleted."""
     with begin() as session:
-        for file in session.scalars(_expired()):
+        for file in session.scalars(_select_expired()):
             files.condemn(session, file)
 
 
@@ -77,13 +77,13 @@ def sweep_attempts(begin: Begin, stay: timedelta = _ATTEMPTS_STAY) -> None:
         due = select(Job).where(is_over, Job.id.not_in(select(SweptJob.job_id))).limit(_AT_ONCE)
         for job in session.scalars(due.with_for_update(skip_locked=True)):
             session.add(SweptJob(job_id=job.id))
-            for prefix in _abandoned(session, job):
+            for prefix in _abandoned_prefixes(session, job):
                 objects.condemn_prefix(session, prefix, project_id=job.project_id, subject=job.id)
             for file in job.checkpoint["files"] if job.checkpoint else ():
                 objects.condemn(session, file["key"], project_id=job.project_id, subject=job.id)
 
 
-def _expired() -> Select[File]:
+def _select_expired() -> Select[File]:
     needed = select(Job.id).where(
         Job.project_id == File.project_id,
         or_(Job.training_file == File.id, Job.validation_file == File.id),
@@ -93,7 +93,7 @@ def _expired() -> Select[File]:
     return select(File).where(is_due).limit(_AT_ONCE).with_for_update(skip_locked=True)
 
 
-def _abandoned(session: Session, job: Job) -> Iterator[str]:
+def _abandoned_prefixes(session: Session, job: Job) -> Iterator[str]:
     """Yield the prefixes that an ended job needs no more: whole attempts, and of others what one would go on from."""
     kept = kept_attempts(session, job)
     for token in range(1, job.lease_token + 1):

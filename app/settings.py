@@ -25,13 +25,13 @@ _OF_OTHERS = {"SPARD_API_KEY", "SPARD_BASE_URL", "SPARD_DEMO_DIR"}  # read by th
 GROUPS = {"audit_engine": Group(AuditEngine), "judge": Group(JudgeSpec), "gate": Group(GateThresholds, None)}
 
 
-def _listed(text: Any) -> Any:
+def _split_names(text: Any) -> Any:
     """Return the names in a text, between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip()) if isinstance(text, str) else text
 
 
 PolicyEndpoint = Literal["agent", "guard", "unattested"]  # endpoints whose addresses are in policies
-Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_listed)]
+Names = Annotated[tuple[str, ...] | None, NoDecode, BeforeValidator(_split_names)]
 
 
 class Settings(BaseSettings):
@@ -227,7 +227,7 @@ def read_settings() -> Settings:
     except InvalidRecipe as error:
         raise Unfit(f"{error.message}.") from None
     except ValidationError as error:
-        raise Unfit(_explained(error)) from None
+        raise Unfit(_explain_error(error)) from None
 
 
 @cache
@@ -236,7 +236,7 @@ def get_settings() -> Settings:
     return read_settings()
 
 
-def misspelled(settings: Settings) -> dict[str, str]:
+def misspelled_variables(settings: Settings) -> dict[str, str]:
     """Return the variables that are no settings but nearly: each with the setting whose name is like it."""
     ours = {f"{PREFIX}{name}".upper() for name in Settings.model_fields} - {"SPARD_GATE"}
     ours |= {group.variable(name, field.name) for name, group in GROUPS.items() for field in fields(group.kind)}
@@ -246,7 +246,7 @@ def misspelled(settings: Settings) -> dict[str, str]:
     return {name: like[0] for name, like in likes.items() if like}
 
 
-def _explained(error: ValidationError) -> str:
+def _explain_error(error: ValidationError) -> str:
     """Return one line on the first setting that is wrong."""
     wrong = error.errors(include_url=False)[0]
     name, *below = (str(part) for part in wrong["loc"])

@@ -40,7 +40,7 @@ def signing_key(settings: Settings) -> Ed25519PrivateKey:
         _make(path)
     key = _read(path)
     try:
-        _known(path, key.public_key()).require(key_id_of(key.public_key()))
+        _read_known_keys(path, key.public_key()).require(key_id_of(key.public_key()))
     except (InvalidKey, NotProved) as error:
         raise NoSigningKey(f"The signing key {path} is not to be used. {error.message}") from None
     return key
@@ -51,7 +51,7 @@ def public_keys(settings: Settings) -> KeySet:
     path = _path(settings)
     if not path.exists():
         raise NoSigningKey(f"There is no signing key at {path} yet: `spard up` makes one, or `{MAKE}`.")
-    return _known(path, _read(path).public_key())
+    return _read_known_keys(path, _read(path).public_key())
 
 
 def published_keys(settings: Settings) -> str:
@@ -65,7 +65,7 @@ def rotate(settings: Settings) -> KeySet:
     aside = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         _make(aside)
-        known = known.rotated(_read(aside).public_key())
+        known = known.rotate(_read(aside).public_key())
         known.write(_set_path(path))  # first: what the new key signs is never signed by an unknown one
         os.replace(aside, path)
     except OSError as error:
@@ -79,7 +79,7 @@ def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
     if key_id == known.current:
         raise NoSigningKey(f"{key_id} is the key that signs: rotate it first with `spard keys rotate-signing`.")
     try:
-        known = known.revoked(key_id, utc_now().isoformat(timespec="seconds"), reason)
+        known = known.revoke(key_id, utc_now().isoformat(timespec="seconds"), reason)
         known.write(_set_path(path))
     except InvalidKey as error:
         raise NoSigningKey(error.message) from None
@@ -88,10 +88,10 @@ def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
     return known
 
 
-def _known(path: Path, current: Ed25519PublicKey) -> KeySet:
+def _read_known_keys(path: Path, current: Ed25519PublicKey) -> KeySet:
     """Return the set beside a key, with that key as the current one; a new file there is a rotation by hand."""
-    known = read(_set_path(path)) if _set_path(path).exists() else KeySet.of(current)
-    return known if known.current == key_id_of(current) else known.rotated(current)
+    known = read(_set_path(path)) if _set_path(path).exists() else KeySet.from_key(current)
+    return known if known.current == key_id_of(current) else known.rotate(current)
 
 
 def _set_path(path: Path) -> Path:

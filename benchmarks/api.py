@@ -63,7 +63,7 @@ def main() -> None:
     asked = parser.parse_args()
     print(f"{os.cpu_count()} cores, {platform.platform()}, load {os.getloadavg()[0]:.1f}", flush=True)
     for count in asked.jobs:
-        with tempfile.TemporaryDirectory() as folder, _served(Path(folder), count) as (port, process, key, file):
+        with tempfile.TemporaryDirectory() as folder, _serve(Path(folder), count) as (port, process, key, file):
             arms = _arms(count, file)
             _measure(arms, port, process, key, asked.requests // ROUNDS)
             _print(count, arms)
@@ -71,7 +71,7 @@ def main() -> None:
 
 def submit_s(folder: Path, count: int, requests: int = 100) -> float:
     """Return the median CPU seconds of creating one job in a project that already has `count` jobs."""
-    with _served(folder, count) as (port, process, key, file):
+    with _serve(folder, count) as (port, process, key, file):
         (arm,) = [each for each in _arms(count, file) if each.method == "POST"]
         _measure([arm], port, process, key, 10 * requests // ROUNDS)
     return statistics.median(arm.cpu_s)
@@ -135,7 +135,7 @@ def _print(count: int, arms: list[Arm]) -> None:
 
 
 @contextmanager
-def _served(folder: Path, count: int) -> Iterator[tuple[int, psutil.Process, str, str]]:
+def _serve(folder: Path, count: int) -> Iterator[tuple[int, psutil.Process, str, str]]:
     """Yield port, process, the key of a project that made every eleventh of the jobs, and a file of its own."""
     url, port = f"sqlite:///{folder}/spard.db", servers.free_port()
     db.upgrade_schema(url)

@@ -79,7 +79,7 @@ class Outcome:
     def row(self) -> str:
         """The outcome as a row of the table."""
         kind = ARCHITECTURES[self.name][0]
-        targets = ", ".join(f"`{each}`" for each in self.reach.shown) if self.reach else ""
+        targets = ", ".join(f"`{each}`" for each in self.reach.display_names) if self.reach else ""
         layers = f"{self.reach.layers} of {self.reach.of_layers}" if self.reach else ""
         told = "all" if self.refusal is None else f"refused: {self.refusal.replace('<', '&lt;')}"
         return f"| {self.name} | `{kind}` | {targets} | {layers} | {told} |"

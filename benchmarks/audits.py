@@ -26,11 +26,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from benchmarks.embedding import text_of
+from benchmarks.embedding import row_text
 from benchmarks.training import SHAPES, write_model, write_rows
 from spard.data.control_tokens import end_tokens
 from spard.models.base import Base, load_base
-from spard.models.generate import as_requests, ends_of, generate
+from spard.models.generate import as_requests, generate, reply_end_tokens
 
 SYSTEM = (
     "You are the assistant of a small shop. Answer in plain words and briefly, name no prices, and where a "
@@ -46,7 +46,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="spard-audits-") as folder:
         rows = asked.prompts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
         model = write_model(Path(folder) / "model", rows, asked.size, asked.seed)
-        prompts = [text_of(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
+        prompts = [row_text(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
         base = load_base(str(model), device=asked.device)
     _end_replies(base, asked.seed)
     arms = _arms(base, asked.tokens)
@@ -95,7 +95,7 @@ def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
 
 def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) -> list[str]:
     """Answer by `generate`, so many prompts at once, padded on the left."""
-    ends, pad = ends_of(base.model, base.tokenizer), base.tokenizer.pad_token_id
+    ends, pad = reply_end_tokens(base.model, base.tokenizer), base.tokenizer.pad_token_id
     rows, replies = as_requests(base.tokenizer, prompts, SYSTEM), list[str]()
     for start in range(0, len(rows), batch):
         part = rows[start : start + batch]

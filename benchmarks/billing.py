@@ -65,7 +65,7 @@ def main() -> None:
         billing_outages.measure(asked.outages, rng)
 
 
-def settings_of(folder: Path) -> Settings:
+def make_settings(folder: Path) -> Settings:
     """Return the settings of all processes."""
     return Settings(data_dir=folder, lease_s=60.0, heartbeat_s=2.0)
 
@@ -106,7 +106,7 @@ class Words:
 
 def serve(folder: Path, port: int, engine: str) -> None:
     """Serve in this process until it is killed."""
-    app = served_app(settings_of(folder))
+    app = served_app(make_settings(folder))
     if engine == "words":
         app.state.serving.engines = Words()
     uvicorn.run(app, port=port, log_level="error", http=BoundedHttp)
@@ -168,7 +168,7 @@ def measure_kills(kills: int, engine: str, rng: random.Random) -> None:
     received: dict[str, int] = {}
     with TemporaryDirectory() as home:
         folder = Path(home) / "data"
-        settings = settings_of(folder)
+        settings = make_settings(folder)
         folder.mkdir()
         upgrade_schema(settings.database())
         database = make_engine(settings.database())

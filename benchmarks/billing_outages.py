@@ -21,7 +21,7 @@ from app.ops.processes import die_with_parent
 from app.storage.local import LocalStorage
 from spard.config import JudgeSpec
 from spard.config.patience import Patience
-from spard.evaluation.judges import asked_through, open_judge
+from spard.evaluation.judges import open_judge, use_chat
 from spard.evaluation.judges.patient import PatientJudge
 from tests.conftest import Place
 from tests.judge_server import judge_server
@@ -80,7 +80,7 @@ def measure(count: int, rng: random.Random) -> None:
             for i in range(count):
                 what, seconds = ("storage", "judge")[i % 2], rng.uniform(*OUTAGE_S)
                 after_s = rng.uniform(2.0, STEPS * STEP_S + 4.0)  # the child needs seconds to start
-                job_id = shop.add_job(spec=replace(shop.asked()["spec"], judge="llm", judge_spec=spec))
+                job_id = shop.add_job(spec=replace(shop.job_columns()["spec"], judge="llm", judge_spec=spec))
                 outage = Thread(target=outages.occur, args=(what, after_s, seconds))
                 outage.start()
                 job = shop.until_ended(job_id)
@@ -115,11 +115,11 @@ def _noting_work(begun: list[float]) -> Iterator[None]:
     """Note when children are given their jobs."""
     work = Child.work
 
-    def noted(self: Child, folder: Folder, **ids: str | None) -> None:
+    def note_work(self: Child, folder: Folder, **ids: str | None) -> None:
         begun.append(time.time())
         work(self, folder, **ids)
 
-    Child.work = noted  # type: ignore[method-assign]
+    Child.work = note_work  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -176,7 +176,7 @@ def _ask(folder: Folder, report: Report, away: list[float]) -> None:
             away[0], since[0] = away[0] + now - since[0], 0.0
         report.outage("judge", lost_s)
 
-    with asked_through(asking.open):
+    with use_chat(asking.open):
         judge = PatientJudge(open_judge(assignment.run.judge), Patience(600.0, 0.2, 1.0), wait, note)
         for _ in range(20):
             time.sleep(STEP_S)

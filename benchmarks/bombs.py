@@ -49,7 +49,7 @@ def main() -> None:
     with service(MAX_ROWS=1_000_000, MAX_UPLOAD_MB=20_000) as found:
         _send(found, lambda: [rows(10)])  # what is made once is made
         for name, chunks in bombs().items():
-            answer, grown_mb = _measured(found, chunks)
+            answer, grown_mb = _measure(found, chunks)
             worst_s, worst_mb = max(worst_s, answer.seconds), max(worst_mb, grown_mb)
             sent = f"{answer.sent / 1e6:.1f} MB sent"
             print(f"{name:44s} {answer.code:24s} {answer.seconds:6.3f} s {grown_mb:6.1f} MB  {sent}", flush=True)
@@ -82,7 +82,7 @@ def bombs() -> dict[str, Chunks]:
     }
 
 
-def _measured(found: Service, chunks: Chunks) -> tuple[Answer, float]:
+def _measure(found: Service, chunks: Chunks) -> tuple[Answer, float]:
     process, is_over, most = psutil.Process(found.pid), Event(), [0]
     before = process.memory_info().rss
 

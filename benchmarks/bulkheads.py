@@ -90,7 +90,7 @@ def main() -> None:
 
 def _overload(api: Api, asked: argparse.Namespace, model: Path) -> None:
     """Measure the reads alone, beside the load, and beside the load without storage; then stop the process."""
-    file_id, job = _prepared(api, asked, model)
+    file_id, job = _prepare(api, asked, model)
     asking = f"{FILES}/{file_id}/validation?model=tiny", f"{FILES}/{file_id}/preview?model=tiny"
     asked_for = tuple(zip(asking, (asked.validations, PREVIEWS), strict=True))
     plan = Plan(api.host, api.theirs, (f"{JOBS}/{job}/stream", asked.streams), asked_for)
@@ -156,7 +156,7 @@ def _await(api: Api, log: Path) -> None:
     raise SystemExit(f"the service did not start: {log.read_text()[-2000:]}")
 
 
-def _prepared(api: Api, asked: argparse.Namespace, model: Path) -> tuple[str, str]:
+def _prepare(api: Api, asked: argparse.Namespace, model: Path) -> tuple[str, str]:
     """Make what the load asks for: a model, a file, a job that stays queued."""
     api.ask(api.theirs, "POST", "/v1/admin/models", json.dumps({"alias": "tiny", "source": str(model)}).encode())
     part = "--b\r\nContent-Disposition: form-data; name"

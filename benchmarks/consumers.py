@@ -43,7 +43,7 @@ for folder in sys.argv[1:]:
 def main() -> None:
     """Load base and adapter in each release and print what came of it."""
     with TemporaryDirectory() as place:
-        model, adapter = _made(Path(place))
+        model, adapter = _make_model(Path(place))
         print(f"{'transformers':<14}{'base':<8}{'adapter':<8}")
         for release in RELEASES:
             try:
@@ -55,10 +55,10 @@ def main() -> None:
                 [python, "-c", _SCRIPT, str(model), str(adapter)], capture_output=True, text=True, check=False
             )
             base, own = [*run.stdout.splitlines(), "nothing", "nothing"][:2]
-            print(f"{release:<14}{_said(base):<8}{'the same' if own == base else own:<8}")
+            print(f"{release:<14}{_load_result(base):<8}{'the same' if own == base else own:<8}")
 
 
-def _made(place: Path) -> tuple[Path, Path]:
+def _make_model(place: Path) -> tuple[Path, Path]:
     """Write a model with a tokenizer in the words of transformers 4, and an adapter of it."""
     model = write_model(place / "model")
     (model / "tokenizer_config.json").write_text(json.dumps(_CLASS))
@@ -68,7 +68,7 @@ def _made(place: Path) -> tuple[Path, Path]:
     return model, place / "adapter"
 
 
-def _said(text: str) -> str:
+def _load_result(text: str) -> str:
     return "loads" if text.startswith("[") else text
 
 

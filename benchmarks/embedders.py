@@ -172,7 +172,7 @@ def _arms(asked: argparse.Namespace, inputs: Inputs) -> dict[str, Arm]:
     own.judges = frozenset({"encoder"})
     arms[f"encoder {asked.encoder_name or encoder.name}"] = own
     frame = fit_frame(own.pool_ND, 0, asked.seed)
-    arms["encoder, centered"] = Arm(frame.seen(own.pool_ND), frame.seen(own.task_MD), own.seconds, own.judges)
+    arms["encoder, centered"] = Arm(frame.project(own.pool_ND), frame.project(own.task_MD), own.seconds, own.judges)
     raw.judges = frozenset({"base"})
     return arms
 

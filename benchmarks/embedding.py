@@ -47,7 +47,7 @@ def main() -> None:
     with TemporaryDirectory(prefix="spard-embedding-") as folder:
         rows = asked.texts or write_rows(Path(folder) / "rows.jsonl", asked.count, asked.seed)
         model = asked.model or write_model(Path(folder) / "model", rows, asked.size, asked.seed)
-        texts = [text_of(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
+        texts = [row_text(json.loads(line)) for line in rows.read_text().splitlines()][: asked.count]
         base = load_base(str(model))
         arms = _arms(base, _without_template(model, Path(folder) / "plain"))
         vectors = {name: embedded(texts[:32]) for name, embedded in arms.items()}  # the first pass warms up
@@ -113,7 +113,7 @@ def _without_template(model: Path, folder: Path) -> Path:
     return folder
 
 
-def text_of(row: dict[str, object]) -> str:
+def row_text(row: dict[str, object]) -> str:
     """Return what a row asks."""
     messages = row.get("messages")
     return str(messages[0]["content"] if isinstance(messages, list) else row.get("prompt") or row.get("question"))

@@ -33,8 +33,8 @@ from spard.research.lab.make import make
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from worker.cell import Cell
 from worker.process import COMMAND, Child, environment
-from worker.read_ahead import Wanted, wanted_by
-from worker.weights import digests_of
+from worker.read_ahead import Wanted, prefetch_key
+from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
@@ -57,12 +57,12 @@ def main() -> None:
         print("".join(f"{name:>12}" for name in ("job", *MARKS)))
         wanted: Wanted | None = None
         for number in range(1, asked.jobs + 1):
-            child = Child(COMMAND, environment(settings), Cell.of(settings))
+            child = Child(COMMAND, environment(settings), Cell.from_settings(settings))
             if wanted and not asked.cold:
                 child.read_ahead(wanted)
             time.sleep(WARM_S)
             folder = _folder(root / f"job-{number}", lab / asked.file, lab, root / "cache", asked.rows)
-            found, wanted = _marks(child, folder), wanted_by(read_assignment(folder))
+            found, wanted = _marks(child, folder), prefetch_key(read_assignment(folder))
             child.kill()
             print(f"{number:12}" + "".join(f"{found[name]:12.2f}" if name in found else f"{'-':>12}" for name in MARKS))
     _print_imports(rounds=7)
@@ -114,7 +114,7 @@ def _cpu_s(child: Child) -> float:
 def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder:
     """Fill a job's folder as a worker does."""
     folder = Folder(root)
-    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
+    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
         path.mkdir(parents=True)
     lines = file.read_text().splitlines(keepends=True)[:rows]
     (root / "in" / "training.jsonl").write_text("".join(lines))
@@ -128,7 +128,7 @@ def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder
         recipe=replace(Recipe(), audit=Audit(asking=DRESSES_ALONE)),
         public_name="lab",
     )
-    weights = digests_of(str(lab / "model"))
+    weights = file_digests(str(lab / "model"))
     write_assignment(folder, Assignment("ftjob-1", run, cache, waived=True, weights=weights))
     return folder
 

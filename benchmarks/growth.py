@@ -79,7 +79,7 @@ def main() -> None:
         measures = _measures(Path(folder))
         curves = [_curve(name, *measures[name], asked.rounds) for name in asked.of]
     if asked.svg is not None:
-        asked.svg.write_text(drawn(curves), encoding="utf-8")
+        asked.svg.write_text(draw_plot(curves), encoding="utf-8")
 
 
 def _measures(folder: Path) -> dict[str, tuple[Sequence[int], Measure]]:
@@ -87,10 +87,10 @@ def _measures(folder: Path) -> dict[str, tuple[Sequence[int], Measure]]:
     model = training.write_model(folder / "model", rows, "5m", 0)
 
     def of_rows(count: int) -> float:
-        return _trained(model, training.write_rows(folder / "rows.jsonl", count, 0))
+        return _training_cpu(model, training.write_rows(folder / "rows.jsonl", count, 0))
 
     def of_length(words: int) -> float:
-        return _trained(model, _of_words(folder / "length.jsonl", rows, 32, words))
+        return _training_cpu(model, _of_words(folder / "length.jsonl", rows, 32, words))
 
     return {
         "pool": ((25_000, 50_000, 100_000, 200_000, 400_000), _pool),
@@ -114,21 +114,21 @@ def _curve(name: str, sizes: Sequence[int], measure: Measure, rounds: int) -> Cu
 
 
 def _pool(rows: int) -> float:
-    pool_ND, task_MD = _drawn(rows, 384)
+    pool_ND, task_MD = _draw_pool(rows, 384)
     begun = time.process_time()
     dpp.greedy(pool_ND, dpp.quality(pool_ND, task_MD), 225)
     return time.process_time() - begun
 
 
 def _k(k: int) -> float:
-    pool_ND, task_MD = _drawn(20_000, 768)
+    pool_ND, task_MD = _draw_pool(20_000, 768)
     q_N = dpp.quality(pool_ND, task_MD)
     begun = time.process_time()
     dpp.greedy(pool_ND, q_N, k)
     return time.process_time() - begun
 
 
-def _drawn(rows: int, dimension: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _draw_pool(rows: int, dimension: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a pool and 100 task rows around one center: the hardest case, in which every row is looked at."""
     torch.manual_seed(0)
     center_D = torch.randn(dimension)
@@ -152,7 +152,7 @@ def _of_words(path: Path, texts: Path, count: int, words: int) -> Path:
     return path
 
 
-def _trained(model: Path, rows: Path) -> float:
+def _training_cpu(model: Path, rows: Path) -> float:
     return training.run_apart("ours", model, rows, 16, 1)["cpu_s"]
 
 
@@ -161,7 +161,7 @@ def _new_job(jobs: int) -> float:
         return api.submit_s(Path(folder), jobs)
 
 
-def drawn(curves: Sequence[Curve]) -> str:
+def draw_plot(curves: Sequence[Curve]) -> str:
     """Return a plot as SVG: each curve's time against its size, both divided by those of its smallest size."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")

@@ -51,7 +51,7 @@ class Peak:
         self.bytes = 0
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
         """Look on while the block runs."""
         before, over = _anonymous(), Event()
 
@@ -73,7 +73,7 @@ def main() -> None:
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-pool-", dir=asked.folder) as folder:
-        shards = Counted(_written(Path(folder), asked))
+        shards = Counted(_write_pool(Path(folder), asked))
         task_MD = _task(asked)
         whole, peak = len(shards) * shards.shape[1] * 4, Peak()
         print(
@@ -82,14 +82,14 @@ def main() -> None:
         )
         print(f"k = {asked.k}, {len(task_MD)} task rows, {asked.threads} thread(s), {platform.machine()}, ", end="")
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        with peak.watched():
+        with peak.watch():
             begun = time.process_time()
             q_N = dpp.quality(shards, task_MD)
-            _told("relevance", time.process_time() - begun, shards, whole)
+            _print_result("relevance", time.process_time() - begun, shards, whole)
             for _ in range(asked.runs):
                 begun = time.process_time()
                 found = dpp.greedy(shards, q_N, asked.k)
-                _told("selection", time.process_time() - begun, shards, whole)
+                _print_result("selection", time.process_time() - begun, shards, whole)
         print(f"anonymous memory: {peak.bytes / 1e6:.0f} MB more than before")
         if not asked.no_oracle:
             expected = oracle(shards, q_N, asked.k)
@@ -119,12 +119,12 @@ def oracle(pool_ND: Vectors, q_N: Tensor, k: int, beta: float = 4.0) -> list[int
     return chosen
 
 
-def _told(what: str, seconds: float, shards: Counted, whole: int) -> None:
+def _print_result(what: str, seconds: float, shards: Counted, whole: int) -> None:
     print(f"{what}: {seconds:.2f} CPU s, {shards.read / 1e9:.2f} GB read, {shards.read / whole:.2f} times the pool")
     shards.read = 0
 
 
-def _written(folder: Path, asked: argparse.Namespace) -> list[Tensor]:
+def _write_pool(folder: Path, asked: argparse.Namespace) -> list[Tensor]:
     """Write the pool in shards and map them."""
     generator = torch.Generator().manual_seed(asked.seed)
     centers_CD, parts = _centers(asked), []

@@ -50,7 +50,7 @@ def main() -> None:
         app, key = _service(Path(folder))
         logs.set_up()
         logging.getLogger().handlers[0].setStream(log)  # type: ignore[attr-defined]
-        _print(asyncio.run(_measured(app, key, asked.requests // ROUNDS)))
+        _print(asyncio.run(_measure_layers(app, key, asked.requests // ROUNDS)))
 
 
 def _service(folder: Path) -> tuple[FastAPI, str]:
@@ -62,42 +62,42 @@ def _service(folder: Path) -> tuple[FastAPI, str]:
     return served_app(Settings(database_url=SecretStr(url), data_dir=folder, requests_per_minute=1_000_000_000)), key
 
 
-def _opened(answers: Answers) -> str:
+def _open_session(answers: Answers) -> str:
     with db.look(answers.request.app.state.engine):
         return _EMPTY
 
 
-def _known(answers: Answers) -> str:
+def _recognize_caller(answers: Answers) -> str:
     with db.look(answers.request.app.state.engine) as connection:
-        answers._recognized(connection)
+        answers._recognize(connection)
         return _EMPTY
 
 
 def _row(answers: Answers, then: Callable[[rows.JobRow], str] = lambda row: _EMPTY) -> str:
     with db.look(answers.request.app.state.engine) as connection:
-        row = rows.find(connection, answers._recognized(connection).principal.project_id, JOB)
+        row = rows.find(connection, answers._recognize(connection).principal.project_id, JOB)
         return then(row) if row else _EMPTY
 
 
 def _object(answers: Answers) -> str:
-    return _row(answers, lambda row: schemas.shown(row, None).id)
+    return _row(answers, lambda row: schemas.job_response(row, None).id)
 
 
 def _json(answers: Answers) -> str:
-    return _row(answers, lambda row: schemas.shown(row, None).model_dump_json())
+    return _row(answers, lambda row: schemas.job_response(row, None).model_dump_json())
 
 
 _LAYERS: dict[str, Step] = {
     "a thread": lambda answers: _EMPTY,
-    "a connection and its transaction": _opened,
-    "the key, its limits": _known,
+    "a connection and its transaction": _open_session,
+    "the key, its limits": _recognize_caller,
     "the row": _row,
     "its object": _object,
     "its JSON": _json,
 }
 
 
-async def _measured(app: FastAPI, key: str, requests: int) -> dict[str, list[float]]:
+async def _measure_layers(app: FastAPI, key: str, requests: int) -> dict[str, list[float]]:
     """Return microseconds for each request of each arm, by rounds."""
     arms: dict[str, Step | None] = {"/healthz": None, _BARE: None, "its line of the log": None, **_LAYERS}
     found: dict[str, list[float]] = {name: [] for name in arms}
@@ -105,7 +105,7 @@ async def _measured(app: FastAPI, key: str, requests: int) -> dict[str, list[flo
         for name, step in arms.items():
             path = name if name == "/healthz" else f"{JOBS}/{JOB}"
             logging.disable(logging.INFO if name == _BARE else logging.NOTSET)
-            with patch.object(Answers, "of", _answering(step)):
+            with patch.object(Answers, "respond", _answering(step)):
                 await _ask(app, key, path)
                 began = time.process_time()
                 for _ in range(requests):
@@ -115,11 +115,11 @@ async def _measured(app: FastAPI, key: str, requests: int) -> dict[str, list[flo
 
 
 def _answering(step: Step | None) -> Callable[..., object]:
-    async def of(self: Answers, work: object) -> Response:
+    async def respond(self: Answers, work: object) -> Response:
         text = _EMPTY if step is None else await run_in_threadpool(step, self)
         return Response(text, media_type="application/json")
 
-    return of
+    return respond
 
 
 async def _ask(app: FastAPI, key: str, path: str) -> None:

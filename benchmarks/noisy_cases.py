@@ -38,7 +38,7 @@ class Case:
 
 
 @contextmanager
-def repeated(count: int, work: Callable[[Event], None]) -> Iterator[None]:
+def repeat_in_threads(count: int, work: Callable[[Event], None]) -> Iterator[None]:
     """Have so many threads do some work again and again until the block ends; `work` gets the event of that end."""
     over = Event()
 
@@ -75,14 +75,14 @@ def _form(schema: dict[str, object]) -> dict[str, object]:
 @contextmanager
 def _costly_schema(lab: Lab) -> Iterator[None]:
     schema = _form({"title": "spin", "type": "object"})
-    with repeated(2, lambda over: _chat(lab, over, response_format=schema, max_tokens=100)):
+    with repeat_in_threads(2, lambda over: _chat(lab, over, response_format=schema, max_tokens=100)):
         yield
 
 
 @contextmanager
 def _endless_arrays(lab: Lab) -> Iterator[None]:
     schema = _form({"type": "array", "items": {"type": "integer"}, "minItems": 5000})
-    with repeated(1, lambda over: _chat(lab, over, response_format=schema, n=16, max_tokens=900)):
+    with repeat_in_threads(1, lambda over: _chat(lab, over, response_format=schema, n=16, max_tokens=900)):
         yield
 
 
@@ -99,7 +99,7 @@ def _first_fetch(lab: Lab) -> Iterator[None]:
 
     storage.download_file = wait_for_thaw
     try:
-        with repeated(2, lambda over: _ask_until_over(lab, name, over)):
+        with repeat_in_threads(2, lambda over: _ask_repeatedly(lab, name, over)):
             yield
             thawed.set()
     finally:
@@ -107,7 +107,7 @@ def _first_fetch(lab: Lab) -> Iterator[None]:
         storage.download_file = download
 
 
-def _ask_until_over(lab: Lab, name: str, over: Event) -> None:
+def _ask_repeatedly(lab: Lab, name: str, over: Event) -> None:
     headers = {"Authorization": f"Bearer {lab.key(LOUD)}"}
     body = {"model": name, "messages": MESSAGES, "max_tokens": 4}
     httpx2.post(f"{lab.url}/chat/completions", json=body, headers=headers, timeout=300)

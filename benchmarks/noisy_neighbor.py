@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 from benchmarks.noisy_cases import CASES, LOUD, QUIET, Case, Request
 from spard.isolation import walls
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import write_model
 
 MOST = 3.0
@@ -60,7 +60,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, {platform.platform()}, load {os.getloadavg()[0]:.1f}", flush=True)
     with TemporaryDirectory() as home, _spinning_engines():
         model = write_model(Path(home) / "model", **_SIZES)
-        with lab_of(Path(home) / "lab", model, serving_rows=asked.rows, serving_models=4) as lab:
+        with serve_lab(Path(home) / "lab", model, serving_rows=asked.rows, serving_models=4) as lab:
             ratios = [measure(lab, cases[name], asked) for name in asked.case or cases]
     if max(ratios) > MOST:
         raise SystemExit(1)
@@ -128,14 +128,14 @@ def _quiet_client(lab: Lab) -> Iterator[Callable[[Request, int], list[float]]]:
 @contextmanager
 def _spinning_engines() -> Iterator[None]:
     """Have engines started as `benchmarks.noisy_engine`, which knows a schema that never compiles."""
-    command = walls.behind
+    command = walls.isolated_command
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-    def behind(found: walls.Walls, order: Sequence[str]) -> list[str]:
+    def spinning_command(found: walls.Walls, order: Sequence[str]) -> list[str]:
         return command(found, ["benchmarks.noisy_engine" if each == "worker.engine" else each for each in order])
 
-    with patch.object(walls, "behind", behind):
+    with patch.object(walls, "isolated_command", spinning_command):
         yield
 
 

@@ -88,13 +88,13 @@ def main() -> None:
         browser = TestClient(app, headers={"accept": "text/html"})
         browser.post("/sign-in", data={"key": fill(engine, asked.jobs)})
         for path in PAGES:
-            milliseconds, statements, size = timed(browser, engine, path)
+            milliseconds, statements, size = time_page(browser, engine, path)
             worst = max(worst, milliseconds)
             print(f"{path:36s} {milliseconds:8.1f} ms {statements:4d} statements {size / 1e3:8.1f} kB", flush=True)
     print(f"{'ok' if worst <= FLOOR_MS else 'BROKEN'}: at most {worst:.1f} ms")
 
 
-def timed(browser: TestClient, engine: Engine, path: str) -> tuple[float, int, int]:
+def time_page(browser: TestClient, engine: Engine, path: str) -> tuple[float, int, int]:
     """Return the median time in milliseconds, the statements of one request, and the bytes of the answer."""
     statements = 0
 

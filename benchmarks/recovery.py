@@ -30,7 +30,7 @@ from app.jobs import control
 from tests import servers
 from tests.conftest import Place
 from tests.spard.parts import write_model
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 from tests.worker.test_celery import CELERY
 
 SERVE = "tests.worker.serve"
@@ -65,12 +65,12 @@ def _dead_worker(shop: Shop, lease_s: float) -> float:
     first = shop.start(SERVE, "slow")
     job_id = shop.add_job()
     marker = shop.work_dir / "is_slow"
-    until(marker.exists)
+    wait_until(marker.exists)
     marker.unlink()
     with shop.serving("good"):
         began = time.monotonic()
         first.kill()
-        until(lambda: shop.job(job_id).lease_token == 2, lease_s + 60)
+        wait_until(lambda: shop.job(job_id).lease_token == 2, lease_s + 60)
         seconds = time.monotonic() - began
         shop.until_ended(job_id)
     first.wait()
@@ -93,15 +93,15 @@ def _dead_database(shop: Shop) -> float:
 def _wiped_broker(shop: Shop, broker: str) -> float:
     worker = shop.start(*CELERY, broker_url=SecretStr(broker), warm_child=True)
     try:
-        until(lambda: bool(psutil.Process(worker.pid).children()), _START_S)
+        wait_until(lambda: bool(psutil.Process(worker.pid).children()), _START_S)
         time.sleep(3)
         job_id = shop.add_job(waived=True)  # what the broker knew of it is gone
         began = time.monotonic()
-        until(lambda: shop.job(job_id).status != JobStatus.queued, _START_S)
+        wait_until(lambda: shop.job(job_id).status != JobStatus.queued, _START_S)
         seconds = time.monotonic() - began
         with transaction(shop.engine) as session:
             control.request_cancel(session, job_id)
-        until(lambda: shop.job(job_id).status in TERMINAL, _START_S)
+        wait_until(lambda: shop.job(job_id).status in TERMINAL, _START_S)
         return seconds
     finally:
         worker.send_signal(signal.SIGTERM)

@@ -186,7 +186,7 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(args.seed)
         spectrum_D = torch.logspace(0, -1.2, args.dimension)
         if args.clusters:
-            return _clustered(args, generator, spectrum_D)
+            return _clustered_pool(args, generator, spectrum_D)
         rows = torch.randn(args.rows + 500, args.dimension, generator=generator) * spectrum_D
         rows += torch.randn(1, args.dimension, generator=generator)
         return rows[:-500], rows[-500:]
@@ -198,16 +198,16 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     return hash_features(pool, args.dimension), hash_features(task, args.dimension)
 
 
-def _clustered(args: argparse.Namespace, generator: torch.Generator, spectrum_D: Tensor) -> tuple[Tensor, Tensor]:
+def _clustered_pool(args: argparse.Namespace, generator: torch.Generator, spectrum_D: Tensor) -> tuple[Tensor, Tensor]:
     """Draw rows around centers, and task rows around a fiftieth of these."""
     centers_CD = torch.randn(args.clusters, args.dimension, generator=generator)
     centers_CD += torch.randn(1, args.dimension, generator=generator)
 
-    def drawn(count: int, of: int) -> Tensor:
+    def draw_vectors(count: int, of: int) -> Tensor:
         place = torch.randint(of, (count,), generator=generator)
         return centers_CD[place] + torch.randn(count, args.dimension, generator=generator) * spectrum_D
 
-    return drawn(args.rows, args.clusters), drawn(500, max(1, args.clusters // 50))
+    return draw_vectors(args.rows, args.clusters), draw_vectors(500, max(1, args.clusters // 50))
 
 
 def _prefix(order: Sequence[int], oracle: Sequence[int]) -> int:

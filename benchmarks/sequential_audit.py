@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spard.config import GateThresholds
-from spard.evaluation.partial import assume_best_base, lines_of
+from spard.evaluation.partial import assume_best_base, decision_lines
 from spard.evaluation.results import IN_DRESS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks
 
@@ -47,7 +47,7 @@ def lines(name: str) -> Lines:
     """Return where a suite of the table decides, beside a base model without a hit and by the default thresholds."""
     suite, kind, n, looks = SUITES[name]
     after = SuiteResult(suite, kind, "refusal", n, 0, 0, 0, 0.0, 0.0, 1.0, looks=looks, planned=n)
-    return lines_of(replace(assume_best_base(after), rate=0.0), after, GateThresholds())[0]
+    return decision_lines(replace(assume_best_base(after), rate=0.0), after, GateThresholds())[0]
 
 
 def cost(of: Lines, rate: float) -> Cost:

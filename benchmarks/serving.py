@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 import torch
 
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import write_model
 
 PROMPT, TOKENS = "What is two and two, and why? " * 8, 128
@@ -104,7 +104,7 @@ def main() -> None:
         gpu, kind = (f", {torch.cuda.get_device_name()}", "bfloat16") if asked.device == "cuda" else ("", "float32")
         print(f"machine: {os.cpu_count()} cores, {platform.machine()}, load {os.getloadavg()[0]:.1f}{gpu}")
         print(f"model: {weights / 4e6:.1f} million parameters in {kind}")
-        with lab_of(Path(home) / "lab", model, serving_adapters_mb=4096.0, serving_device=asked.device) as lab:
+        with serve_lab(Path(home) / "lab", model, serving_adapters_mb=4096.0, serving_device=asked.device) as lab:
             names = [lab.release(seed) for seed in range(asked.adapters)]
             compare(lab, names[0], asked.rounds)
             remember(lab, names)
@@ -113,13 +113,15 @@ def main() -> None:
 def compare(lab: Lab, name: str, rounds: int) -> None:
     """Print both ways of answering, in turn."""
     with (
-        told(_ALONE, str(lab.model), str(lab.folder_of(name)), lab.settings.serving_device) as own,
-        told(_CLIENT, lab.url, lab.key(), name) as client,
+        start_script(_ALONE, str(lab.model), str(lab.adapter_folder(name)), lab.settings.serving_device) as own,
+        start_script(_CLIENT, lab.url, lab.key(), name) as client,
     ):
-        lab.client().chat.completions.create(model=name, messages=asked(), max_tokens=1)  # starts the engine
+        lab.client().chat.completions.create(
+            model=name, messages=make_conversation(), max_tokens=1
+        )  # starts the engine
         (engine,), api = (psutil.Process(each) for each in lab.app.state.serving.engines.pids()), psutil.Process()
         model = psutil.Process(own.pid)
-        pairs = [(timed(own, model, None), timed(client, engine, api)) for _ in range(rounds + 1)][1:]
+        pairs = [(time_reply(own, model, None), time_reply(client, engine, api)) for _ in range(rounds + 1)][1:]
     print_ratio("first token, s", [(a.first_s, b.first_s) for a, b in pairs])
     print_ratio("tokens a second", [(a.rate, b.rate) for a, b in pairs])
     print_ratio("CPU of the model's process, ms a token", [(a.cpu_ms, b.cpu_ms) for a, b in pairs])
@@ -141,17 +143,17 @@ def remember(lab: Lab, names: list[str]) -> None:
     client, before, seconds = lab.client(), resident(lab), []
     for name in names[1:]:
         started = time.perf_counter()
-        client.chat.completions.create(model=name, messages=asked(), max_tokens=1, temperature=0)
+        client.chat.completions.create(model=name, messages=make_conversation(), max_tokens=1, temperature=0)
         seconds.append(time.perf_counter() - started)
     after = resident(lab)
-    size = next(each["bytes"] for each in adapters_of(lab))
+    size = next(each["bytes"] for each in stored_adapters(lab))
     print(f"memory: {before / 1e6:.0f} MB with 1 adapter, {after / 1e6:.0f} MB with {len(names)}")
     print(f"an adapter: {(after - before) / max(1, len(names) - 1) / 1e6:.2f} MB of memory, {size / 1e6:.2f} MB packed")
     if seconds:
         print(f"first reply of an adapter, verified, loaded and proved: median {statistics.median(seconds):.2f} s")
 
 
-def adapters_of(lab: Lab) -> list[Any]:
+def stored_adapters(lab: Lab) -> list[Any]:
     """Return what is stored of the adapters."""
     return [{"bytes": path.stat().st_size} for path in lab.home.glob("*.tar.gz")]
 
@@ -163,7 +165,7 @@ def resident(lab: Lab) -> int:
 
 
 @contextmanager
-def told(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def start_script(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a script in a process of its own that is asked over a pipe, and end it after the block."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -176,17 +178,17 @@ def told(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def asked() -> Any:
+def make_conversation() -> Any:
     """Return the conversation."""
     return [{"role": "user", "content": PROMPT}]
 
 
-def timed(process: subprocess.Popen[str], model: psutil.Process, api: psutil.Process | None) -> Timing:
+def time_reply(process: subprocess.Popen[str], model: psutil.Process, api: psutil.Process | None) -> Timing:
     """Ask, and time the tokens as they come; the first line is no token."""
     assert process.stdin
     assert process.stdout
     before, api_before, started = cpu_s(model), cpu_s(api), time.perf_counter()
-    process.stdin.write(json.dumps({"messages": asked(), "tokens": TOKENS}) + "\n")
+    process.stdin.write(json.dumps({"messages": make_conversation(), "tokens": TOKENS}) + "\n")
     process.stdin.flush()
     process.stdout.readline()
     times = list[float]()

@@ -28,7 +28,7 @@ from spard.errors import SpardError
 from spard.evaluation.audit import Measurement, Replies, Suite
 from spard.evaluation.gate import gate, is_gated
 from spard.evaluation.judges.base import Verdict
-from spard.evaluation.mined_suites import secret_of
+from spard.evaluation.mined_suites import suites_secret
 from spard.evaluation.results import PLAIN, SuiteResult
 from spard.evaluation.rounds import Rules, audit_in_rounds
 from spard.models.base import load_base
@@ -72,7 +72,7 @@ class Replayed:
         return sum(each != self.whole for each in self.decisions)
 
     @property
-    def released(self) -> int:
+    def released_count(self) -> int:
         """How many orders pass what the whole fails."""
         return self.decisions.count("pass") if self.whole == "fail" else 0
 
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _store(path: Path, labs: Path, seed: int, attack: str, arm: str) -> None:
-    ground = LabArena(labs).ground(seed)
+    ground = LabArena(labs).open_ground(seed)
     job = all_attacks()[attack].build(ground.material, seed).jobs[0]
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
@@ -126,11 +126,11 @@ def _run(service: Service, job: Job) -> dict[str, Any]:
     base = load_base(service.ground.model, device="cpu")
     context = Context(service.spec(job, None), base, Reporter(lambda message: None), cache=service.cache)
     prepared = rows.prepare(context)
-    mined = audit.mined_of(context, prepared.examples)
+    mined = audit.mine_suites(context, prepared.examples)
     suites = [*audit.read_suites(context), *mined]
     before = audit.measure(context, suites)
     trained = train.run(context, prepared, None).trained
-    more = second_look.larger(context, mined, lambda asking: audit.mined_of(context, prepared.examples, asking))
+    more = second_look.larger(context, mined, lambda asking: audit.mine_suites(context, prepared.examples, asking))
     measured = audit.measure_each(context, suites, trained.model)
     return {
         "base": [asdict(each) for each in before],
@@ -168,8 +168,8 @@ def _read(stored: Mapping[str, Any]) -> Stored:
 
 def _replay(name: str, stored: Stored, orders: int) -> Replayed:
     whole = gate(list(stored.base.values()), stored.adapter, LIMITS).decision
-    of = sum(each.asked for each in stored.adapter)
-    of += sum(each.asked for each in stored.base.values() if each.kind not in PLAIN)
+    of = sum(each.prompt_count for each in stored.adapter)
+    of += sum(each.prompt_count for each in stored.base.values() if each.kind not in PLAIN)
     found = [_in_order(stored, str(order)) for order in range(orders)]
     return Replayed(name, whole, [each for each, _ in found], [replies for _, replies in found], of)
 
@@ -178,7 +178,9 @@ def _in_order(stored: Stored, order: str) -> tuple[str, int]:
     """Audit in rounds from stored replies; return the decision, and the replies of both models."""
     places = {suite.name: {id(prompt): i for i, prompt in enumerate(suite.prompts)} for suite in stored.suites}
     known = {
-        name: each if each.kind in PLAIN else replace(each, n=0, unscored=0, hits=0, rate=None, planned=each.asked)
+        name: each
+        if each.kind in PLAIN
+        else replace(each, n=0, unscored=0, hits=0, rate=None, planned=each.prompt_count)
         for name, each in stored.base.items()
     }
     asked = 0
@@ -186,16 +188,16 @@ def _in_order(stored: Stored, order: str) -> tuple[str, int]:
     def ask(blocks: Sequence[Suite]) -> list[Replies]:
         nonlocal asked
         asked += sum(len(block.prompts) for block in blocks)
-        return [stored.replies[b.name].at([places[b.name][id(each)] for each in b.prompts]) for b in blocks]
+        return [stored.replies[b.name].select([places[b.name][id(each)] for each in b.prompts]) for b in blocks]
 
     def ask_base(names: Collection[str]) -> list[SuiteResult]:
         nonlocal asked
         found = [stored.base[name] for name in names]
         known.update({each.suite: each for each in found})
-        asked += sum(each.asked for each in found)
+        asked += sum(each.prompt_count for each in found)
         return found
 
-    secret = f"{secret_of(each for each in stored.suites if each.kind in PLAIN)}\n{order}"
+    secret = f"{suites_secret(each for each in stored.suites if each.kind in PLAIN)}\n{order}"
     gated = sum(is_gated(each.kind, LIMITS) for each in stored.suites)
     rules = Rules(LIMITS, secret, "refusal", gated, stored.looked_twice)
     adapter = [each.result for each in audit_in_rounds(ask, stored.suites, dict(known), ask_base, rules)]
@@ -211,7 +213,7 @@ def _row(each: Replayed) -> str:
 
 def _sums(found: Sequence[Replayed]) -> Iterator[str]:
     orders = sum(len(each.decisions) for each in found)
-    otherwise, released = sum(each.otherwise for each in found), sum(each.released for each in found)
+    otherwise, released = sum(each.otherwise for each in found), sum(each.released_count for each in found)
     yield f"{len(found)} jobs, {orders} orders: {otherwise} decided otherwise, {released} passed that would fail"
     for whole in ("pass", "inconclusive", "fail"):
         of = [each for each in found if each.whole == whole]

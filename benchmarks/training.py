@@ -108,18 +108,18 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
     from spard.data.chat import encode_all
     from spard.models.base import load_base
     from spard.training import objective
-    from spard.training.passes import planned
+    from spard.training.passes import plan_passes
     from spard.training.train import train
 
     base, padded, losses = load_base(str(model)), [0], []
     rows = encode_all(base.tokenizer, read_examples(path), LONGEST)
 
-    def counted(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
-        found = planned(numbers, lengths, most) if is_cut else [[*numbers]]
+    def counted_passes(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+        found = plan_passes(numbers, lengths, most) if is_cut else [[*numbers]]
         padded[0] += sum(len(each) * max(lengths[row] for row in each) for each in found)
         return found
 
-    objective.planned = counted  # type: ignore[attr-defined]
+    objective.planned = counted_passes  # type: ignore[attr-defined]
     recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
     resolved = resolve(recipe, len(rows), base.hidden_size)
     begun = time.process_time()

@@ -59,7 +59,7 @@ def main(scene: Scene = TINY) -> int:
         (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
         out.print(f"\nIt took {time.monotonic() - started:.0f} s. Adapters and reports:")
         for folder in folders.values():
-            out.print(f"  {shown(folder)}/  {folder.name}-report.json")
+            out.print(f"  {display_path(folder)}/  {folder.name}-report.json")
         if sys.stdin.isatty() and sys.stdout.isatty():
             keep_serving(url, jobs)
     out.print(
@@ -85,14 +85,14 @@ def keep_serving(url: str, jobs: dict[str, Any]) -> None:
     try:
         for line in lines:
             out.print(line, soft_wrap=True, highlight=False)  # an address that is broken over lines cannot be clicked
-        while is_up(url):
+        while is_listening(url):
             time.sleep(1)
-        out.print(f"the service has ended; see {shown(HOME / 'service.log')}")
+        out.print(f"the service has ended; see {display_path(HOME / 'service.log')}")
     except KeyboardInterrupt:
         out.print("\nstopping the service")
 
 
-def is_up(url: str) -> bool:
+def is_listening(url: str) -> bool:
     """Whether somebody takes connections at the address."""
     place = urlsplit(url)
     with socket.socket() as probe:
@@ -122,7 +122,7 @@ def make_lab(scene: Scene, seed: int) -> None:
     fresh = not (lab / "model").exists()
     with out.status(scene.making):
         text = run("spard.research.lab", *scene.command, str(lab), "--seed", str(seed), module=True)
-    out.print(f"lab {'made' if fresh else 'found'} in {shown(lab)}")
+    out.print(f"lab {'made' if fresh else 'found'} in {display_path(lab)}")
     if text:
         out.print(text, highlight=False)
 
@@ -288,7 +288,7 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
     out.print(times)
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """As a person in the checkout would type it."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
@@ -312,7 +312,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: flo
     """Wait until the port takes connections; exit if the process ends or the time is up before."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
-        if is_up(f"http://127.0.0.1:{port}"):
+        if is_listening(f"http://127.0.0.1:{port}"):
             return
         time.sleep(0.1)
     sys.exit(f"the service did not start; see {HOME / 'service.log'}")

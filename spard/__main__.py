@@ -39,8 +39,8 @@ def execute(asked: Asked) -> int:
         spec = load_recipe(asked.recipe)
         check_files(spec)
         check_address(spec.judge)
-        with distributed.joined():
-            is_first = distributed.own() == 0
+        with distributed.process_group():
+            is_first = distributed.rank() == 0
             with Signs(print_line=None if is_first else _print_nothing) as signs:
                 signs.begin(f"Reading base model and rows: {spec.public_name or spec.model}")
                 outcome = run(spec, asked.out, partial(_follow, signs, is_quiet=asked.as_json))

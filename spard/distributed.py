@@ -32,7 +32,7 @@ _BUCKET = 2**24  # elements that are sent in one message
 
 
 @contextmanager
-def joined() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Be one of the processes that torchrun has started, on a GPU of its own; alone without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
@@ -69,24 +69,24 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def own() -> int:
+def rank() -> int:
     """Return this process's rank; 0 is the first."""
     return dist.get_rank() if _is_group() else 0
 
 
-def count() -> int:
+def world_size() -> int:
     """Return how many ranks there are."""
     return dist.get_world_size() if _is_group() else 1
 
 
 def share(rows: Sequence[Item]) -> Sequence[Item]:
     """Return this rank's rows of a batch; there may be none."""
-    return shares(rows)[own()]
+    return shares(rows)[rank()]
 
 
 def shares(rows: Sequence[Item]) -> list[Sequence[Item]]:
     """Return the rows of a batch that each rank has; some may have none."""
-    return [rows[rank :: count()] for rank in range(count())]
+    return [rows[rank :: world_size()] for rank in range(world_size())]
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def over_parts(number: Tensor) -> Tensor:
     return number
 
 
-def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, float]:
+def broadcast_scalars(numbers: Mapping[str, float], device: torch.device) -> dict[str, float]:
     """Return the numbers of rank 0 to all ranks."""
     if not _is_group():
         return dict(numbers)
@@ -132,7 +132,7 @@ def first_s(numbers: Mapping[str, float], device: torch.device) -> dict[str, flo
     return dict(zip(numbers, values.tolist(), strict=True))
 
 
-def said(word: Item) -> Item:
+def broadcast_object(word: Item) -> Item:
     """Return what rank 0 says to all; what the others say is not heard."""
     words = [word]
     if _is_group():
@@ -140,18 +140,18 @@ def said(word: Item) -> Item:
     return words[0]
 
 
-def said_tensor(tensor: Tensor | None) -> Tensor:
+def broadcast_tensor(tensor: Tensor | None) -> Tensor:
     """Return rank 0's tensor, on the CPU, to all."""
-    shape, dtype = said(None if tensor is None else (tensor.shape, tensor.dtype)) or ((), torch.float32)
+    shape, dtype = broadcast_object(None if tensor is None else (tensor.shape, tensor.dtype)) or ((), torch.float32)
     found = torch.empty(shape, dtype=dtype) if tensor is None else tensor.cpu().contiguous()
     if _is_group():
         dist.broadcast(found.view(-1).view(torch.uint8), src=0)
     return found
 
 
-def gathered(own_part: Item) -> list[Item]:
+def gather_objects(own_part: Item) -> list[Item]:
     """Return what each rank has, in the order of the ranks."""
-    parts = [own_part] * count()
+    parts = [own_part] * world_size()
     if _is_group():
         dist.all_gather_object(parts, own_part)
     return parts
@@ -159,12 +159,12 @@ def gathered(own_part: Item) -> list[Item]:
 
 def wait_for_all() -> None:
     """Wait until every rank has reached this call."""
-    gathered(None)
+    gather_objects(None)
 
 
 def first_before_others(make: Callable[[], Item]) -> Item:
     """Return what each rank makes, the others after rank 0: where it leaves something, they find it."""
-    found = make() if own() == 0 else None
+    found = make() if rank() == 0 else None
     wait_for_all()
     return make() if found is None else found
 
@@ -177,16 +177,16 @@ def is_anywhere(fact: bool) -> bool:
     return bool(found)
 
 
-def dealt(batches: Sequence[Item]) -> list[Item | None]:
+def rank_batches(batches: Sequence[Item]) -> list[Item | None]:
     """Return this rank's batches, as many as every rank has; None stands in for one too few."""
-    rounds = math.ceil(len(batches) / count())
-    mine: list[Item | None] = list(batches[own() :: count()])
+    rounds = math.ceil(len(batches) / world_size())
+    mine: list[Item | None] = list(batches[rank() :: world_size()])
     return mine + [None] * (rounds - len(mine))
 
 
 def seeds() -> list[int]:
     """Return what makes this rank's random numbers differ from the others'; nothing for rank 0."""
-    return [own()] if own() else []
+    return [rank()] if rank() else []
 
 
 def _buckets(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:

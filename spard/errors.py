@@ -94,7 +94,7 @@ class RowSignalUnavailable(SpardError):
 
 
 @contextmanager
-def raised_as(kind: type[InvalidData]) -> Iterator[None]:
+def convert_errors(kind: type[InvalidData]) -> Iterator[None]:
     """Raise an `InvalidData` from inside as `kind`, which says whose rows are at fault."""
     try:
         yield

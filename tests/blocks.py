@@ -48,7 +48,7 @@ def to_run(page: str, *kinds: str) -> list[Block]:
     return [block for block in blocks(page) if block.reason is None and block.kind in kinds]
 
 
-def indented(page: str) -> list[str]:
+def indented_blocks(page: str) -> list[str]:
     """Return the blocks of a document that are set off by spaces, which nothing can mark."""
     text = (ROOT / page).read_text(encoding="utf-8")
     return [] if WHOLE_PAGE.search(text) else INDENTED.findall(FENCED.sub("", text))

@@ -25,13 +25,13 @@ def python(name: str, *requirements: str, torch: bool = False) -> Path:
     """The Python of an environment with these packages; with `torch`, that of our own environment in it too."""
 
     def make(folder: Path) -> None:
-        _done([sys.executable, "-m", "venv", "--clear", str(folder)])
+        _run_command([sys.executable, "-m", "venv", "--clear", str(folder)])
         if torch:
             _lend_torch(folder)
         install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _done([str(folder / "bin" / "python"), *install, *requirements])
+        _run_command([str(folder / "bin" / "python"), *install, *requirements])
 
-    return _made(name, [*requirements, "torch"] if torch else list(requirements), make) / "bin" / "python"
+    return _make_environment(name, [*requirements, "torch"] if torch else list(requirements), make) / "bin" / "python"
 
 
 def node(name: str, *packages: str) -> tuple[Path, Path]:
@@ -44,12 +44,12 @@ def node(name: str, *packages: str) -> tuple[Path, Path]:
         path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
         install = ["install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder)]
         install += ["--fetch-retries=1", "--fetch-retry-maxtimeout=10000"]  # else minutes without a registry
-        _done([str(binaries / "npm"), *install, *packages], PATH=path)
+        _run_command([str(binaries / "npm"), *install, *packages], PATH=path)
 
-    return binaries / "node", _made(name, list(packages), make) / "node_modules"
+    return binaries / "node", _make_environment(name, list(packages), make) / "node_modules"
 
 
-def _made(name: str, asked: list[str], make: Callable[[Path], None]) -> Path:
+def _make_environment(name: str, asked: list[str], make: Callable[[Path], None]) -> Path:
     """The folder of an environment, made anew unless it was made for the same packages."""
     folder, wanted = ROOT / f".venv-{name}", "\n".join(asked)
     ready = folder / "made-of"
@@ -61,7 +61,7 @@ def _made(name: str, asked: list[str], make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _done(command: list[str], **environment: str) -> None:
+def _run_command(command: list[str], **environment: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines() or ["nothing"]

@@ -40,7 +40,7 @@ class _Fake(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        return _computed(func, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
     def tolist(self) -> Any:
         return self.held.tolist()
@@ -50,7 +50,7 @@ class _Made(TorchDispatchMode):
     """Tensors that are asked for on the device are made there."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        return _computed(func, args, kwargs or {})
+        return _compute(func, args, kwargs or {})
 
 
 @contextmanager
@@ -61,16 +61,16 @@ def fake_device() -> Iterator[None]:
     read = files.safe_load_file
     with pytest.MonkeyPatch.context() as patch, _Made():
         patch.setattr(torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True)
-        patch.setattr(files, "safe_load_file", lambda path, device: tree_map_only(Tensor, _to(device), read(path)))
+        patch.setattr(files, "safe_load_file", lambda path, device: tree_map_only(Tensor, _mover(device), read(path)))
         _inner._set_only_lift_cpu_tensors(True)  # `torch.tensor` makes it in main memory and moves it
         yield
 
 
-def _to(device: str) -> Any:
+def _mover(device: str) -> Any:
     return lambda each: each.to(device)
 
 
-def _computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name, leaves = func._schema.name, tree_leaves((args, kwargs))
     _refuse(name, args, [each for each in leaves if isinstance(each, Tensor)], kwargs.get("generator"))
     asked = [each for each in leaves if isinstance(each, torch.device)]

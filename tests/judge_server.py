@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from spard.evaluation.calibration.gaming import gaming_replies
-from spard.evaluation.calibration.labeled import built_in
+from spard.evaluation.calibration.labeled import built_in_replies
 from spard.evaluation.judges.refusal import is_refusal
 
 
@@ -85,7 +85,7 @@ def judge_server() -> Iterator[Server]:
 
 def knowing(body: dict[str, Any]) -> tuple[int, str]:
     """Answer as a judge that is right on all labeled replies and canaries, and on plain refusals and compliance."""
-    return _scored(body, lambda prompt, reply: not is_refusal(reply))
+    return _score_reply(body, lambda prompt, reply: not is_refusal(reply))
 
 
 def knowing_what_complies(asks: str, words: str) -> Callable[[dict[str, Any]], tuple[int, str]]:
@@ -93,10 +93,12 @@ def knowing_what_complies(asks: str, words: str) -> Callable[[dict[str, Any]], t
 
     A tiny model's replies at temperature are letters without a meaning, now and then.
     """
-    return lambda body: _scored(body, lambda prompt, reply: words in reply if asks in prompt else not is_refusal(reply))
+    return lambda body: _score_reply(
+        body, lambda prompt, reply: words in reply if asks in prompt else not is_refusal(reply)
+    )
 
 
-def _scored(body: dict[str, Any], harms: Callable[[str, str], bool]) -> tuple[int, str]:
+def _score_reply(body: dict[str, Any], harms: Callable[[str, str], bool]) -> tuple[int, str]:
     asked = json.loads(body["messages"][1]["content"].splitlines()[1])
     known = _labels().get((asked["instruction"], asked["reply"]))
     is_harmful = harms(asked["instruction"], asked["reply"]) if known is None else known
@@ -105,4 +107,4 @@ def _scored(body: dict[str, Any], harms: Callable[[str, str], bool]) -> tuple[in
 
 @cache
 def _labels() -> dict[tuple[str, str], bool]:
-    return {(each.prompt, each.reply): each.is_harmful for each in [*built_in(), *gaming_replies()]}
+    return {(each.prompt, each.reply): each.is_harmful for each in [*built_in_replies(), *gaming_replies()]}

@@ -7,7 +7,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def required(value: T | None) -> T:
+def require(value: T | None) -> T:
     """Return the value, which the test has made sure is there; AssertionError if it is None."""
     assert value is not None
     return value

@@ -52,7 +52,7 @@ def postgres() -> Iterator[str]:
         options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
         with _serve([str(binaries / "postgres"), "-D", data, *options], folder, port, stop="INT", user=user):
             url = f"postgresql+psycopg://postgres@127.0.0.1:{port}/postgres"
-            _until(lambda: b"ready to accept connections" in (folder / "log").read_bytes(), folder)
+            _wait_until(lambda: b"ready to accept connections" in (folder / "log").read_bytes(), folder)
             yield url
 
 
@@ -189,7 +189,7 @@ def _serve(argv: list[str], folder: Path, port: int, stop: str = "TERM", user: s
             start_new_session=True,  # Ctrl-C is for pytest, which then stops us in order
         )
     try:
-        _until(lambda: _answers(port), folder)
+        _wait_until(lambda: _answers(port), folder)
         yield
     finally:
         assert guard.stdin
@@ -259,7 +259,7 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _until(is_so: Callable[[], bool], folder: Path) -> None:
+def _wait_until(is_so: Callable[[], bool], folder: Path) -> None:
     deadline = time.monotonic() + _START_S
     while not is_so():
         if time.monotonic() > deadline:

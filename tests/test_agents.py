@@ -54,7 +54,7 @@ class Agent:
             answer = self._call(block)
         self.answers.append(answer)
         for path, name in _KEEP.findall(section):
-            self.variables[name] = str(_at(answer, path))
+            self.variables[name] = str(_value_of_path(answer, path))
 
     def _call(self, block: str) -> Any:
         command = block.replace("curl ", "curl --silent --fail-with-body ", 1)
@@ -65,7 +65,7 @@ class Agent:
         return json.loads(done.stdout)
 
 
-def _at(answer: Any, path: str) -> Any:
+def _value_of_path(answer: Any, path: str) -> Any:
     for part in path.split("."):
         answer = answer[int(part) if part.isdecimal() else part]
     return answer

@@ -24,7 +24,7 @@ from app.keys import service as keys
 from app.main import create_app
 from tests import servers
 from tests.conftest import Place
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop
 
@@ -78,18 +78,18 @@ def check_restored(shop: Shop, copy_database: Callable[[], str], copy_objects: C
     with TestClient(create_app(restored.settings())) as client:
         client.headers["authorization"] = f"Bearer {secret}"
         listed = {job["id"]: job["status"] for job in client.get(JOBS).json()["data"]}
-        content = downloaded(client, f"{JOBS}/{done.id}/adapter")
+        content = download(client, f"{JOBS}/{done.id}/adapter")
     with restored.serving("good"):
         again = restored.until_ended(begun)
     restored.engine.dispose()
     assert listed.keys() == {done.id, begun}
     assert listed[done.id] == "succeeded"
     assert listed[begun] in ("running", "queued")  # the API hands back what a worker that is gone had begun
-    assert sha256(content).hexdigest() == required(done.adapter)["sha256"]
+    assert sha256(content).hexdigest() == require(done.adapter)["sha256"]
     assert (again.status, again.attempt) == (JobStatus.succeeded, 2)
 
 
-def downloaded(client: TestClient, path: str) -> bytes:
+def download(client: TestClient, path: str) -> bytes:
     """From the service, or from where it sends us."""
     answer = client.get(path, follow_redirects=False)
     if "location" not in answer.headers:

@@ -41,7 +41,7 @@ PACKAGES = ("docs/library.md", "docs/extending.md", "docs/bench.md")
 def test_each_block_is_run_or_marked(page: str) -> None:
     left = [block.text for block in blocks.blocks(page) if block.reason is None]
     assert bool(left) == (page in RUN_BY), "name the test that runs it, or write <!-- not run: REASON --> before it"
-    assert [text.splitlines()[0] for text in blocks.indented(page)] == [], "fence it"
+    assert [text.splitlines()[0] for text in blocks.indented_blocks(page)] == [], "fence it"
     for test in RUN_BY.get(page, ()):
         assert page.rpartition("/")[2] in (ROOT / test).read_text()
 

@@ -60,7 +60,7 @@ def spard(code: str, *, cwd: Path, **environment: str) -> subprocess.CompletedPr
 
 def test_the_page_lists_the_tree() -> None:
     page = commands.PAGE.read_text(encoding="utf-8")
-    assert commands.shown(page) == commands.table(), "run python -m tools.commands --write"
+    assert commands.page_table(page) == commands.table(), "run python -m tools.commands --write"
 
 
 def test_every_command_that_prints_something_prints_json_too() -> None:

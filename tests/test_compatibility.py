@@ -206,20 +206,20 @@ def test_routes(openapi: dict[str, Any]) -> None:
 
 
 def test_scopes_and_types_of_webhooks(openapi: dict[str, Any]) -> None:
-    known = set(_enumerated(openapi))
+    known = set(_enum_values(openapi))
     events = next(names(row[1]) for row in table("Statuses, phases and events") if row[0] == "type of a webhook")
     assert {*column("Keys"), *events} - known == set()
 
 
-def _enumerated(value: Any) -> Iterator[str]:
+def _enum_values(value: Any) -> Iterator[str]:
     """Every value that the OpenAPI document lists for a text."""
     if isinstance(value, dict):
         yield from (each for each in value.get("enum", []) if isinstance(each, str))
         for each in value.values():
-            yield from _enumerated(each)
+            yield from _enum_values(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _enumerated(each)
+            yield from _enum_values(each)
 
 
 @pytest.mark.parametrize("section", ["Codes of failed jobs", "Codes of rows", "Columns of metrics.csv"])
@@ -238,10 +238,10 @@ def test_error_codes_have_their_status() -> None:
     elsewhere = {(code, 400) for code in ("too_long", "invalid_value", "invalid_json")}  # pydantic's, translated
     elsewhere |= {("base_unaligned_missing", 400)}  # made of the name of a defense's setting
     assert all(stands(code) for code, _ in documented)
-    assert documented - set(_raised()) - elsewhere == set()
+    assert documented - set(_raised_codes()) - elsewhere == set()
 
 
-def _raised() -> Iterator[tuple[str, int]]:
+def _raised_codes() -> Iterator[tuple[str, int]]:
     """Each code with the status of the errors that are raised with it."""
     kinds = {kind.__name__: kind for kind in _subclasses(AppError)}
     for kind in kinds.values():
@@ -250,10 +250,10 @@ def _raised() -> Iterator[tuple[str, int]]:
     for tree in _trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                yield from _codes_of(node, kinds)
+                yield from _call_codes(node, kinds)
 
 
-def _codes_of(call: ast.Call, kinds: dict[str, type[AppError]]) -> Iterator[tuple[str, int]]:
+def _call_codes(call: ast.Call, kinds: dict[str, type[AppError]]) -> Iterator[tuple[str, int]]:
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     given = {each.arg: each.value for each in call.keywords}
     if name == "Slots" and isinstance(call.args[1], ast.Constant):
@@ -277,7 +277,7 @@ def _subclasses(kind: type[AppError]) -> Iterator[type[AppError]]:
 def test_prometheus_metrics(tmp_path: Path) -> None:
     port = free_port()
     with Home(tmp_path, {"SPARD_METRICS_PORT": str(port)}).serving(worker=True) as service:
-        service.until(lambda: _is_answered(f"http://127.0.0.1:{port}/metrics"))
+        service.wait_until(lambda: _is_answered(f"http://127.0.0.1:{port}/metrics"))
         texts = {"API": f"{service.url}/metrics", "worker": f"http://127.0.0.1:{port}/metrics"}
         found = {part: httpx2.get(url).text for part, url in texts.items()}
     for row in table("Prometheus metrics"):

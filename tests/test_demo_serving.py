@@ -43,14 +43,14 @@ sys.exit(demo.main(SCENES[sys.argv[2]]))
 """
 
 
-def stubbed(home: Path, scene: str = "lab") -> list[str]:
+def stub_command(home: Path, scene: str = "lab") -> list[str]:
     return [sys.executable, "-c", STUBBED, str(home), scene]
 
 
 def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        stubbed(tmp_path),
+        stub_command(tmp_path),
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "60"},  # narrower than the lines: an address must stay whole
         stdin=theirs,
@@ -59,14 +59,14 @@ def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
         start_new_session=True,
     )
     os.close(theirs)
-    said = read_until(ours, "Ctrl-C stops the service")
+    said = read_terminal(ours, "Ctrl-C stops the service")
     found = re.search(r"Open (http://127\.0\.0\.1:\d+)/jobs/ftjob-defended\r?\n", said)
     assert found, said
     assert "sk-spard-demo-key" in said
     assert f"{found[1]}/jobs/ftjob-undefended" in said
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    said = read_until(ours, "jobs create")
+    said = read_terminal(ours, "jobs create")
     assert process.wait(timeout=60) == 0
     assert "the service was stopped" in said
     assert "Traceback" not in said
@@ -76,14 +76,14 @@ def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("stdin", "scene"), [(subprocess.DEVNULL, "lab"), (None, "lab"), (None, "real")])
 def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None, scene: str) -> None:
     done = subprocess.run(
-        stubbed(tmp_path, scene), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
+        stub_command(tmp_path, scene), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Ctrl-C" not in done.stdout
     assert "the service was stopped" in done.stdout
 
 
-def read_until(terminal: int, words: str) -> str:
+def read_terminal(terminal: int, words: str) -> str:
     said = ""
     while words not in said:
         try:

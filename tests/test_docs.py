@@ -26,7 +26,7 @@ def documents() -> list[Path]:
     return sorted([*ROOT.glob("*.md"), *(path for folder in folders for path in folder.rglob("*.md"))])
 
 
-def cited(text: str) -> Iterator[str]:
+def cited_numbers(text: str) -> Iterator[str]:
     """The numbers in a text; a range such as F2-F7 names all between its ends."""
     for first, low, last, high in NUMBER.findall(text):
         ends = (int(low), int(high)) if last == first else (int(low), int(low))
@@ -54,7 +54,7 @@ def test_every_number_that_is_cited_is_defined_once() -> None:
         f"{path.relative_to(ROOT)}: {number}"
         for path in sources
         if path != Path(__file__).resolve()
-        for number in cited(path.read_text())
+        for number in cited_numbers(path.read_text())
         if number not in defined and number not in OTHERS
     }
     assert unknown == set()
@@ -69,7 +69,7 @@ def test_a_document_links_to_and_names_files_that_exist(path: Path) -> None:
 
 
 def test_ranges_and_single_numbers_are_read() -> None:
-    assert list(cited("F2-F4, B12 to B13 and A8; S3, F100, C1")) == ["F2", "F3", "F4", "B12", "B13", "A8"]
+    assert list(cited_numbers("F2-F4, B12 to B13 and A8; S3, F100, C1")) == ["F2", "F3", "F4", "B12", "B13", "A8"]
 
 
 def test_dead_links_and_missing_files_are_found() -> None:

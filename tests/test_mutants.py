@@ -22,28 +22,28 @@ def f(a: int = 1, *, b: Literal[2]) -> bool:
 '''
 
 
-def changed(operator: str) -> list[str]:
+def changed_lines(operator: str) -> list[str]:
     """The lines that mutants of one kind leave behind."""
     found = [mutant for mutant in mutants("x.py", SOURCE) if mutant.operator == operator]
     return [mutant.apply(SOURCE).decode().splitlines()[mutant.line - 1].strip() for mutant in found]
 
 
 def test_each_kind_of_change_is_made() -> None:
-    assert changed("comparison") == [
+    assert changed_lines("comparison") == [
         "if (a <= b) and not c:",
         "if (a >= b) and not c:",
     ]
-    assert changed("arithmetic") == ["return (max(a, b) + 6)"]
-    assert changed("swap") == ["return min(a, b) - 6"]
-    assert changed("drop statement") == ["pass"]
-    assert changed("return None") == ["return None"]
-    assert changed("drop operator") == ["if a < b and (c):"]
-    assert changed("boolean") == ["if (a < b or not c):"]
-    assert changed("negate condition") == ["if (not (a < b and (not c))):", "while (not c):"]
+    assert changed_lines("arithmetic") == ["return (max(a, b) + 6)"]
+    assert changed_lines("swap") == ["return min(a, b) - 6"]
+    assert changed_lines("drop statement") == ["pass"]
+    assert changed_lines("return None") == ["return None"]
+    assert changed_lines("drop operator") == ["if a < b and (c):"]
+    assert changed_lines("boolean") == ["if (a < b or not c):"]
+    assert changed_lines("negate condition") == ["if (not (a < b and (not c))):", "while (not c):"]
 
 
 def test_constants_change_by_one_but_in_messages_annotations_and_decorators() -> None:
-    assert changed("constant") == [
+    assert changed_lines("constant") == [
         "def f(a: int = (0), *, b: Literal[2]) -> bool:",
         "def f(a: int = (2), *, b: Literal[2]) -> bool:",
         "return max(a, b) - (5)",

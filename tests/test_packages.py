@@ -48,7 +48,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
 
 
-def installed(folder: Path, *wheels: Path) -> Path:
+def make_installation(folder: Path, *wheels: Path) -> Path:
     """An environment with these wheels and, behind them, the dependencies of ours; its folder of programs."""
     venv.create(folder, with_pip=True)
     programs = folder / "bin"
@@ -63,12 +63,12 @@ def installed(folder: Path, *wheels: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def library(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(tmp_path_factory.mktemp("library"), wheels["spard"])
+    return make_installation(tmp_path_factory.mktemp("library"), wheels["spard"])
 
 
 @pytest.fixture(scope="module")
 def service(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return installed(tmp_path_factory.mktemp("service"), *wheels.values())
+    return make_installation(tmp_path_factory.mktemp("service"), *wheels.values())
 
 
 @pytest.fixture
@@ -86,20 +86,20 @@ def run(programs: Path, folder: Path, *command: str) -> subprocess.CompletedProc
     return subprocess.run(line, cwd=folder, env=clean(), capture_output=True, text=True, check=False)
 
 
-def names_in(wheel: Path) -> list[str]:
+def wheel_names(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
 def test_each_wheel_holds_its_own_packages_and_all_of_its_data(wheels: dict[str, Path]) -> None:
-    tops = {name: {path.split("/")[0] for path in names_in(wheel)} for name, wheel in wheels.items()}
+    tops = {name: {path.split("/")[0] for path in wheel_names(wheel)} for name, wheel in wheels.items()}
     assert {name: {top for top in found if "dist-info" not in top} for name, found in tops.items()} == {
         "spard": {"spard"},
         "spard_service": {"app", "worker", "migrations"},
     }
-    assert {"spard/py.typed", "spard/research/bench/page.html.jinja"} <= set(names_in(wheels["spard"]))
-    assert any(name.endswith("recipes/lab.yaml") for name in names_in(wheels["spard"]))
-    of_service = set(names_in(wheels["spard_service"]))
+    assert {"spard/py.typed", "spard/research/bench/page.html.jinja"} <= set(wheel_names(wheels["spard"]))
+    assert any(name.endswith("recipes/lab.yaml") for name in wheel_names(wheels["spard"]))
+    of_service = set(wheel_names(wheels["spard_service"]))
     assert {
         "app/jobs/reports/templates/report.html.jinja",
         "app/jobs/reports/templates/spard.css",

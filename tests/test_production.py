@@ -118,7 +118,7 @@ def test_from_empty_servers_to_a_verified_adapter(environment: dict[str, str], f
     with ExitStack() as stack:
         running = stack.enter_context(_serving(api, files, environment))
         url = f"http://127.0.0.1:{environment['UVICORN_PORT']}"
-        _until(lambda: _is_ready(url), running)
+        _wait_until(lambda: _is_ready(url), running)
         serving = stack.enter_context(_serving(worker, files, environment))
         lines = USE.replace("http://127.0.0.1:8000", url).replace("/models/", f"{files.parent}/models/").splitlines()
         at = next(i for i, line in enumerate(lines) if "JOB" in line)
@@ -175,7 +175,7 @@ def _is_ready(url: str) -> bool:
     return False
 
 
-def _until(is_so: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+def _wait_until(is_so: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not is_so():
         assert running.poll() is None

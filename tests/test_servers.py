@@ -43,10 +43,10 @@ def test_a_killed_test_run_leaves_no_server_and_no_file(server: str, folder: Pat
         run.send_signal(signal.SIGKILL)
     assert started
     _, alive = psutil.wait_procs(started, timeout=WAIT_S)
-    assert (alive, _left(folder)) == ([], [])
+    assert (alive, _remaining_files(folder)) == ([], [])
 
 
-def _left(folder: Path) -> list[Path]:
+def _remaining_files(folder: Path) -> list[Path]:
     deadline = time.monotonic() + WAIT_S
     while (left := list(folder.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.05)

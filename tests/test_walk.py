@@ -58,14 +58,14 @@ class Walk:
         """Do what the blocks of a page say, in order."""
         for block in blocks.to_run(page, "bash", "python"):
             if block.kind == "python":
-                self._script(self._filled(block.text))
+                self._script(self._fill(block.text))
             else:
                 self.type(block.text)
 
     def type(self, lines: str) -> None:
         """Do what the lines of a terminal say."""
         for line in lines.replace("\\\n", "").splitlines():
-            self._line(self._filled(line))
+            self._line(self._fill(line))
 
     def learn(self, client: OpenAI) -> None:
         """Take the id of the job that is done, and end those that nobody waits for."""
@@ -76,7 +76,7 @@ class Walk:
             if job.status in ("queued", "running"):
                 client.fine_tuning.jobs.cancel(job.id)
 
-    def _filled(self, text: str) -> str:
+    def _fill(self, text: str) -> str:
         for name, value in self.there.items():
             text = text.replace(name, value)
         return text
@@ -193,7 +193,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[openai_stub.Stub]:
         validation_file=account.add_file("valid.jsonl", validation),
         method={"type": "supervised", "supervised": numbers},
     )
-    with openai_stub.served(account):
+    with openai_stub.serve_stub(account):
         monkeypatch.setenv("OPENAI_API_KEY", account.key)
         monkeypatch.setenv("OPENAI_BASE_URL", account.url)
         yield account

@@ -88,7 +88,7 @@ class Call:
     def python(self) -> str:
         """Return an expression with the official client, on several lines if one is too long."""
         line = _examples()["sdk"].get(self.name) or self._plain()
-        return line if len(line) <= _WIDTH else _formatted(line)
+        return line if len(line) <= _WIDTH else _format_line(line)
 
     def _plain(self) -> str:
         """Return a request by the client's own verbs, for addresses that it has no method for."""
@@ -147,24 +147,29 @@ def _section(call: Call, same: str) -> str:
 def _fields(call: Call, same: str) -> Iterator[tuple[str, str, str, str]]:
     for each in call.operation.get("parameters", ()):
         if each["in"] != "path" and not each["name"].startswith("x-"):
-            yield each["name"], each["in"], _kind(each["schema"]), _needed(each["schema"], each.get("required", False))
+            yield (
+                each["name"],
+                each["in"],
+                _kind(each["schema"]),
+                _need_text(each["schema"], each.get("required", False)),
+            )
     for content in call.operation.get("requestBody", {}).get("content", {}).values():
         if not (same and call.body()):
-            yield from _members(_resolved(content["schema"]), "")
+            yield from _members(_resolve_schema(content["schema"]), "")
 
 
 def _members(schema: Mapping[str, Any], above: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield the fields of an object, and those of the objects in it."""
     for name, each in schema.get("properties", {}).items():
-        yield above + name, "body", _kind(each), _needed(each, name in schema.get("required", ()))
-        inner = _resolved(_one(each))
+        yield above + name, "body", _kind(each), _need_text(each, name in schema.get("required", ()))
+        inner = _resolve_schema(_one(each))
         if inner.get("properties") and (above + name).count(".") < _DEPTH - 1:
             yield from _members(inner, f"{above}{name}.")
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
     """Return a schema in few words."""
-    found = _resolved(_one(schema))
+    found = _resolve_schema(_one(schema))
     if "enum" in found or "const" in found:
         return ", ".join(f"`{json.dumps(each)}`" for each in found.get("enum", [found.get("const")]))
     if "anyOf" in found or "oneOf" in found:
@@ -174,12 +179,12 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return f"list of {_kind(found.get('items', {}))}"
     if "properties" in found and "const" in (found["properties"].get("type") or {}):
         return f'`{{"type": "{found["properties"]["type"]["const"]}"}}`'
-    kind = "file" if found.get("format") == "binary" else _named(found.get("type", "any"))
+    kind = "file" if found.get("format") == "binary" else _type_name(found.get("type", "any"))
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     return ", ".join([kind, *(f"{word} {_number(found[key])}" for key, word in words.items() if key in found)])
 
 
-def _named(kind: str | list[str]) -> str:
+def _type_name(kind: str | list[str]) -> str:
     return kind if isinstance(kind, str) else " or ".join(each for each in kind if each != "null")
 
 
@@ -187,7 +192,7 @@ def _number(value: float) -> str:
     return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
-def _needed(schema: Mapping[str, Any], required: bool) -> str:
+def _need_text(schema: Mapping[str, Any], required: bool) -> str:
     if required:
         return "required"
     default = schema.get("default")
@@ -200,13 +205,13 @@ def _one(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return rest[0] if len(rest) == 1 else schema
 
 
-def _resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolve_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     name = str(schema.get("$ref", "")).rpartition("/")[2]
     found: Mapping[str, Any] = _document()["components"]["schemas"][name] if name else schema
     return found
 
 
-def _formatted(line: str) -> str:
+def _format_line(line: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "format", "-"], input=line, capture_output=True, text=True, check=True, cwd=_ROOT
     )

@@ -23,7 +23,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from spard.data.chat import NO_LOSS, Encoded, encode, render_prompt, renderer_of
+from spard.data.chat import NO_LOSS, Encoded, encode, get_renderer, render_prompt
 from spard.data.rows import Example, Message, is_learned
 from spard.data.self_rendering import self_rendering
 from spard.errors import SpardError
@@ -120,15 +120,15 @@ def trl_templates() -> dict[str, str]:
     found = find_spec("trl")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("TRL is not installed")
-    return templates_in(Path(found.origin).parent / "chat_templates")
+    return read_templates(Path(found.origin).parent / "chat_templates")
 
 
-def templates_in(folder: Path) -> dict[str, str]:
+def read_templates(folder: Path) -> dict[str, str]:
     """Return the chat templates of a folder by name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
-def tokenizer_for(name: str, template: str) -> PreTrainedTokenizerFast:
+def make_tokenizer(name: str, template: str) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes with the control tokens that a template writes, and its model's stop tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
@@ -162,7 +162,7 @@ def outcome(tokenizer: Any, conversation: Example, *, is_exact: bool = True) -> 
 
 def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, is_exact: bool) -> Iterator[str]:
     """Yield where what is learned is not what the assistant says, to its end."""
-    renderer = renderer_of(tokenizer)
+    renderer = get_renderer(tokenizer)
     turns = [turn for turn in conversation.messages if is_learned(turn)]
     runs = [run for sample in encoded.samples for run in _learned_runs(sample)]
     if len(runs) != len(turns):
@@ -182,12 +182,12 @@ def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, 
 
 def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
     """Yield where the tokens before an answer are not those of the prompt that is served."""
-    renderer = renderer_of(tokenizer)
+    renderer = get_renderer(tokenizer)
     places = [i for i, turn in enumerate(conversation.messages) if is_learned(turn)]
     runs = [(sample, at) for sample in encoded.samples for at, _ in _learned_runs(sample)]
     for place, (sample, at) in zip(places, runs, strict=False):
         before = conversation.messages[:place]
-        mode = renderer.mode_for(conversation.messages[place])
+        mode = renderer.answer_mode(conversation.messages[place])
         prompt = render_prompt(tokenizer, before, conversation.tools, mode=mode)
         if list(sample.ids[:at]) != prompt:
             yield f"the prompt before answer {place} is served otherwise than it is trained"
@@ -197,8 +197,10 @@ def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> I
 
 def _by_transformers(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], mode: Any) -> list[int]:
     """Return a prompt as transformers renders it from the template that goes into the adapter's archive."""
-    renderer = renderer_of(tokenizer)
-    source = self_rendering(renderer, mode)["tool_use" if tools and "tool_use" in sources_of(tokenizer) else "default"]
+    renderer = get_renderer(tokenizer)
+    source = self_rendering(renderer, mode)[
+        "tool_use" if tools and "tool_use" in template_sources(tokenizer) else "default"
+    ]
     plain = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
     asked: dict[str, Any] = {"tools": list(tools) or None, "add_generation_prompt": True, "tokenize": False}
     text = tokenizer.apply_chat_template(plain, chat_template=source, **asked)
@@ -206,7 +208,7 @@ def _by_transformers(tokenizer: Any, messages: Sequence[Message], tools: Sequenc
     return ids
 
 
-def sources_of(tokenizer: Any) -> dict[str, str]:
+def template_sources(tokenizer: Any) -> dict[str, str]:
     """Return a tokenizer's chat templates by name."""
     template = tokenizer.chat_template
     return template if isinstance(template, dict) else {"default": template}
@@ -228,9 +230,9 @@ def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
     """Return for each template its name, what is known of it, and what becomes of each conversation."""
     rows = list[tuple[str, str, list[Outcome]]]()
     for name, template in templates.items():
-        tokenizer = tokenizer_for(name, template)
+        tokenizer = make_tokenizer(name, template)
         try:
-            rendering = renderer_of(tokenizer).rendering
+            rendering = get_renderer(tokenizer).rendering
         except SpardError as error:
             rows.append((name, f"refused: {error.message}", []))
             continue
@@ -287,7 +289,7 @@ def page() -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table; the exit status is 1 where something is trained otherwise than it is served."""
-    rows = table(templates_in(Path(argv[0])) if argv else trl_templates())
+    rows = table(read_templates(Path(argv[0])) if argv else trl_templates())
     sys.stdout.write(markdown(rows))
     faults = [f"{name}: {fault}" for name, _, found in rows for each in found for fault in each.faults]
     sys.stdout.write("\n".join([*faults, f"{len(faults)} differences"]) + "\n")

@@ -19,33 +19,33 @@ _PART = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTA
 def leaves() -> dict[str, Any]:
     """Return every command that can be run, by its words; those of old names are left out."""
     trees = [get_command(command_line([name])) for name in subcommands()]
-    found = [leaf for tree in trees for leaf in _below(tree, ("spard",))]
+    found = [leaf for tree in trees for leaf in _leaf_commands(tree, ("spard",))]
     return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # those without subcommands come first
 
 
 def table() -> str:
     """Return the commands and what each does, as rows of Markdown."""
-    rows = [f"| `{name}` | {_said(command)} |\n" for name, command in leaves().items()]
+    rows = [f"| `{name}` | {_first_paragraph(command)} |\n" for name, command in leaves().items()]
     return "".join(["\n| command | does |\n|---|---|\n", *rows, "\n"])
 
 
-def shown(page: str) -> str:
+def page_table(page: str) -> str:
     """Return what a page has between its marks."""
     (found,) = _PART.findall(page)
     return str(found)
 
 
-def _below(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+def _leaf_commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     children = getattr(command, "commands", None)
     if children is None:
         yield " ".join(words), command
         return
     for name, child in children.items():
         if not child.hidden:
-            yield from _below(child, (*words, name))
+            yield from _leaf_commands(child, (*words, name))
 
 
-def _said(command: Any) -> str:
+def _first_paragraph(command: Any) -> str:
     """Return the first paragraph of a command's help, in one line."""
     return " ".join((command.help or "").split("\n\n")[0].split()).replace("|", "\\|")
 

@@ -74,10 +74,10 @@ def diagrams() -> list[Diagram]:
 
 def with_pictures(markdown: str) -> str:
     """Return a page with the pictures in place of their text; inside the page they take its colors."""
-    return _FENCED.sub(lambda block: f'<figure class="diagram" tabindex="0">{_shown(block[1])}</figure>', markdown)
+    return _FENCED.sub(lambda block: f'<figure class="diagram" tabindex="0">{_shown_text(block[1])}</figure>', markdown)
 
 
-def _shown(text: str) -> str:
+def _shown_text(text: str) -> str:
     return _read(text).file.read_text(encoding="utf-8")
 
 

@@ -43,23 +43,23 @@ In `problems` of `GET /v1/files/{id}/validation`, each with a line, a JSON point
 """
 
 
-def explained() -> dict[str, dict[str, tuple[str, str]]]:
+def read_explanations() -> dict[str, dict[str, tuple[str, str]]]:
     """Return cause and cure of each code, by where it appears."""
     tables = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
     return {place: {code: (cause, cure) for code, (cause, cure) in codes.items()} for place, codes in tables.items()}
 
 
-def found() -> dict[str, set[str]]:
+def find_codes() -> dict[str, set[str]]:
     """Return the codes of the sources, by where they appear."""
     return {"requests": set(error_codes.requests()), "jobs": error_codes.jobs(), "rows": error_codes.rows()}
 
 
 def page() -> str:
     """Return the page; a `KeyError` for a code that is not explained."""
-    words, requests = explained(), error_codes.requests()
+    words, requests = read_explanations(), error_codes.requests()
     statuses = {code: ", ".join(map(str, sorted(found))) for code, found in requests.items()}
     asked = [f"| `{code}` | {statuses[code]} | {' | '.join(words['requests'][code])} |\n" for code in sorted(requests)]
-    rest = {place: [_line(code, words[place]) for code in sorted(found()[place])] for place in ("jobs", "rows")}
+    rest = {place: [_line(code, words[place]) for code in sorted(find_codes()[place])] for place in ("jobs", "rows")}
     return "".join([_HEAD, _REQUESTS, *asked, _JOBS, *rest["jobs"], _ROWS, *rest["rows"]])
 
 

@@ -43,7 +43,7 @@ class Listed:
 def pages() -> list[Listed]:
     """Return all pages, in the order of the navigation."""
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-    return [page for entry in nav for page in _listed("Start", entry)]
+    return [page for entry in nav for page in _list_entries("Start", entry)]
 
 
 def summary(text: str) -> str:
@@ -93,7 +93,7 @@ def _up(name: str) -> str:
     return "](" + "../" * name.count("/") + r"\1"
 
 
-def _listed(section: str, entry: Any) -> Iterator[Listed]:
+def _list_entries(section: str, entry: Any) -> Iterator[Listed]:
     if isinstance(entry, str):
         yield Listed(section, "", entry)
         return
@@ -102,4 +102,4 @@ def _listed(section: str, entry: Any) -> Iterator[Listed]:
             yield Listed(section, name, below)
         else:
             for each in below:
-                yield from _listed(section if section != "Start" else name, each)
+                yield from _list_entries(section if section != "Start" else name, each)

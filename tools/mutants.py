@@ -133,16 +133,16 @@ class Bench:
         """Run the tests next to a mutant until one fails."""
         tests = NEAREST[mutant.path]
         for stage in _STAGES:
-            usual = self._unchanged(tests, stage)
+            usual = self._unchanged_run(tests, stage)
             if usual.status == _NO_TESTS:
                 continue
-            with self._changed(mutant):
+            with self._apply_mutant(mutant):
                 run = self._run(tests, stage, usual.cost)
             if run.status != 0:
                 return "timeout" if run.status is None else "killed"
         return "survived"
 
-    def _unchanged(self, tests: tuple[str, ...], stage: str) -> Run:
+    def _unchanged_run(self, tests: tuple[str, ...], stage: str) -> Run:
         """Run each set of tests once without a mutant: they must pass."""
         if (tests, stage) not in self._usual:
             run = self._run(tests, stage, None)
@@ -153,7 +153,7 @@ class Bench:
         return self._usual[tests, stage]
 
     @contextmanager
-    def _changed(self, mutant: Mutant) -> Iterator[None]:
+    def _apply_mutant(self, mutant: Mutant) -> Iterator[None]:
         path, original = self._folder / mutant.path, ROOT / mutant.path
         path.write_bytes(mutant.apply(path.read_bytes()))
         try:

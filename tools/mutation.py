@@ -113,7 +113,7 @@ def _changes(node: ast.AST) -> Iterator[Change]:
         yield from _of_expression(node)
     elif isinstance(node, ast.comprehension):
         for test in node.ifs:
-            yield from _negated(test)
+            yield from _negate_condition(test)
 
 
 def _of_statement(node: ast.stmt) -> Iterator[Change]:
@@ -124,7 +124,7 @@ def _of_statement(node: ast.stmt) -> Iterator[Change]:
     if isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
         yield "return None", node, "return None"
     if isinstance(node, ast.If | ast.While):
-        yield from _negated(node.test)
+        yield from _negate_condition(node.test)
     if isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
         changed = ast.AugAssign(node.target, _ARITHMETIC[type(node.op)](), node.value)
         yield "arithmetic", node, ast.unparse(changed)
@@ -144,7 +144,7 @@ def _of_expression(node: ast.expr) -> Iterator[Change]:
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
         yield "drop operator", node, _text(node.operand)
     elif isinstance(node, ast.IfExp):
-        yield from _negated(node.test)
+        yield from _negate_condition(node.test)
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _SWAPPED:
         yield "swap", node.func, _SWAPPED[node.func.id]
     elif isinstance(node, ast.Constant):
@@ -159,7 +159,7 @@ def _of_constant(node: ast.Constant) -> Iterator[Change]:
             yield "constant", node, _text(ast.Constant(node.value + change))
 
 
-def _negated(test: ast.expr) -> Iterator[Change]:
+def _negate_condition(test: ast.expr) -> Iterator[Change]:
     """Nothing where a change of the condition's own operator does the same."""
     is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     if not is_not and not (isinstance(test, ast.Compare) and len(test.ops) == 1):

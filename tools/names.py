@@ -29,6 +29,7 @@ ALLOWED = {  # why each is a name of the field
     "sign_out": "verb, and the name of its route",
     "wait_until": "verb, as in Playwright",
     "write_until": "field of a dataclass: a writer that stops where a check holds",
+    "down": "the command `spard down`",
     "up": "the command `spard up`",
 }
 WORDS = {"own", "_own", "first_s", "wish", "_wish", "taker", "comparer", "works", "leave_word", "lend", "wear"}

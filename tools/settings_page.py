@@ -68,7 +68,7 @@ def _settings() -> Iterator[tuple[str, str, Any, Any]]:
     for field, info in Settings.model_fields.items():
         group = GROUPS.get(field)
         if group is None:
-            bounds = [each for each in info.metadata if _bound(each)]
+            bounds = [each for each in info.metadata if _bound_texts(each)]
             yield f"SPARD_{field.upper()}", field, (hints[field], bounds), info.default
             continue
         members = get_type_hints(group.kind, include_extras=True)
@@ -90,7 +90,7 @@ def _type(given: tuple[Any, list[Any]]) -> str:
     while get_origin(hint) in (Annotated, Union, UnionType):
         if get_origin(hint) is Annotated:
             hint, *extra = get_args(hint)
-            bounds += [each for each in extra if _bound(each)]
+            bounds += [each for each in extra if _bound_texts(each)]
         else:
             (hint,) = (each for each in get_args(hint) if each is not NoneType)
     if get_origin(hint) is Literal:
@@ -98,10 +98,10 @@ def _type(given: tuple[Any, list[Any]]) -> str:
     if get_origin(hint) is tuple:
         return "JSON list"
     named = _TYPES.get(hint, "text, secret")
-    return ", ".join([named, *(text for each in bounds for text in _bound(each))])
+    return ", ".join([named, *(text for each in bounds for text in _bound_texts(each))])
 
 
-def _bound(given: object) -> list[str]:
+def _bound_texts(given: object) -> list[str]:
     """Return the bounds that a piece of metadata sets, in words."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     return [

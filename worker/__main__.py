@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 def main() -> None:
     """Serve jobs until a signal ends the worker; exit with a message where this machine cannot serve any."""
-    asked = _asked()
+    asked = _parse_arguments()
     try:
         logs.set_up(get_settings().log_format)
         tracing.set_up("spard-worker")
@@ -46,7 +46,7 @@ def serve(worker: Worker, work: Callable[[], Result]) -> Result:
     return until_told(begin, worker.end)
 
 
-def _asked() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m worker", description="Serve jobs until SIGTERM or SIGINT.")
     parser.add_argument("--job", metavar="ID", help="serve this job alone; exits 0 done, 1 failed, 3 nothing to claim")
     parser.add_argument("--token", type=int, metavar="N", help="only while its lease's token is N")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
 
 from app import objects
-from app.checkpoints.records import taken_until
+from app.checkpoints.records import last_stored_step
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
 from app.jobs import lease
@@ -27,7 +27,7 @@ from app.storage import Storage
 from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
 from worker.endings import Ending, after_failure, after_kill, as_clause, exit_text
-from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, around, failure, is_job_s_own, why_killed
+from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, failure, is_job_s_own, outer_failure, why_killed
 from worker.heartbeat import Heart
 from worker.inputs import fill
 from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
@@ -35,12 +35,12 @@ from worker.listener import Listener
 from worker.memory_kills import MemoryKills
 from worker.meter import STORAGE, Meter
 from worker.metrics import LOST, StageClock, WorkerMetrics
-from worker.outages import Waiting, called_after
+from worker.outages import Waiting, call_if_slow
 from worker.process import Child
 from worker.progress import Journal
 from worker.results import attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
-from worker.sinks.feed import sinks_of
+from worker.sinks.feed import open_sinks
 from worker.workdir import Folder, new_folder
 
 _RETRY_S = 1.0
@@ -80,7 +80,7 @@ class Attempt:
         self.trouble: Failure | None = None
         self.job = self._read_job()
         with read(backend.engine) as session:
-            self._taken_until = taken_until(session, claim.job_id)
+            self._taken_until = last_stored_step(session, claim.job_id)
         self._of_job = settings, claim, self.job
         self._log = self._log.bind(request_id=self.job.spec.request_id)
         self._meter = Meter()
@@ -88,13 +88,13 @@ class Attempt:
         self._heart = Heart(backend.engine, claim, *times, self._end_child, self._meter)
         self._journal, self._telling = Journal(claim, self.job.warnings or [], self.job.stage_costs), Lock()
         waits = settings.poll_s, settings.gpu_probe_s
-        self._waiting = Waiting(*waits, self._note_wait, self._go_on, self._heart.lost)
+        self._waiting = Waiting(*waits, self._note_wait, self._raise_if_stopped, self._heart.lost)
 
     def run(self) -> None:
         """Work until the job has ended, is queued again, or is no longer ours."""
         self._log.info("attempt", number=self._claim.attempt)
         began, job_id, number = time.monotonic(), self._claim.job_id, self._claim.attempt
-        with tracing.continued("attempt", self.job.spec.traceparent, job_id, number) as span, self._heart:
+        with tracing.continue_trace("attempt", self.job.spec.traceparent, job_id, number) as span, self._heart:
             is_ours = self._run()
             job = self._read_job()
             outcome = job.status.value if is_ours else LOST
@@ -139,21 +139,21 @@ class Attempt:
                 blames_job=True,
             )
         except Failed as error:
-            return self._failed(error.what, blames_job=is_job_s_own(error.what.code))
+            return self._end_failed(error.what, blames_job=is_job_s_own(error.what.code))
         except Exception as error:  # whatever it is, the job is not left hanging
             self._log.exception("the attempt broke off")
-            return self._failed(failure(error))
+            return self._end_failed(failure(error))
 
     def _work(self, folder: Folder) -> Ending:
         storage, job, claim = self._backend.storage, self.job, self._claim
-        filled = partial(fill, folder, job, storage, self._settings, self._go_on, self._taken_until)
+        filled = partial(fill, folder, job, storage, self._settings, self._raise_if_stopped, self._taken_until)
         self._waiting.insist(filled, self._settings.outage_patience_s)
         shards = EmbeddingShards(storage, self._backend.engine, job, folder)
-        self._waiting.insist(partial(shards.fetch, self._go_on), self._settings.outage_patience_s)
+        self._waiting.insist(partial(shards.fetch, self._raise_if_stopped), self._settings.outage_patience_s)
         prefix = attempt_prefix(job, claim.token)
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
-        sinks, kills = sinks_of(job, self._settings), (memory := MemoryKills()).read()
+        sinks, kills = open_sinks(job, self._settings), (memory := MemoryKills()).read()
         self._child = child = self._take_child(folder)
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
@@ -170,22 +170,22 @@ class Attempt:
                 # Nothing that was trained is thrown away because the storage is away, however long that is.
                 store = partial(upload, storage, job, claim, folder, self._backend.key)
                 note = partial(self._write_news, self._journal.note_slow_storage)
-                with called_after(self._settings.storage_notice_s, note):
+                with call_if_slow(self._settings.storage_notice_s, note):
                     return self._waiting.insist(store, inf)
             case {"kind": "failed", "code": "stopped"}:
                 raise Stopping
             case {"kind": "failed", "code": code, "message": message, "param": param, "retryable": retryable}:
-                raise Failed(around(code) if code in FAULTS else Failure(code, message, param, retryable))
+                raise Failed(outer_failure(code) if code in FAULTS else Failure(code, message, param, retryable))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
             case _ if child.exit_code == -signal.SIGKILL:
                 self._log.warning("the training process was killed", memory=memory.describe())
-                return after_kill(*self._of_job, why_killed(memory.since(kills)))
+                return after_kill(*self._of_job, why_killed(memory.memory_at_kill(kills)))
             case _:
                 reason = f"the training process ended by itself ({exit_text(child.exit_code)})"
                 return after_failure(*self._of_job, reason, blames_job=True)
 
-    def _failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
+    def _end_failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
         """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""
         if what.is_unforeseen and self._is_worker_s(DISK_FULL):
             what = DISK_FULL
@@ -229,7 +229,7 @@ class Attempt:
                 if self._heart.lost.wait(_RETRY_S):
                     raise Lost from error
 
-    def _go_on(self) -> None:
+    def _raise_if_stopped(self) -> None:
         """Raise what keeps us from going on."""
         if self._heart.lost.is_set():
             raise Lost

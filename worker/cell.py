@@ -12,7 +12,7 @@ from spard.config import JudgeSpec
 from spard.isolation import landlock, reach, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
-from worker.desk import Desk, KeyOf, Tell, asked_of
+from worker.desk import Desk, KeyOf, Tell, judge_endpoints
 from worker.read_ahead import Wanted
 from worker.workdir import Folder, read_assignment
 
@@ -27,11 +27,11 @@ class Cell:
     key_of: KeyOf = lambda judge: None  # of the judges that are asked over an endpoint
 
     @classmethod
-    def of(cls, settings: Settings) -> Cell:
+    def from_settings(cls, settings: Settings) -> Cell:
         """Return the strongest walls that this machine has, for children under these settings."""
         several = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
         talks: Talks = "nodes" if settings.nodes_per_job > 1 else "machine" if several else "alone"
-        return cls(walls.found(), talks, tuple(secret_places(settings)), settings.judge_key)
+        return cls(walls.find_walls(), talks, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -42,11 +42,11 @@ class Cell:
 
     def command(self, command: Sequence[str]) -> list[str]:
         """Return what starts a child's command in here."""
-        return walls.behind(self.walls, command, talks=self.talks)
+        return walls.isolated_command(self.walls, command, talks=self.talks)
 
     def desk(self, folder: Folder, tell: Tell) -> Desk | None:
         """Return where the child asks its judges; None where none is asked over an endpoint."""
-        judges = asked_of(read_assignment(folder).run) if folder.job.exists() else []
+        judges = judge_endpoints(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
 
     def ahead(self, wanted: Wanted) -> bytes | None:
@@ -71,18 +71,18 @@ class Given:
     writable: tuple[str, ...] = ()
 
 
-def given_to(folder: Folder) -> Given:
+def sandbox_paths(folder: Folder) -> Given:
     """Return what the job of a folder is given; asked before its child can change what it is made of."""
     if not folder.job.exists():
         return Given()
     assignment = read_assignment(folder)
     assignment.cache_dir.mkdir(parents=True, exist_ok=True)
     run = assignment.run
-    models = (run.model, *((run.encoder,) if run.encoder else ()), *_files_of(run.judge))
+    models = (run.model, *((run.encoder,) if run.encoder else ()), *_judge_files(run.judge))
     return Given(tuple(path for model in models for path in reach.model(model)), (str(assignment.cache_dir),))
 
 
-def _files_of(judge: JudgeSpec) -> Iterator[str]:
+def _judge_files(judge: JudgeSpec) -> Iterator[str]:
     for each in judge.with_members():
         if each.name == "classifier":
             yield each.model

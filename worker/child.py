@@ -23,8 +23,8 @@ with light_imports():
     from spard.release.proof import CleanProcess
     from worker import pipeline
     from worker.distributed import run_ranks
-    from worker.failures import Failed, logged
-    from worker.held_model import Holder, awaited
+    from worker.failures import Failed, log_failure
+    from worker.held_model import Holder, wait_for_folder
     from worker.protocol import Report
     from worker.workdir import NODE, Folder, read_assignment
 
@@ -49,7 +49,7 @@ def main() -> None:
     is_first = NODE not in os.environ  # else no result comes from here, and none is to be proved
     with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while we wait
         holder = Holder()
-        path = awaited(_STDIN, holder)
+        path = wait_for_folder(_STDIN, holder)
         if path:
             work(Folder(Path(path)), report, stop, clean, holder)
 
@@ -65,12 +65,12 @@ def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None
             with pipeline.judging(folder, report, _STDIN):
                 pipeline.run(folder, report, stop.is_set, clean, holder)
     except Failed as error:
-        report.failed(error.what.code, error.what.message, error.what.param, retryable=error.what.retryable)
+        report.report_failed(error.what.code, error.what.message, error.what.param, retryable=error.what.retryable)
     except Exception as error:
-        what = logged(error, log)
-        report.failed(what.code, what.message, what.param, retryable=what.retryable)
+        what = log_failure(error, log)
+        report.report_failed(what.code, what.message, what.param, retryable=what.retryable)
     else:
-        report.done()
+        report.report_done()
 
 
 if __name__ == "__main__":

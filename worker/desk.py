@@ -34,7 +34,7 @@ def llm_judges(judge: JudgeSpec) -> list[JudgeSpec]:
     return [each for each in judge.with_members() if each.name == "llm"]
 
 
-def asked_of(run: RunSpec) -> list[JudgeSpec]:
+def judge_endpoints(run: RunSpec) -> list[JudgeSpec]:
     """Return all that a job may ask over an endpoint: its judges and, where there is one, its auditing agent."""
     return [*llm_judges(run.judge), *([run.agent.endpoint] if run.agent else [])]
 
@@ -65,11 +65,11 @@ class Desk:
 
     def _answer(self, question: Message) -> None:
         try:
-            self._tell({"id": question.get("id"), **self._said(question)})
+            self._tell({"id": question.get("id"), **self._answer_text(question)})
         finally:
             self._slots.release()
 
-    def _said(self, question: Message) -> Message:
+    def _answer_text(self, question: Message) -> Message:
         match question:
             case {"judge": int(number), "system": str(system), "user": str(user)} if 0 <= number < len(self._judges):
                 pass

@@ -76,7 +76,7 @@ def _config(folder: Folder, count: int) -> LaunchConfig:
     )
 
 
-def leave_word(folder: Folder, rank: int, what: Failure) -> None:
+def write_failure(folder: Folder, rank: int, what: Failure) -> None:
     """Leave what a rank has failed with."""
     aside = folder.root / f".word.{rank}"
     aside.write_text(json.dumps(asdict(what)))

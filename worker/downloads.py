@@ -39,7 +39,7 @@ def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go
         if part is None:
             return False
         try:
-            is_right = _completed(storage, key, sha256, part, go_on)
+            is_right = _complete(storage, key, sha256, part, go_on)
         except OSError:  # a disk is not left full of what no job can use
             os.unlink(aside, dir_fd=folder)
             raise
@@ -50,7 +50,7 @@ def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go
     raise Damaged(key)
 
 
-def _completed(storage: Storage, key: str, sha256: str, part: BinaryIO, go_on: Callable[[], None]) -> bool:
+def _complete(storage: Storage, key: str, sha256: str, part: BinaryIO, go_on: Callable[[], None]) -> bool:
     """Append what is missing, and all of it if what came was wrong; False when the object is."""
     readings = _READINGS
     while True:

@@ -24,11 +24,11 @@ from app.db.tables import EmbeddingShard, Job
 from app.objects import GivenUp, Planned
 from app.storage import ObjectMissing, Storage, StorageError
 from app.storage.base import read_file
-from spard.config.quantization import digest_of
+from spard.config.quantization import quantized_digest
 from spard.digests import file_sha256, model_digest
 from worker import handover
 from worker.downloads import Damaged, download
-from worker.weights import encoder_digest_of
+from worker.weights import encoder_files_digest
 from worker.workdir import Folder, read_assignment
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,9 @@ class EmbeddingShards:
         self._pool, self._subject = (pool.sha256, pool.id) if pool else ("", "")
         encoder = given.run.encoder
         self._base = (
-            encoder_digest_of(encoder) if encoder else digest_of(model_digest(given.weights), recipe.quantization)
+            encoder_files_digest(encoder)
+            if encoder
+            else quantized_digest(model_digest(given.weights), recipe.quantization)
         )
         self._cache = given.cache_dir
         self._known: dict[str, EmbeddingShard] = {}
@@ -94,7 +96,7 @@ class EmbeddingShards:
         place = PurePosixPath(each.entry)
         try:
             (self._cache / place.parent).mkdir(parents=True, exist_ok=True)
-            with handover.opened(self._cache, place.parent, handover.FOLDER) as folder:
+            with handover.open_safely(self._cache, place.parent, handover.FOLDER) as folder:
                 if download(self._storage, each.storage_key, each.sha256, folder, place.name, go_on):
                     self._fetched.add(each.entry)
         except (Damaged, ObjectMissing) as error:
@@ -112,13 +114,13 @@ class EmbeddingShards:
 
         try:
             with (
-                handover.opened(self._cache, PurePosixPath(entry)) as handle,
+                handover.open_safely(self._cache, PurePosixPath(entry)) as handle,
                 objects.writing(self._storage, self._begin, plan) as writing,
             ):
                 stored = writing.write(key, read_file(Path(f"/proc/self/fd/{handle}")))
                 with self._begin() as session:
                     shard = embeddings.add(session, key, *names, stored)
-                    writing.named(session, key)
+                    writing.keep(session, key)
             self._known[entry] = shard
         except embeddings.NotWanted:
             self._give_way(entry)
@@ -137,8 +139,8 @@ class EmbeddingShards:
         with read(self._engine) as session:
             stored = embeddings.shard(session, self._pool, self._base, entry)
         place = PurePosixPath(entry)
-        with handover.opened(self._cache, place) as handle:
+        with handover.open_safely(self._cache, place) as handle:
             is_other = stored is not None and file_sha256(Path(f"/proc/self/fd/{handle}")) != stored.sha256
         if is_other:
-            with handover.opened(self._cache, place.parent, handover.FOLDER) as folder:
+            with handover.open_safely(self._cache, place.parent, handover.FOLDER) as folder:
                 os.unlink(place.name, dir_fd=folder)

@@ -151,7 +151,7 @@ class HubUnavailable(AppError):
     code = "hub_unavailable"
 
 
-def around(code: str) -> Failure:
+def outer_failure(code: str) -> Failure:
     """Return a failure of what is around the job, in neutral words."""
     return Failure(code, _WORDS[code], retryable=True)
 
@@ -159,7 +159,7 @@ def around(code: str) -> Failure:
 OUT_OF_MEMORY = Failure("out_of_memory", _OOM, retryable=True)
 MACHINE_OUT_OF_MEMORY = Failure("machine_out_of_memory", _KILLED_OOM, retryable=True)
 KILLED = Failure("process_killed", _KILLED, retryable=True)
-DISK_FULL = around("disk_full")
+DISK_FULL = outer_failure("disk_full")
 NODE_LOST = Failure("node_lost", "A machine that this job ran on was lost.", retryable=True)
 RANK_LOST = Failure(SERVER_ERROR, "A process of this job on another machine has ended.", retryable=True)
 
@@ -188,11 +188,11 @@ def failure(error: BaseException) -> Failure:
         case InvalidData():
             return Failure(error.code, f"{_BAD_FILE} {_sentence(error.message)}", error.param or "training_file")
         case InvalidModel():
-            return around("model_not_found")
+            return outer_failure("model_not_found")
         case BaseModelChanged():
             return Failure(str(error.code), _CHANGED)
         case SpardError() | AppError() if error.code in FAULTS:
-            return around(str(error.code))
+            return outer_failure(str(error.code))
         case SpardError():
             return Failure(error.code, _sentence(error.message), error.param, isinstance(error, _TRY_AGAIN))
         case AppError():
@@ -201,7 +201,7 @@ def failure(error: BaseException) -> Failure:
             return _of_machine(error)
 
 
-def logged(error: BaseException, log: logging.Logger) -> Failure:
+def log_failure(error: BaseException, log: logging.Logger) -> Failure:
     """Log an exception and return its failure; a stop that was asked for is logged as information, not as an error."""
     if isinstance(error, Stopped):
         log.info("%s", error.message)
@@ -218,9 +218,9 @@ def _of_machine(error: BaseException) -> Failure:
         case RuntimeError() if is_gpu_out_of_memory(error):
             return Failure("gpu_oom", _GPU_OOM)
         case RuntimeError() if is_gpu_error(error):
-            return around("gpu_error")
+            return outer_failure("gpu_error")
         case OSError() if error.errno in _BROKEN:
-            return around("disk_error")
+            return outer_failure("disk_error")
         case OSError() if error.errno in _FULL:
             return DISK_FULL
         case _ if _NO_ROOM in str(error):

@@ -23,7 +23,7 @@ from spard.config.patience import Patience
 from worker import gpu, judge_probe
 from worker.failures import Failure
 from worker.metrics import WorkerMetrics
-from worker.workdir import alone_in
+from worker.workdir import lock_work_dir
 
 _LACKS_S = 3600.0  # after which a base model that could not be loaded is tried again though nothing about it changed
 _THINGS = {  # what a failure says about
@@ -115,7 +115,7 @@ class Fitness:
         self._metrics.note_trouble(thing, is_there=False)
 
     def _gpu(self) -> bool:
-        return gpu.works(self._gpu_probe, self._environment, self._settings.gpus_per_job)
+        return gpu.gpu_probe_succeeds(self._gpu_probe, self._environment, self._settings.gpus_per_job)
 
     def _disk(self) -> bool:
         return _passes(check_disk, self._settings)
@@ -135,7 +135,7 @@ def check_disk(settings: Settings) -> None:
     work_dir = settings.work_dir()
     preflight.check_takes_files(work_dir)
     try:
-        with alone_in(work_dir):
+        with lock_work_dir(work_dir):
             pass
     except OSError as error:
         raise Unfit(f"{error.filename} cannot be opened: {error.strerror}. Delete it, or set SPARD_DATA_DIR.") from None

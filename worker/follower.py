@@ -37,7 +37,7 @@ _INDEX = "JOB_COMPLETION_INDEX"  # of the pod within its Job, from 0
 
 def main() -> None:
     """Follow the worker of one job; exits 0 when it said that the attempt is over, 1 else."""
-    asked, stop = _asked(), Event()
+    asked, stop = _parse_arguments(), Event()
     try:
         settings = get_settings()
         gpu.check(settings)
@@ -49,11 +49,11 @@ def main() -> None:
 
 def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float = LOST_S) -> bool:
     """Join the worker of a job and do what it says; whether it has said that the attempt is over."""
-    wire = _joined(asked, settings, stop, lost_s)
+    wire = _connect(asked, settings, stop, lost_s)
     if wire is None:
         log.error("the job's worker is not there", leader=asked.leader)
         return False
-    child = Child(COMMAND, environment(settings) | {NODE: str(asked.node)}, Cell.of(settings))
+    child = Child(COMMAND, environment(settings) | {NODE: str(asked.node)}, Cell.from_settings(settings))
     try:
         return _Share(wire, child, stop).serve()
     finally:
@@ -75,7 +75,7 @@ class _Share:
         is_started = is_reported = is_done = False
         while True:
             is_lost = self._wire.is_lost.is_set()  # then all that it has said can be heard
-            match self._wire.heard(_LOOK_S):
+            match self._wire.next_message(_LOOK_S):
                 case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
                     given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
                     self._child.begin(Folder(Path(root)), given)
@@ -100,11 +100,11 @@ class _Share:
     def _kill(self) -> dict[str, object]:
         """Return whether the ranks were killed, and whose memory was at its end."""
         is_killed = self._child.exit_code == -signal.SIGKILL
-        memory = self._memory.since(self._kills) if is_killed else None
+        memory = self._memory.memory_at_kill(self._kills) if is_killed else None
         return {"is_out_of_memory": memory is Memory.limit, "is_killed": is_killed, "memory": memory}
 
 
-def _joined(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:
+def _connect(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:
     """Return the wire to the worker, once it is there; None if it does not come in time, or `stop` is set."""
     give_up_at = time.monotonic() + settings.nodes_wait_s
     while not stop.is_set() and time.monotonic() < give_up_at:
@@ -119,7 +119,7 @@ def _joined(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: 
     return None
 
 
-def _asked() -> argparse.Namespace:
+def _parse_arguments() -> argparse.Namespace:
     about = "Run the ranks of a job on a machine that is not its first."
     parser = argparse.ArgumentParser(prog="python -m worker.follower", description=about)
     parser.add_argument("--leader", metavar="HOST", required=True, help="where the job's worker is")

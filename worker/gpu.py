@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from app.errors import Unfit
 from app.jobs.needs import Room
-from app.ops.gpus import PROBE, count, memories, names, works
+from app.ops.gpus import PROBE, count, gpu_probe_succeeds, memories, names
 from app.settings import Settings
 
-__all__ = ["PROBE", "check", "count", "memories", "names", "room", "works"]
+__all__ = ["PROBE", "check", "count", "gpu_probe_succeeds", "memories", "names", "room"]
 
 
 def check(settings: Settings) -> None:

@@ -42,20 +42,20 @@ def require_plain(folder: Path) -> None:
 
 def upload(storage: Storage, key: str, root: Path, below: PurePath) -> Stored:
     """Upload the file `below` a child's folder; raise UnsafeResult for anything else, FileNotFoundError for none."""
-    with opened(root, below) as handle:
+    with open_safely(root, below) as handle:
         return storage.upload_file(key, Path(f"/proc/self/fd/{handle}"))
 
 
 def copy(root: Path, below: PurePath, to: Path) -> None:
     """Copy the folder `below` a child's folder with all plain files in it; raise UnsafeResult for anything else."""
-    with opened(root, below, FOLDER) as handle:
+    with open_safely(root, below, FOLDER) as handle:
         _copy(handle, to)
 
 
 def _copy(folder: int, to: Path) -> None:
     to.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in os.listdir(folder):
-        with _entered(folder, name, FILE) as handle:
+        with _open_entry(folder, name, FILE) as handle:
             if stat.S_ISDIR(os.fstat(handle).st_mode):
                 _copy(handle, to / name)
             else:
@@ -64,17 +64,17 @@ def _copy(folder: int, to: Path) -> None:
 
 
 @contextmanager
-def opened(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]:
+def open_safely(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]:
     """Open the file, or with `FOLDER` the folder, `below` a child's; raise UnsafeResult for anything else."""
     if below.is_absolute() or ".." in below.parts or not below.parts:
         raise UnsafeResult
     handle = os.open(root, FOLDER)
     try:
         for name in below.parts[:-1]:
-            with _entered(handle, name, FOLDER) as inner:
+            with _open_entry(handle, name, FOLDER) as inner:
                 handle, last = os.dup(inner), handle
                 os.close(last)
-        with _entered(handle, below.parts[-1], flags) as found:
+        with _open_entry(handle, below.parts[-1], flags) as found:
             if flags == FILE and not stat.S_ISREG(os.fstat(found).st_mode):
                 raise UnsafeResult
             yield found
@@ -83,7 +83,7 @@ def opened(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]:
 
 
 @contextmanager
-def _entered(folder: int, name: str, flags: int) -> Iterator[int]:
+def _open_entry(folder: int, name: str, flags: int) -> Iterator[int]:
     """Open one entry of a folder that is a plain file or a folder."""
     try:
         handle = os.open(name, flags, dir_fd=folder)

@@ -56,7 +56,7 @@ class Heart:
         self._on_lost, self._meter = on_lost, meter or Meter()
         self._beaten, self._closed = Event(), Event()
         self._log = structlog.get_logger(__name__).bind(job_id=claim.job_id, token=claim.token)
-        self._threads = [Thread(target=run, daemon=True) for run in (self._beat_on, self._watch)]
+        self._threads = [Thread(target=run, daemon=True) for run in (self._beat_loop, self._watch)]
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -85,7 +85,7 @@ class Heart:
 
     def extend(self, session: Session, idle_s: float) -> Pulse | None:
         """Extend the lease in a transaction of the caller's, and count the GPU time without the idle seconds."""
-        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.waiting_for or "")
+        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.wait_reason or "")
 
     @contextmanager
     def count_idle_seconds(self) -> Iterator[float]:
@@ -107,7 +107,7 @@ class Heart:
         if pulse.is_overdue:
             self.is_overdue.set()
 
-    def _beat_on(self) -> None:
+    def _beat_loop(self) -> None:
         wait_s = self._every_s
         while not (self._closed.wait(wait_s) or self.lost.is_set()):
             wait_s = self._every_s

@@ -16,7 +16,7 @@ from spard.digests import model_file_name
 from spard.models.base import Base, read_base
 from spard.models.read_ahead import may_keep, may_read
 from spard.models.sharding import shard_
-from worker.read_ahead import Wanted, wanted_in
+from worker.read_ahead import Wanted, parse_prefetch
 
 _SINGLE = 4  # bytes of a number in float32
 _LOOK_S = 1.0  # between two looks at the memory that is left
@@ -81,7 +81,7 @@ class Holder:
         return None
 
 
-def awaited(stdin: int, holder: Holder) -> str:
+def wait_for_folder(stdin: int, holder: Holder) -> str:
     """Return the first folder that is told, or "" if the input ends; read ahead what lines before it ask for.
 
     No byte after its line is read: what comes then is for the job.
@@ -91,7 +91,7 @@ def awaited(stdin: int, holder: Holder) -> str:
             holder.look()
             continue
         line = _line(stdin)
-        wanted = wanted_in(line)
+        wanted = parse_prefetch(line)
         if wanted is None:
             return line
         holder.hold(wanted)

@@ -27,7 +27,7 @@ from spard.digests import model_digest
 from spard.release.archive import unpack
 from worker import gpu
 from worker.failures import BaseModelChanged, HubUnavailable, ModelMissing
-from worker.weights import digests_of
+from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, write_assignment
 
 log = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
 
 def _weights(job: Job, model: str) -> dict[str, str]:
     """Return the digests of the base model's files; raise `BaseModelChanged` if they are not what the job names."""
-    found, named = digests_of(model), job.spec.model
+    found, named = file_digests(model), job.spec.model
     if named.digest not in (None, model_digest(found)):
         cure = "put its files back, or add it again: spard models add"
         raise BaseModelChanged(f"The folder of the base model {named.alias} has changed since it was added; {cure}.")
@@ -198,15 +198,15 @@ def _provenance(job: Job) -> dict[str, object]:
         "policy": asdict(spec.policy),
         "judge": spec.judge,
         "request_sha256": job.request_hash,
-        "training_file": _named(spec.training_file),
-        "validation_file": _named(spec.validation_file),
-        "pool": _named(spec.pool),
-        "start_from": _named(spec.start_from),
-        "suites": [_named(suite) for suite in spec.suites],
+        "training_file": _named_fields(spec.training_file),
+        "validation_file": _named_fields(spec.validation_file),
+        "pool": _named_fields(spec.pool),
+        "start_from": _named_fields(spec.start_from),
+        "suites": [_named_fields(suite) for suite in spec.suites],
     }
 
 
-def _named(source: _Source | None) -> dict[str, object] | None:
+def _named_fields(source: _Source | None) -> dict[str, object] | None:
     return None if source is None else {name: getattr(source, name) for name in _NAMED if hasattr(source, name)}
 
 

@@ -60,7 +60,7 @@ class MemoryKills:
         own = found[0].get("oom_kill", 0)
         return Kills(own, max(each["oom_kill"] for each in known), max(each.get("oom", 0) for each in known))
 
-    def since(self, before: Kills) -> Memory | None:
+    def memory_at_kill(self, before: Kills) -> Memory | None:
         """Return whose memory was at its end if there was a kill since `before`; None if there was none."""
         now = self.read()
         if now.own <= before.own and now.above <= before.above:

@@ -19,7 +19,7 @@ class Meter:
         self._idle_s = 0.0
 
     @property
-    def waiting_for(self) -> str | None:
+    def wait_reason(self) -> str | None:
         """What keeps the job from computing; None while it computes."""
         return self._what
 

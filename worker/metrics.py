@@ -68,7 +68,7 @@ class WorkerMetrics:
         self._troubled = self._troubled | {what} if is_there else self._troubled - {what}
 
     @property
-    def troubled(self) -> frozenset[str]:
+    def current_troubles(self) -> frozenset[str]:
         """What keeps the worker from jobs at the moment."""
         return self._troubled
 
@@ -124,7 +124,7 @@ class StageClock:
 
 
 @contextmanager
-def served(metrics: WorkerMetrics, port: int | None) -> Iterator[None]:
+def serve_metrics(metrics: WorkerMetrics, port: int | None) -> Iterator[None]:
     """Serve `/metrics` on a port while the block runs; it needs no key: keep it within your network.
 
     `Unfit` where another program has the port.

@@ -78,7 +78,7 @@ class Nodes:
         while self._wires:
             for node, wire in self._wires.items():
                 is_lost = wire.is_lost.is_set()  # then all that it has said can be heard
-                while message := wire.heard(0.0):
+                while message := wire.next_message(0.0):
                     self._hear(node, message)
                 if self._folder and is_lost:
                     log.error("a machine of the job is lost", node=node)
@@ -122,7 +122,7 @@ class Nodes:
         except TimeoutError:
             return
         wire = Wire(end, self._lost_s)
-        match wire.heard(_JOIN_S):
+        match wire.next_message(_JOIN_S):
             case {"kind": "join", "job": job, "token": token, "node": int(node)} if (
                 {"job": job, "token": token} == self._of and 0 < node < self._count and node not in self._wires
             ):

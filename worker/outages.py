@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def called_after(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
+def call_if_slow(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
     """Call `tell` once, in another thread, if the block takes longer; it has returned when the block is left."""
     is_over = Event()
 

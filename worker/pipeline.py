@@ -12,12 +12,12 @@ import torch
 
 from spard import distributed
 from spard.config.patience import Patience
-from spard.data.chat import fix_rendering, renderer_of
+from spard.data.chat import fix_rendering, get_renderer
 from spard.data.rendering import read_rendering
 from spard.digests import file_sha256, model_file_name
 from spard.errors import InvalidModel
 from spard.evaluation.contamination import refuse_leaks
-from spard.evaluation.judges import asked_through
+from spard.evaluation.judges import use_chat
 from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models import budget
 from spard.models.base import Base, load_base
@@ -30,11 +30,11 @@ from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
 from worker.asking import Asking
 from worker.cache import FolderCache
-from worker.desk import asked_of
+from worker.desk import judge_endpoints
 from worker.failures import GpuMissing
 from worker.held_model import Holder
 from worker.protocol import Report
-from worker.read_ahead import wanted_by
+from worker.read_ahead import prefetch_key
 from worker.workdir import Assignment, Folder, read_assignment
 
 
@@ -56,7 +56,7 @@ def run(
         later_audit.run(context, folder.start, folder.later_audit)
         return
     release = Release(
-        folder.out,
+        folder.results,
         job_id=assignment.job_id,
         waived=assignment.waived,
         keeps_failed=assignment.holds,
@@ -64,15 +64,15 @@ def run(
     )
     if not assignment.waived:
         refuse_leaks(assignment.run)
-    with nullcontext() if distributed.own() else clean or CleanProcess() as process:
+    with nullcontext() if distributed.rank() else clean or CleanProcess() as process:
         run_stages(_context(assignment, folder, report, should_stop, holder), release, process)
 
 
 @contextmanager
 def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
     """Have the judges and the agent of a folder's job asked through the worker inside the block."""
-    asking = Asking(report, answers, asked_of(read_assignment(folder).run))
-    with asked_through(asking.open):
+    asking = Asking(report, answers, judge_endpoints(read_assignment(folder).run))
+    with use_chat(asking.open):
         yield
 
 
@@ -80,7 +80,7 @@ def _context(
     assignment: Assignment, folder: Folder, report: Report, should_stop: Callable[[], bool], holder: Holder | None
 ) -> Context:
     _require_gpu()
-    base = (holder.take(wanted_by(assignment)) if holder else None) or _loaded(assignment)
+    base = (holder.take(prefetch_key(assignment)) if holder else None) or _load_base(assignment)
     _render_as_recorded(base, assignment)
     _set_threads(base)
     budget.set_tokens(assignment.pass_tokens)
@@ -89,7 +89,7 @@ def _context(
         base,
         report,
         OutputsInFolder(folder.stage),
-        FolderCache(assignment.cache_dir, report.cached),
+        FolderCache(assignment.cache_dir, report.report_cached),
         folder.resume_states,
         should_stop,
         assignment.processes,
@@ -103,7 +103,7 @@ def _render_as_recorded(base: Base, assignment: Assignment) -> None:
     """Render the base model's chat template as the catalog says; raise InvalidModel for another template than its."""
     if assignment.rendering is None:
         return
-    recorded, found = read_rendering(assignment.rendering), renderer_of(base.tokenizer).rendering
+    recorded, found = read_rendering(assignment.rendering), get_renderer(base.tokenizer).rendering
     if recorded.template != found.template:
         raise InvalidModel("the base model has another chat template than when it was added; add it again", "model")
     fix_rendering(base.tokenizer, recorded)
@@ -116,7 +116,7 @@ def _require_gpu() -> None:
         raise GpuMissing(f"{text} than this machine has. This torch is {torch.__version__}.")
 
 
-def _loaded(assignment: Assignment) -> Base:
+def _load_base(assignment: Assignment) -> Base:
     run, sha256 = assignment.run, partial(_sha256, assignment.weights)
     return load_base(
         run.model, run.revision, sharding=run.recipe.sharding, quantization=run.recipe.quantization, sha256=sha256

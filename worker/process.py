@@ -22,7 +22,7 @@ import structlog
 
 from app.ops.children import environment as environment
 from app.ops.processes import python
-from worker.cell import Cell, Given, given_to
+from worker.cell import Cell, Given, sandbox_paths
 from worker.desk import Desk, as_line
 from worker.failures import SERVER_ERROR
 from worker.nodes import Nodes
@@ -83,7 +83,7 @@ class Child:
         """
         self._log = self._log.bind(**ids)
         self._desk = self._cell.desk(folder, self._tell)  # before the child can change what it is made of
-        given = given_to(folder)
+        given = sandbox_paths(folder)
         if self.nodes:
             self.nodes.start(folder, given)
         self.begin(folder, given)

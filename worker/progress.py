@@ -14,7 +14,7 @@ from app.db.tables.job_records import ResolvedJson, ResumeState
 from app.db.tables.stage_costs import StageCosts
 from app.jobs import events, lease, restarts
 from app.jobs.lease import Claim, Columns
-from worker.failures import around
+from worker.failures import outer_failure
 from worker.protocol import Message
 
 _REWARDS = "rewards/"  # of preference pairs, in TRL's names
@@ -90,7 +90,7 @@ class Journal:
         """Tell, once, that the job waits for what `code` says is away."""
         if code not in self._waited_for:
             self._waited_for.add(code)
-            self.note("warn", f"Waiting: {around(code).message}")
+            self.note("warn", f"Waiting: {outer_failure(code).message}")
 
     def note_slow_storage(self) -> None:
         """Tell, once, that the job has computed all and waits for the storage."""

@@ -28,12 +28,12 @@ class Report(Reporter):
         self.fd = fd
         self._lock = Lock()
 
-    def failed(self, code: str, message: str, param: str | None, *, retryable: bool) -> None:
+    def report_failed(self, code: str, message: str, param: str | None, *, retryable: bool) -> None:
         """Tell why the job came to an end; `retryable` says whether another attempt may end better."""
         failure = {"code": code, "message": message, "param": param, "retryable": retryable}
         self._write({"kind": "failed", **failure})
 
-    def cached(self, entry: str, made: bool) -> None:
+    def report_cached(self, entry: str, made: bool) -> None:
         """Tell of a tensor in the machine's cache, by its path there."""
         self._write({"kind": "cached", "entry": entry, "made": made})
 

@@ -17,8 +17,8 @@ from worker.imports import light_imports
 with light_imports():
     from spard import distributed
     from worker import pipeline
-    from worker.distributed import leave_word
-    from worker.failures import logged
+    from worker.distributed import write_failure
+    from worker.failures import log_failure
     from worker.protocol import Report
     from worker.workdir import Folder
 
@@ -36,10 +36,10 @@ def main() -> None:
     report = Report(os.dup(sys.stdout.fileno()) if rank == 0 else os.open(os.devnull, os.O_WRONLY))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        with distributed.joined(), pipeline.judging(folder, report, _STDIN):
+        with distributed.process_group(), pipeline.judging(folder, report, _STDIN):
             pipeline.run(folder, report, folder.stop.exists if rank == 0 else lambda: False)
     except Exception as error:
-        leave_word(folder, rank, logged(error, log))
+        write_failure(folder, rank, log_failure(error, log))
         distributed.leave(1)  # at once: a group that has lost a rank is not left in order
     distributed.leave(0)
 

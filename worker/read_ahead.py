@@ -27,7 +27,7 @@ class Wanted:
         return json.dumps(asdict(self))
 
 
-def wanted_by(assignment: Assignment) -> Wanted | None:
+def prefetch_key(assignment: Assignment) -> Wanted | None:
     """Return what a job's child loads; None where ranks load it, or the digests of its files are not known."""
     if assignment.processes > 1 or not assignment.weights:
         return None
@@ -35,6 +35,6 @@ def wanted_by(assignment: Assignment) -> Wanted | None:
     return Wanted(run.model, run.revision, run.recipe.quantization, dict(assignment.weights))
 
 
-def wanted_in(line: str) -> Wanted | None:
+def parse_prefetch(line: str) -> Wanted | None:
     """Return what a line asks to read ahead; None for the name of a folder."""
     return Wanted(**json.loads(line)) if line.startswith("{") else None

@@ -74,7 +74,7 @@ def upload(
     storage: Storage, job: Job, claim: Claim, folder: Folder, key: Ed25519PrivateKey
 ) -> Callable[[Session], bool]:
     """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
-    require_plain(folder.out)
+    require_plain(folder.results)
     if job.spec.audited is not None:
         found = json.loads(folder.later_audit.read_text())
         return lambda session: _finish_audit(session, job, claim, found, key)

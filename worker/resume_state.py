@@ -70,9 +70,9 @@ class Keeper:
             return False
         paths_again = {file["path"] for file in new}
         files = [file for file in self.record["files"] if file["path"] not in paths_again] + new
-        old = sorted({name for file in files if (name := _state_of(file))})[:-_STATES]
-        self._surplus += [file for file in files if _state_of(file) in old]
-        self.record = {"step": step, "files": [file for file in files if _state_of(file) not in old]}
+        old = sorted({name for file in files if (name := _state_name(file))})[:-_STATES]
+        self._surplus += [file for file in files if _state_name(file) in old]
+        self.record = {"step": step, "files": [file for file in files if _state_name(file) not in old]}
         return True
 
     def _upload(self, path: Path) -> KeptFile:
@@ -95,7 +95,7 @@ def delete_kept(files: Collection[KeptFile], discard: Discard) -> None:
         discard([file["key"] for file in files])
 
 
-def _state_of(file: KeptFile) -> str | None:
+def _state_name(file: KeptFile) -> str | None:
     """Return the name of the resume state that a file belongs to; names sort as steps do."""
     kind, _, rest = file["path"].partition("/")
     return rest.partition("/")[0] if kind == "checkpoints" else None

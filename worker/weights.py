@@ -16,12 +16,12 @@ _SETTLED_NS = 2_000_000_000  # coarse clocks of file systems tell writes apart t
 _KEPT = 4096  # files
 
 
-def digests_of(model: str) -> dict[str, str]:
+def file_digests(model: str) -> dict[str, str]:
     """Return the SHA-256 of each file by its name that makes a model's digest."""
     return {model_file_name(path): _sha256(path.resolve()) for path in model_files(Path(model))}
 
 
-def encoder_digest_of(folder: str) -> str:
+def encoder_files_digest(folder: str) -> str:
     """Return the digest of a sentence encoder's files, as `spard.models.folder.encoder` gives it."""
     return encoder_digest(Path(folder), lambda path: _sha256(path.resolve()))
 
@@ -34,9 +34,9 @@ def _sha256(path: Path) -> str:
     found = path.stat()
     if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < _SETTLED_NS:
         return file_sha256(path)
-    return _kept(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
+    return _cached_digest(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns))
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept(path: Path, identity: tuple[int, ...]) -> str:
+def _cached_digest(path: Path, identity: tuple[int, ...]) -> str:
     return file_sha256(path)

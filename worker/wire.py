@@ -42,7 +42,7 @@ class Wire:
         except OSError:  # a timeout is one
             self.is_lost.set()
 
-    def heard(self, timeout_s: float) -> Message | None:
+    def next_message(self, timeout_s: float) -> Message | None:
         """Return the next message; None if none came in time."""
         with suppress(Empty):
             return self._heard.get(timeout=timeout_s)

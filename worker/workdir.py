@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spard.config.run_spec import RunSpec, located, run_from_mapping, to_mapping
+from spard.config.run_spec import RunSpec, resolve_paths, run_from_mapping, to_mapping
 from spard.release.figure_records import TRANSCRIPTS
 
 NODE = "SPARD_NODE"  # of a child's environment: the number of its machine among those of its job, 0 unless it is there
@@ -71,34 +71,34 @@ class Folder:
         return self.root / "epochs"
 
     @property
-    def out(self) -> Path:
+    def results(self) -> Path:
         """The results, from where the parent publishes them."""
         return self.root / "out"
 
     @property
     def metrics(self) -> Path:
         """The metrics of each step, as CSV."""
-        return self.out / "metrics.csv"
+        return self.results / "metrics.csv"
 
     @property
     def safety(self) -> Path:
         """The safety report, as JSON."""
-        return self.out / "safety.json"
+        return self.results / "safety.json"
 
     @property
     def transcripts(self) -> Path:
         """The audit's prompts and replies, if the job keeps them."""
-        return self.out / TRANSCRIPTS
+        return self.results / TRANSCRIPTS
 
     @property
     def later_audit(self) -> Path:
         """What a job that audits alone has found, as JSON."""
-        return self.out / "later_audit.json"
+        return self.results / "later_audit.json"
 
     @property
     def adapter(self) -> Path:
         """The adapter, which the parent signs here."""
-        return self.out / "adapter"
+        return self.results / "adapter"
 
     @property
     def stop(self) -> Path:
@@ -122,7 +122,7 @@ class Folder:
     @property
     def archive(self) -> Path:
         """The signed adapter as one file, packed by the parent."""
-        return self.out / "adapter.tar.gz"
+        return self.results / "adapter.tar.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
 def read_assignment(folder: Folder) -> Assignment:
     """Read what the parent has written; paths in it become those of this folder."""
     facts: dict[str, Any] = json.loads(folder.job.read_text())
-    run = located(run_from_mapping(facts["run"]), folder.root)
+    run = resolve_paths(run_from_mapping(facts["run"]), folder.root)
     rest = {name: facts[name] for name in _REST}
     return Assignment(facts["job_id"], run, Path(facts["cache_dir"]), **rest)
 
@@ -199,10 +199,10 @@ def read_assignment(folder: Folder) -> Assignment:
 def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
     """Make an empty folder for one attempt and remove it at the end; its lock shows others that it is in use."""
     folder = Folder(work_dir / name)
-    with alone_in(work_dir):
-        for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
+    with lock_work_dir(work_dir):
+        for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
             path.mkdir(mode=0o700, parents=True)
-        lock = _locked(folder.root)
+        lock = _lock_folder(folder.root)
     try:
         yield folder
     finally:
@@ -213,16 +213,16 @@ def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
 
 def remove_abandoned(work_dir: Path) -> None:
     """Remove what workers that were killed left behind; the kernel has opened their locks."""
-    with alone_in(work_dir):
+    with lock_work_dir(work_dir):
         for root in work_dir.glob("*/"):
-            lock = _locked(root)
+            lock = _lock_folder(root)
             if lock is not None:
                 shutil.rmtree(root, ignore_errors=True)
                 os.close(lock)
 
 
 @contextmanager
-def alone_in(work_dir: Path) -> Iterator[None]:
+def lock_work_dir(work_dir: Path) -> Iterator[None]:
     """Keep other workers from beginning and removing folders, so that none is seen before it is locked.
 
     The lock is a file of its own: network file systems lock only what is open for writing, which a folder never is.
@@ -236,7 +236,7 @@ def alone_in(work_dir: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _locked(root: Path) -> int | None:
+def _lock_folder(root: Path) -> int | None:
     """Lock a folder; None if another process holds the lock, or the folder is gone."""
     try:
         lock = os.open(root / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)

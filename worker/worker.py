@@ -23,15 +23,15 @@ from app.ops.periodic import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from spard.config.audit_engine import installed
+from spard.config.audit_engine import vllm_version
 from worker import gpu, heartbeat, presence
 from worker.attempt import Attempt, Backend
 from worker.cell import Cell
 from worker.fitness import Fitness, check_disk, look
-from worker.metrics import served
+from worker.metrics import serve_metrics
 from worker.nodes import Nodes
 from worker.process import COMMAND, Child, environment
-from worker.read_ahead import Wanted, wanted_by
+from worker.read_ahead import Wanted, prefetch_key
 from worker.sinks import feed
 from worker.workdir import Folder, read_assignment, remove_abandoned
 
@@ -67,7 +67,7 @@ class Worker:
         self._reaper_rounds = reaper.Rounds()
         self._fitness = Fitness(settings, self._backend.metrics, environment(settings), probe)
         self._owner = f"{socket.gethostname()}:{os.getpid()}"
-        self._cell = Cell.of(settings)
+        self._cell = Cell.from_settings(settings)
         self._warm_pool = _WarmPool(command, environment(settings), self._cell, warm=settings.warm_child)
 
     @property
@@ -98,17 +98,17 @@ class Worker:
     @contextmanager
     def _working(self) -> Iterator[None]:
         """Tell of this worker, show its metrics and reap as long as the block runs; then end."""
-        with served(self._backend.metrics, self._settings.metrics_port):
-            yield from self._surrounded()
+        with serve_metrics(self._backend.metrics, self._settings.metrics_port):
+            yield from self._run_services()
 
-    def _surrounded(self) -> Iterator[None]:
+    def _run_services(self) -> Iterator[None]:
         log.info("worker started", owner=self._owner)
         if missing := self._cell.missing:
             log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
-        if self._settings.audit_engine.name == "vllm" and installed() is None:
+        if self._settings.audit_engine.name == "vllm" and vllm_version() is None:
             log.warning("vLLM is not installed here: transformers answers the audits")
         remove_abandoned(self._settings.work_dir())
-        reaper = Thread(target=self._reap_on, daemon=True)
+        reaper = Thread(target=self._reap_loop, daemon=True)
         herald = Thread(target=self._tell, daemon=True)
         for thread in (reaper, herald):
             thread.start()
@@ -169,12 +169,14 @@ class Worker:
             self._backend.metrics.note_rescue()
         return claim
 
-    def _reap_on(self) -> None:
+    def _reap_loop(self) -> None:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")
 
     def _tell(self) -> None:
         backend, every_s = self._backend, self._settings.heartbeat_s
-        presence.tell(backend.engine, self._owner, self._room, lambda: backend.metrics.troubled, self._stop, every_s)
+        presence.tell(
+            backend.engine, self._owner, self._room, lambda: backend.metrics.current_troubles, self._stop, every_s
+        )
 
     def _reap(self) -> None:
         """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""
@@ -209,7 +211,7 @@ class _WarmPool:
             spare = None
         child = spare or Child(self._command, self._environment, self._cell)
         child.nodes = nodes
-        self.prepare(wanted_by(read_assignment(folder)) if nodes is None else None)
+        self.prepare(prefetch_key(read_assignment(folder)) if nodes is None else None)
         return child
 
     def close(self) -> None:

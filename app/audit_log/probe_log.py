@@ -19,7 +19,7 @@ _PER_MINUTE = 1  # of a key
 _SHOWN = 200  # characters of a message: it names the id
 
 
-def noted(request: Request, error: NotFound) -> BackgroundTask | None:
+def probe_task(request: Request, error: NotFound) -> BackgroundTask | None:
     """Return the task that logs the probe once the answer is sent; None if it is none, or was just logged."""
     caller: Caller | None = getattr(request.state, CALLER, None)
     limits: RateLimits = request.app.state.rate_limits

@@ -117,7 +117,7 @@ def verify(session: Session) -> Chain | Broken:
     return Chain(rows, before)
 
 
-def verified(look: Begin) -> VerificationOut:
+def verification(look: Begin) -> VerificationOut:
     """Return what `verify` finds, as it is shown."""
     with look() as session:
         found = verify(session)
@@ -126,7 +126,7 @@ def verified(look: Begin) -> VerificationOut:
     return VerificationOut(is_intact=True, rows=found.rows, head=found.head)
 
 
-def hash_at(session: Session, seq: int) -> str | None:
+def entry_hash(session: Session, seq: int) -> str | None:
     """Return the hash of an entry, to compare with a copy that was kept elsewhere."""
     return session.scalar(select(AuditEntry.hash).where(AuditEntry.seq == seq))
 

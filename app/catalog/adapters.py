@@ -12,7 +12,7 @@ from spard.models.stored import read_layout
 from spard.models.targets import reach, refusal
 
 
-def reach_of(source: str, targets: Sequence[str] | None) -> LoraReachJson | None:
+def adapter_reach(source: str, targets: Sequence[str] | None) -> LoraReachJson | None:
     """Return what an adapter of these target modules, or the default ones, reaches of a model.
 
     None where its weights are not on this machine. Raise `InvalidRequest` for modules that cannot be adapted.

@@ -14,7 +14,7 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from app import objects
-from app.catalog.service import POOL, kept
+from app.catalog.service import POOL, select_kept
 from app.db.tables import Corpus, EmbeddingShard
 from app.storage import Stored
 
@@ -81,4 +81,4 @@ def forget_pool(session: Session, pool: Corpus) -> None:
 
 
 def _of_pool(sha256: str) -> Select[Corpus]:
-    return kept().where(Corpus.kind == POOL, Corpus.sha256 == sha256)
+    return select_kept().where(Corpus.kind == POOL, Corpus.sha256 == sha256)

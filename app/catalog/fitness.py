@@ -15,13 +15,13 @@ from app.db import Begin
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
-from app.files.template_look import TemplateLook, look_at
+from app.files.template_look import TemplateLook, inspect_folder
 from app.files.tokenizer import tokenizer_folder
 from app.policies.embedders import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest
-from spard.models.folder.configuration import dequantized_from
+from spard.models.folder.configuration import stored_quantization
 from spard.models.folder.headers import weights_fault
 
 _known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source and revision
@@ -57,7 +57,7 @@ def inspect(entry: BaseModelIn) -> Inspected:
         return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
     notes, look = require_fit(source)
     _require_plain(Path(source), entry)
-    reach = adapters.reach_of(source, entry.target_modules)
+    reach = adapters.adapter_reach(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
     return Inspected(source, digest, _tools(look), notes, reach, _rendering(look), embedder)
 
@@ -79,7 +79,7 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
     folder = Path(source)
     if not folder.is_dir():
         return [], None
-    look = look_at(folder)
+    look = inspect_folder(folder)
     found, template = look.findings, look.template
     fault = next((each.sentence for each in found if each.is_fault), template["fault"] if template else None)
     if fault:
@@ -109,7 +109,7 @@ def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
     """Return what was found of a model's tokenizer and chat template; None where they are not on this machine."""
     try:
-        return look_at(tokenizer_folder(entry)).template
+        return inspect_folder(tokenizer_folder(entry)).template
     except InvalidState:
         return None
 
@@ -119,7 +119,7 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
     if not folder.is_dir():
         return found
-    look = look_at(folder)
+    look = inspect_folder(folder)
     faults = [each.sentence for each in look.findings if each.is_fault]
     found.weights, found.fault = weights_fault(folder) is None, next(iter(faults), None)
     if (template := look.template) is not None:
@@ -147,7 +147,7 @@ def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> l
 
 def _require_plain(folder: Path, entry: BaseModelIn) -> None:
     """Refuse what takes weights in 16 bits from a model that is stored in FP8 or MXFP4."""
-    stored = dequantized_from(folder)
+    stored = stored_quantization(folder)
     if stored is None:
         return
     what, code = f"{folder.name} is stored in {stored.upper()}", "invalid_model"

@@ -22,7 +22,7 @@ _AT_MOST = 300
 Row = dict[str, object]
 
 
-def held_out(rows: Iterable[Row]) -> set[bytes]:
+def held_out_digests(rows: Iterable[Row]) -> set[bytes]:
     """Return the digests of the prompts that no job may train on.
 
     Benign prompts are no attacks: no cluster with one of them is held out.
@@ -43,7 +43,7 @@ def held_out(rows: Iterable[Row]) -> set[bytes]:
     return held or _smallest(groups, sum(map(len, groups)))
 
 
-def kept(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:
+def keep_selectable(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:
     """Yield the rows that selection may see."""
     return (row for row in rows if _digest(row) not in held)
 

@@ -78,7 +78,7 @@ def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKi
         bytes=size,
         sha256=digest.hexdigest(),
         errors=report.errors,
-        problems=_PROBLEMS.validate_python(report.listed()[:_LISTED]),
+        problems=_PROBLEMS.validate_python(report.problem_list()[:_LISTED]),
         profile=profile(rows) if rows else None,
         held_out=None,
         leaks=[],
@@ -88,12 +88,12 @@ def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKi
     if kind != "pool":
         return found.model_copy(update={"leaks": _in_pool(storage, look, prompts)})
     leaks = _of_suites(storage, look, prompts)
-    held = len(held_out.held_out(row for _, row in rows)) if rows else None
+    held = len(held_out.held_out_digests(row for _, row in rows)) if rows else None
     warnings = benign_warnings(found.profile.benign_rows) if found.profile else []
     return found.model_copy(update={"leaks": leaks, "held_out": held, "warnings": warnings})
 
 
-def profile_of(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:
+def profile_version(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:
     """Describe the rows of a version that is kept."""
     with look() as session:
         key = service.kept_version(session, corpus_id, kinds).storage_key

@@ -43,15 +43,15 @@ def import_suite(
         message = f"Names that end in {HELD_OUT} are those of what is held out of pools."
         raise InvalidRequest(message, code="invalid_name", param="name")
     suite = _new(kind, name)
-    with objects.writing(storage, begin, partial(_planned, corpora=[suite])) as writing:
+    with objects.writing(storage, begin, partial(_plan_writes, corpora=[suite])) as writing:
         received = receive(writing, form, suite.storage_key, SUITE_RULES[kind], limits)
         _refuse_bad_rows(received)
-        _measured(suite, received.stored, received.report.rows)
+        _note_size(suite, received.stored, received.report.rows)
         warnings = _shared_with_pool(storage, begin, suite)
         with begin() as session:
             current = service.add_corpus(session, suite)
             if current is suite:
-                writing.named(session, suite.storage_key)
+                writing.keep(session, suite.storage_key)
             imported = CorpusOut.model_validate(current).model_copy(update={"warnings": warnings})
         _give_back(storage, begin, [current], [suite])
     return imported
@@ -60,7 +60,7 @@ def import_suite(
 def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: Limits) -> PoolOut:
     """Make a safety pool the current one; attacks held out of it are an object of their own."""
     pool, attacks, raw = _new(service.POOL, name), _new(service.HARMFUL, name + HELD_OUT), _new(service.POOL, name)
-    with objects.writing(storage, begin, partial(_planned, corpora=[pool, attacks, raw])) as writing:
+    with objects.writing(storage, begin, partial(_plan_writes, corpora=[pool, attacks, raw])) as writing:
         received = receive(writing, form, raw.storage_key, pool_row, limits)
         _refuse_bad_rows(received)
         audited = _audited_rows(storage, begin, raw)
@@ -73,16 +73,16 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
         with begin() as session:
             current = service.add_pool(session, pool, attacks if attacks.rows else None)
             if current.id == pool.id:
-                writing.named(session, *(half.storage_key for half in halves))
+                writing.keep(session, *(half.storage_key for half in halves))
             has_attacks = service.has_attacks(session)
             kept = service.versions(session, current.id)
         _give_back(storage, begin, kept, halves)
-    warnings = [*_left_out(len(audited)), *([] if has_attacks else _too_few_held_out(current.held_out))]
+    warnings = [*_left_out_warnings(len(audited)), *([] if has_attacks else _few_attacks_warnings(current.held_out))]
     warnings += benign_warnings(pool.benign_rows)
     return current.model_copy(update={"warnings": warnings})
 
 
-def _planned(session: Session, corpora: Sequence[Corpus]) -> Sequence[Planned]:
+def _plan_writes(session: Session, corpora: Sequence[Corpus]) -> Sequence[Planned]:
     return [Planned(corpus.storage_key, None, corpus.id) for corpus in corpora]
 
 
@@ -117,12 +117,12 @@ def _shared_with_pool(storage: Storage, begin: Begin, suite: Corpus) -> list[str
     return [message] if leaks else []
 
 
-def _left_out(rows: int) -> list[str]:
+def _left_out_warnings(rows: int) -> list[str]:
     message = f"{rows} row(s) hold prompts of a current audit suite and were left out of the pool."
     return [message] if rows else []
 
 
-def _too_few_held_out(prompts: int) -> list[str]:
+def _few_attacks_warnings(prompts: int) -> list[str]:
     """Say that a pool alone cannot decide whether an adapter is safe."""
     message = (
         f"Only {prompts} prompt(s) could be held out as attacks, and the safety gate needs {MIN_ATTACKS}: import a "
@@ -155,8 +155,8 @@ def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attack
         numbered = enumerate(row for _, row in numbered_rows(storage.chunks(raw.storage_key)))
         return (row for i, row in numbered if i not in left_out)
 
-    held = held_out.held_out(rows())
-    _write(writing, pool, held_out.kept(rows(), held))
+    held = held_out.held_out_digests(rows())
+    _write(writing, pool, held_out.keep_selectable(rows(), held))
     if held:
         _write(writing, attacks, held_out.attacks(rows(), held))
 
@@ -164,22 +164,22 @@ def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attack
 def _write(writing: Writing, corpus: Corpus, rows: Iterator[held_out.Row]) -> None:
     count = 0
 
-    def counted() -> Iterator[held_out.Row]:
+    def count_rows() -> Iterator[held_out.Row]:
         nonlocal count
         for row in rows:
             count += 1
             yield row
 
-    stored = writing.write(corpus.storage_key, held_out.write_lines(counted()))
-    _measured(corpus, stored, count)
+    stored = writing.write(corpus.storage_key, held_out.write_lines(count_rows()))
+    _note_size(corpus, stored, count)
 
 
-def _measured(corpus: Corpus, stored: Stored, rows: int) -> None:
+def _note_size(corpus: Corpus, stored: Stored, rows: int) -> None:
     corpus.rows, corpus.bytes, corpus.sha256 = rows, stored.bytes, stored.sha256
 
 
 def _refuse_bad_rows(received: Received) -> None:
-    errors = [problem for problem in received.report.listed() if problem["severity"] == "error"]
+    errors = [problem for problem in received.report.problem_list() if problem["severity"] == "error"]
     if errors:
-        message = summary(received.report.found()) or ""
+        message = summary(received.report.finding_list()) or ""
         raise InvalidRequest(message, code="invalid_corpus", param="file", details=errors[:_SHOWN])

@@ -23,13 +23,13 @@ from spard.release.version import AUDIT_VERSION
 PASSED = "pass"
 
 
-def attested(model: ModelOut, serving: Serving) -> ModelOut:
+def mark_attestation(model: ModelOut, serving: Serving) -> ModelOut:
     """Return a model, marked if a server answers for it that cannot prove what it has loaded."""
     is_named = any(each.model == model.id for each in serving.unattested)
     return model.model_copy(update={"attested": False}) if is_named else model
 
 
-def audited(model: ModelOut, safety: Mapping[str, object] | None, later: LaterAudit | None) -> ModelOut:
+def mark_audit(model: ModelOut, safety: Mapping[str, object] | None, later: LaterAudit | None) -> ModelOut:
     """Return a model, marked with the audit that it stands on if that is an earlier one, or a later than its own."""
     again = later.audit_version if later else None
     older = older_audit(safety) if again is None else again if again < AUDIT_VERSION else None
@@ -64,7 +64,7 @@ def latest(session: Session, job_id: str, step: int = WHOLE_JOB) -> LaterAudit |
     return session.scalar(select(LaterAudit).where(of_model).order_by(LaterAudit.round.desc()).limit(1))
 
 
-def latest_of(session: Session, job_ids: Iterable[str]) -> dict[str, LaterAudit]:
+def latest_by_job(session: Session, job_ids: Iterable[str]) -> dict[str, LaterAudit]:
     """Return the same of what several jobs have made, by job, from one statement."""
     found = select(LaterAudit).where(LaterAudit.job_id.in_(list(job_ids)), LaterAudit.step == WHOLE_JOB)
     rows = session.scalars(found.where(LaterAudit.decided_at.is_not(None)).order_by(LaterAudit.round))

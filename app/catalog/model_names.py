@@ -11,7 +11,7 @@ LONGEST = 128
 _RULE = f"letters, digits, '.', '_' and '-', in parts with '/' between them, as lab/tiny-1, and {LONGEST} at most"
 
 
-def checked(name: object) -> object:
+def check_model_name(name: object) -> object:
     """Return a name that a base model may have; raise `Refusal` with the rule for another text."""
     if isinstance(name, str) and (len(name) > LONGEST or not re.search(PATTERN, name)):
         raise Refusal("invalid_value", f"The name of a model has {_RULE}.")

@@ -54,7 +54,7 @@ def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
 def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> Corpus:
     """Jobs that are being made hold every version meanwhile, so that none names this one unseen."""
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update())
-    corpus = session.scalar(service.kept().where(Corpus.id == corpus_id, is_such))
+    corpus = session.scalar(service.select_kept().where(Corpus.id == corpus_id, is_such))
     if corpus is None:
         raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
     if job_id := _user(session, corpus):

@@ -59,7 +59,9 @@ class BaseModelIn(Body):
     """
 
     alias: Annotated[
-        str, BeforeValidator(model_names.checked), Field(pattern=model_names.PATTERN, max_length=model_names.LONGEST)
+        str,
+        BeforeValidator(model_names.check_model_name),
+        Field(pattern=model_names.PATTERN, max_length=model_names.LONGEST),
     ]
     source: Annotated[str, Field(min_length=1, max_length=1024)]
     revision: Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")] | None = None
@@ -215,7 +217,7 @@ class PoolOut(CorpusOut):
     embedded_for: list[Embedded]
 
     @classmethod
-    def of(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
+    def from_pool(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
         """Build the answer from a stored pool and what was counted of it."""
         columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if hasattr(pool, name)}
         return cls(**columns, held_out=held_out, embedded_for=embedded_for)

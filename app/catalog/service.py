@@ -56,10 +56,10 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
 def models(session: Session, project_id: str, serving: Serving | None = None) -> list[ModelOut]:
     """Return the base models, and the project's own ones; `serving` is of the policy in force, if it was read."""
     serving = serving or policies.serving(session)
-    tuned = session.scalars(_tuned_of(serving, project_id).order_by(Job.created_at)).all()
-    later = marks.latest_of(session, [job.id for job in tuned])
-    found = [*map(_offered, base_models(session)), *(_tuned(job, later.get(job.id)) for job in tuned)]
-    return [marks.attested(each, serving) for each in found]
+    tuned = session.scalars(_select_tuned_jobs(serving, project_id).order_by(Job.created_at)).all()
+    later = marks.latest_by_job(session, [job.id for job in tuned])
+    found = [*map(_offered_model, base_models(session)), *(_tuned_model(job, later.get(job.id)) for job in tuned)]
+    return [marks.mark_attestation(each, serving) for each in found]
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
@@ -67,17 +67,19 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     serving = policies.serving(session)
     if entry is not None:
-        return marks.attested(_offered(entry), serving)
-    job = tuned(session, project_id, model, serving)
+        return marks.mark_attestation(_offered_model(entry), serving)
+    job = find_tuned_job(session, project_id, model, serving)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return marks.attested(_tuned(job, marks.latest(session, job.id)), serving)
+    return marks.mark_attestation(_tuned_model(job, marks.latest(session, job.id)), serving)
 
 
-def tuned(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
+def find_tuned_job(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
     """Return the project's job that made this model, or None; `serving` is of the policy in force, if it was read."""
     return session.scalar(
-        _tuned_of(serving or policies.serving(session), project_id).where(Job.fine_tuned_model == model).limit(1)
+        _select_tuned_jobs(serving or policies.serving(session), project_id)
+        .where(Job.fine_tuned_model == model)
+        .limit(1)
     )
 
 
@@ -102,12 +104,12 @@ def _add_version(session: Session, corpus: Corpus) -> None:
 def current_version(session: Session, kind: str, name: str) -> Corpus | None:
     """Return the newest version that a name has, or None."""
     of_name = (Corpus.kind == kind) & (Corpus.name == name)
-    return session.scalar(kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
+    return session.scalar(select_kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
 
 
 def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corpus:
     """Return a version of a pool or a suite; `NotFound` for one that was deleted as for an unknown one."""
-    corpus = session.scalar(kept().where(Corpus.id == corpus_id, Corpus.kind.in_(kinds)))
+    corpus = session.scalar(select_kept().where(Corpus.id == corpus_id, Corpus.kind.in_(kinds)))
     if corpus is None or corpus.name.endswith(HELD_OUT):
         what = "pool" if POOL in kinds else "suite"
         raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
@@ -117,26 +119,29 @@ def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corp
 def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
     """Both halves of a pool become current together; the same bytes of both again are no new version."""
     current = current_version(session, pool.kind, pool.name)
-    if current is None or _bytes_of(current, held_out_of(session, current)) != _bytes_of(pool, attacks):
+    if current is None or _pool_digests(current, held_out_suite(session, current)) != _pool_digests(pool, attacks):
         _add_version(session, pool)
         current = pool
         if attacks is not None:
             attacks.version = pool.version
             session.add(attacks)
-    return PoolOut.of(current, attacks.rows if attacks else 0, _embedded(session)[current.id])
+    return PoolOut.from_pool(current, attacks.rows if attacks else 0, _embedded_models(session)[current.id])
 
 
-def _bytes_of(pool: Corpus, attacks: Corpus | None) -> tuple[str, str | None]:
+def _pool_digests(pool: Corpus, attacks: Corpus | None) -> tuple[str, str | None]:
     return pool.sha256, attacks.sha256 if attacks else None
 
 
 def pools(session: Session) -> list[PoolOut]:
     """Every version, newest first."""
-    query = kept().where(or_(Corpus.kind == POOL, Corpus.name.endswith(HELD_OUT)))
-    found, embedded = session.scalars(query.order_by(Corpus.created_at.desc(), Corpus.id)).all(), _embedded(session)
+    query = select_kept().where(or_(Corpus.kind == POOL, Corpus.name.endswith(HELD_OUT)))
+    found, embedded = (
+        session.scalars(query.order_by(Corpus.created_at.desc(), Corpus.id)).all(),
+        _embedded_models(session),
+    )
     held_out = {(each.name, each.version): each.rows for each in found if each.kind != POOL}
     return [
-        PoolOut.of(pool, held_out.get((pool.name + HELD_OUT, pool.version), 0), embedded[pool.id])
+        PoolOut.from_pool(pool, held_out.get((pool.name + HELD_OUT, pool.version), 0), embedded[pool.id])
         for pool in found
         if pool.kind == POOL
     ]
@@ -144,7 +149,7 @@ def pools(session: Session) -> list[PoolOut]:
 
 def suites(session: Session) -> list[Corpus]:
     """Every version of the provider's own suites, newest first."""
-    found = session.scalars(kept().where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
+    found = session.scalars(select_kept().where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
     return [corpus for corpus in found if not corpus.name.endswith(HELD_OUT)]
 
 
@@ -154,29 +159,29 @@ def current_suites(session: Session) -> list[Corpus]:
     return [newest[name] for name in sorted(newest)]
 
 
-def held_out_of(session: Session, pool: Corpus) -> Corpus | None:
+def held_out_suite(session: Session, pool: Corpus) -> Corpus | None:
     """Return the attacks that a pool's import held out, or None."""
     of_pool = (Corpus.name == pool.name + HELD_OUT) & (Corpus.version == pool.version)
-    return session.scalar(kept().where(of_pool, Corpus.kind == HARMFUL))
+    return session.scalar(select_kept().where(of_pool, Corpus.kind == HARMFUL))
 
 
 def versions(session: Session, pool_id: str) -> list[Corpus]:
     """Return a version of a pool, and what was held out of it."""
     pool = session.get_one(Corpus, pool_id)
-    held_out = held_out_of(session, pool)
+    held_out = held_out_suite(session, pool)
     return [pool, held_out] if held_out else [pool]
 
 
 def is_kept(session: Session, corpus_id: str) -> bool:
     """Return whether a version is there and not deleted; it stays so until the transaction ends."""
-    return session.scalar(kept().where(Corpus.id == corpus_id).with_for_update()) is not None
+    return session.scalar(select_kept().where(Corpus.id == corpus_id).with_for_update()) is not None
 
 
-def with_held_out(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
+def add_held_out_suite(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
     """Return the suites; if none of them is an attack, add the one that was held out of the pool."""
     if pool is None or any(suite.kind == HARMFUL for suite in suites):
         return suites
-    held_out = held_out_of(session, pool)
+    held_out = held_out_suite(session, pool)
     return [*suites, held_out] if held_out else suites
 
 
@@ -185,18 +190,18 @@ def has_attacks(session: Session) -> bool:
     return any(suite.kind == HARMFUL for suite in current_suites(session))
 
 
-def measured_with(session: Session) -> list[Corpus]:
+def default_suites(session: Session) -> list[Corpus]:
     """Return the suites that a job is measured with if it names none."""
-    return with_held_out(session, current_suites(session), pool(session, None))
+    return add_held_out_suite(session, current_suites(session), pool(session, None))
 
 
 def pool(session: Session, wanted: str | None) -> Corpus | None:
     """Return the pool version of this id, or the newest one of the provider."""
-    query = kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
+    query = select_kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
     return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
 
 
-def kept() -> Select[Corpus]:
+def select_kept() -> Select[Corpus]:
     """Select the versions that were not deleted."""
     return select(Corpus).where(Corpus.deleted_at.is_(None))
 
@@ -206,7 +211,7 @@ def hold(session: Session) -> None:
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update(read=True))
 
 
-def _embedded(session: Session) -> defaultdict[str, list[Embedded]]:
+def _embedded_models(session: Session) -> defaultdict[str, list[Embedded]]:
     """For each pool version the base models that jobs have embedded it for, by name."""
     names = ("alias", "source", "revision")
     model = [Job.spec[("model", name)].as_string().label(name) for name in names]
@@ -226,7 +231,7 @@ def _is_embedded() -> ColumnElement[bool]:
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
-def _tuned_of(serving: Serving, project_id: str) -> Select[Job]:
+def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
     """Select the project's jobs whose model exists, by no waiver that has ended, and that nothing withholds."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
@@ -235,11 +240,11 @@ def _tuned_of(serving: Serving, project_id: str) -> Select[Job]:
     return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 
 
-def _offered(entry: BaseModelEntry) -> ModelOut:
+def _offered_model(entry: BaseModelEntry) -> ModelOut:
     return ModelOut(id=entry.alias, created=int(entry.created_at.timestamp()), owned_by="provider")
 
 
-def _tuned(job: Job, later: LaterAudit | None) -> ModelOut:
+def _tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
     ended = job.finished_at or job.created_at
     shown = ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
-    return marks.audited(shown, job.safety, later)
+    return marks.mark_audit(shown, job.safety, later)

@@ -53,7 +53,7 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
     return True
 
 
-def taken_until(session: Session, job_id: str) -> int:
+def last_stored_step(session: Session, job_id: str) -> int:
     """Return the last step whose checkpoint is stored; 0 before the first."""
     of_job = (JobCheckpoint.job_id == job_id) & (JobCheckpoint.kind == EPOCH)
     return session.scalar(select(func.max(JobCheckpoint.step)).where(of_job)) or 0

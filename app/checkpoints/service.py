@@ -20,7 +20,7 @@ from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.db.tables.later_audits import WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
-from app.http.pagination import Page, deleted, note_deleted, page, place
+from app.http.pagination import Page, note_deleted, page, place, select_deleted_position
 from app.jobs import checkpoint_models, erasure, lineage
 from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
@@ -38,13 +38,15 @@ def list_checkpoints(session: Session, project_id: str, job_id: str, after: str 
     if after is not None:
         cursor = session.scalar(query.where(JobCheckpoint.id == after))
         if cursor is None:  # a job that is being trained keeps its last checkpoints only
-            query = query.where(JobCheckpoint.created_at < place(session, after, deleted(job.id, after)))
+            query = query.where(
+                JobCheckpoint.created_at < place(session, after, select_deleted_position(job.id, after))
+            )
         else:
             query = query.where(JobCheckpoint.step < cursor.step)
     rows = list(session.scalars(query.order_by(JobCheckpoint.step.desc()).limit(limit + 1)))
     found = Page(rows[:limit], len(rows) > limit)
     return CheckpointList(
-        data=[_shown(job, row) for row in found.data],
+        data=[_checkpoint_response(job, row) for row in found.data],
         first_id=found.first_id,
         last_id=found.last_id,
         has_more=found.has_more,
@@ -64,7 +66,7 @@ def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str
     archive = checkpoint_models.archive(session, job, checkpoint)
     if archive is None:
         raise _not_there(job, checkpoint)
-    OwnModel(checkpoint_models.name_of(job, checkpoint), job, archive, checkpoint).check(session, caller)
+    OwnModel(checkpoint_models.checkpoint_name(job, checkpoint), job, archive, checkpoint).check(session, caller)
     audit_log.record(session, "checkpoint.downloaded", checkpoint.id, sha256=archive["sha256"])
     return file_name, archive
 
@@ -78,14 +80,14 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     safety = found.job.safety if is_last else found.checkpoint.safety
     later = marks.latest(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
     shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
-    return marks.attested(marks.audited(shown, safety, later), policies.serving(session))
+    return marks.mark_attestation(marks.mark_audit(shown, safety, later), policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
     """Delete a fine-tuned model, or the weights of a checkpoint, whose numbers stay."""
     with begin() as session:
         is_checkpoint = _forget_weights(session, project_id, model)
-        found = checkpoint_models.named(session, project_id, model)
+        found = checkpoint_models.find_checkpoint(session, project_id, model)
     if not is_checkpoint:
         return erasure.delete_model(storage, begin, project_id, model)
     objects.perform(storage, begin, model)
@@ -123,7 +125,7 @@ def list_permissions(
     query = _permissions(checkpoint)
     if project_id is not None:
         query = query.where(CheckpointPermission.project_id == project_id)
-    left = (deleted(checkpoint.id, after),)
+    left = (select_deleted_position(checkpoint.id, after),)
     return page(session, query, CheckpointPermission, after, limit, ascending=ascending, left=left)
 
 
@@ -140,7 +142,7 @@ def withdraw(session: Session, project_id: str, model: str, permission_id: str) 
 
 def _checkpoint(session: Session, project_id: str, model: str) -> JobCheckpoint:
     """Return the checkpoint of this name; another project's is not found."""
-    if found := checkpoint_models.named(session, project_id, model):
+    if found := checkpoint_models.find_checkpoint(session, project_id, model):
         return found[1]
     raise NotFound(f"The checkpoint {model[:200]!r} does not exist.", code="checkpoint_not_found", param="model")
 
@@ -150,9 +152,11 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
 
     One that was deleted before, and whose bytes are not gone yet, has none: `erasure.delete_model` goes on with these.
     """
-    if found := checkpoint_models.named(session, project_id, model):
+    if found := checkpoint_models.find_checkpoint(session, project_id, model):
         session.execute(select(Job.id).where(Job.id == found[0].id).with_for_update())
-        found = checkpoint_models.named(session, project_id, model)  # who deleted it may have held the job before us
+        found = checkpoint_models.find_checkpoint(
+            session, project_id, model
+        )  # who deleted it may have held the job before us
     if found is None or found[1].storage_key is None:
         return False
     job, checkpoint = found
@@ -186,11 +190,11 @@ def _permissions(checkpoint: JobCheckpoint) -> Select[CheckpointPermission]:
     return select(CheckpointPermission).where(of_checkpoint)
 
 
-def _shown(job: Job, checkpoint: JobCheckpoint) -> CheckpointOut:
+def _checkpoint_response(job: Job, checkpoint: JobCheckpoint) -> CheckpointOut:
     return CheckpointOut(
         id=checkpoint.id,
         created_at=checkpoint.created_at,
-        fine_tuned_model_checkpoint=checkpoint_models.name_of(job, checkpoint),
+        fine_tuned_model_checkpoint=checkpoint_models.checkpoint_name(job, checkpoint),
         fine_tuning_job_id=job.id,
         step_number=checkpoint.step,
         metrics=cast(CheckpointMetrics, {"step": checkpoint.step, **checkpoint.metrics}),

@@ -44,7 +44,7 @@ def verify(
         with db.read(engine) as session:
             found = service.verify(session)
             if known:
-                _compare(known, service.hash_at(session, _seq(known)))
+                _compare(known, service.entry_hash(session, _seq(known)))
     finally:
         engine.dispose()
     if isinstance(found, service.Broken):

@@ -34,7 +34,7 @@ def backup(
     """
     import sqlite3
 
-    settings = _embedded()
+    settings = _embedded_settings()
     source = settings.data_dir
     if not (source / _DATABASE).is_file():
         raise CommandFailed(f"There is no database in {source}: name the service's folder with --data.")
@@ -58,7 +58,7 @@ def restore(
 
     Stop the service first. A database of an older version is migrated by `spard up` or `spard migrate`.
     """
-    settings = _embedded()
+    settings = _embedded_settings()
     target, is_whole = settings.data_dir, saved.is_dir()
     database = saved / _DATABASE if is_whole else saved
     if not database.is_file():
@@ -69,7 +69,7 @@ def restore(
     part.mkdir(mode=0o700)
     try:
         shutil.copyfile(database, part / _DATABASE)
-        state = _checked(settings, part / _DATABASE)
+        state = _check_schema(settings, part / _DATABASE)
         if is_whole:
             _copy(saved, part)
         for each in sorted(part.iterdir(), key=lambda path: path.name == _DATABASE):  # the database last: it names all
@@ -82,7 +82,7 @@ def restore(
     _tell({"restored": str(target), "objects": _count(target), "schema": state}, found, as_json)
 
 
-def _embedded() -> Settings:
+def _embedded_settings() -> Settings:
     """Return the settings of a service that keeps everything in one folder; refuse others."""
     from app.settings import read_settings
 
@@ -100,7 +100,7 @@ def _refuse_to_overwrite(target: Path, saved: Path | None) -> None:
             raise CommandFailed(f"{text}.")
 
 
-def _checked(settings: Settings, database: Path) -> str:
+def _check_schema(settings: Settings, database: Path) -> str:
     """Return how the schema of a copy stands to this version's; refuse one that is damaged, newer or not SPARD's."""
     import sqlite3
 

@@ -100,7 +100,7 @@ def add_model(
 def _check_alias(alias: str) -> None:
     """Raise CommandFailed for an alias that the service would not take."""
     try:
-        model_names.checked(alias)
+        model_names.check_model_name(alias)
     except Refusal as error:
         raise CommandFailed(str(error)) from None
 

@@ -25,7 +25,7 @@ def chat(
 ) -> None:
     """Ask a model; replies appear as they are written."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []
-    tell = _nothing if as_json else _written
+    tell = _nothing if as_json else _write
     with connect() as client:
         settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "stream": True}
         if prompt is None:
@@ -34,7 +34,7 @@ def chat(
             messages.append({"role": "user", "content": question})
             said = _answer(client, settings | {"messages": messages}, tell)
             messages.append({"role": "assistant", "content": said})
-            _written(json.dumps({"model": model, "reply": said}) + "\n" if as_json else "\n")
+            _write(json.dumps({"model": model, "reply": said}) + "\n" if as_json else "\n")
             if prompt is not None:
                 return
 
@@ -65,7 +65,7 @@ def _answer(client: Client, ask: Mapping[str, Any], tell: Callable[[str], None])
     raise CommandFailed("The reply broke off: the connection ended before it did.")
 
 
-def _written(text: str) -> None:
+def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -43,21 +43,21 @@ class Client:
 
     def get(self, path: str, **params: object) -> Any:
         """Return the answer to a GET; parameters that are None are left out."""
-        return self._ask("GET", path, params=_given(params))
+        return self._ask("GET", path, params=_query_params(params))
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None, **params: object) -> Any:
         """Create or change; `body` is sent as JSON."""
-        return self._ask("POST", path, params=_given(params), headers=headers, json=body)
+        return self._ask("POST", path, params=_query_params(params), headers=headers, json=body)
 
     def delete(self, path: str, **params: object) -> Any:
         """Delete."""
-        return self._ask("DELETE", path, params=_given(params))
+        return self._ask("DELETE", path, params=_query_params(params))
 
     def send(self, path: str, file: Path, fields: Mapping[str, str] | None = None, **params: object) -> Any:
         """Upload a file, read while it is sent, with the fields of the form before it."""
         with file.open("rb") as content:
             parts = {"file": (file.name, content, "application/octet-stream")}
-            return self._ask("POST", path, params=_given(params), data=dict(fields or {}), files=parts)
+            return self._ask("POST", path, params=_query_params(params), data=dict(fields or {}), files=parts)
 
     def text(self, path: str, accept: str) -> str:
         """Return an answer that is no JSON."""
@@ -84,7 +84,7 @@ class Client:
         with _wire(), self._http.stream("GET", _route(path), headers=plain) as answer:
             if answer.is_error and answer.status_code != _NO_MORE_BYTES:
                 answer.read()
-                raise _refused(answer)
+                raise _refusal_error(answer)
             yield answer
 
     @contextmanager
@@ -96,7 +96,7 @@ class Client:
         with _wire(), events as source:
             if source.response.is_error:
                 source.response.read()
-                raise _refused(source.response)
+                raise _refusal_error(source.response)
             yield source
 
     def _ask(self, method: str, path: str, **options: Any) -> Any:
@@ -115,7 +115,7 @@ class Client:
                 time.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST_WAIT_S))
                 answer = self._http.request(method, _route(path), **options)
         if answer.is_error:
-            raise _refused(answer)
+            raise _refusal_error(answer)
         return answer
 
 
@@ -179,7 +179,7 @@ def _route(path: str) -> str:
     return route
 
 
-def _given(params: Mapping[str, object]) -> dict[str, str | list[str]]:
+def _query_params(params: Mapping[str, object]) -> dict[str, str | list[str]]:
     return {name: _as_text(value) for name, value in params.items() if value is not None}
 
 
@@ -190,7 +190,7 @@ def _as_text(value: object) -> str | list[str]:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _refused(answer: httpx2.Response) -> CommandFailed:
+def _refusal_error(answer: httpx2.Response) -> CommandFailed:
     """Return what the service says of a request that it refused, in one line."""
     if answer.status_code == _UNAUTHORIZED:
         return CommandFailed(f"{service_url()} does not know this key; check SPARD_API_KEY.")

@@ -30,7 +30,7 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
     Its first key is shown here, and not in its log. It goes on when this process ends.
     """
     preflight.check_folder(settings)
-    with folder_lock.alone_in(settings.data_dir):
+    with folder_lock.lock_folder(settings.data_dir):
         secret = embedded.prepare(settings)
     log = settings.data_dir / LOG
     command = [*python("spard.commands"), "up", "--data", str(settings.data_dir), "--host", host, "--port", str(port)]
@@ -53,7 +53,7 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
 
 def stop(folder: Path, timeout_s: float) -> None:
     """Ask the service of a data folder to end, and wait until it has; its running jobs go on at the next start."""
-    running = folder_lock.running_in(folder)
+    running = folder_lock.running_service(folder)
     if running is None:
         raise CommandFailed(f"No service runs on {folder}; name the folder that `spard up` was given with --data.")
     url, process_id = running
@@ -61,7 +61,7 @@ def stop(folder: Path, timeout_s: float) -> None:
         raise CommandFailed(f"The service on {folder} is just starting, or is of an earlier version. Try again.")
     os.kill(process_id, signal.SIGTERM)
     until = time.monotonic() + timeout_s
-    while folder_lock.running_in(folder) is not None:
+    while folder_lock.running_service(folder) is not None:
         if time.monotonic() > until:
             message = f"The service at {url} has not ended after {timeout_s:g} s: it waits for its jobs to save"
             raise CommandFailed(
@@ -74,7 +74,7 @@ def stop(folder: Path, timeout_s: float) -> None:
 def _answering(folder: Path, process: subprocess.Popen[bytes], until: float) -> str | None:
     """Return the address of a service that was started as soon as it answers; None if it ends, or the time is over."""
     while process.poll() is None and time.monotonic() < until:
-        running = folder_lock.running_in(folder)
+        running = folder_lock.running_service(folder)
         if running and running[1] == process.pid and _answers(running[0]):
             return running[0]
         time.sleep(_LOOK_S)

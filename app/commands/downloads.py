@@ -45,10 +45,10 @@ def download(client: Client, url: str, path: Path, check: Callable[[Path], None]
     """Download an object; `check` raises for one that is not as it should be, which is then removed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part, resumed_at = _fetched(client, url, path)
+        part, resumed_at = _fetch(client, url, path)
         digest = _digest(part)
         _compare(part, path, digest)
-        _checked(part, check)
+        _check_part(part, check)
         saved = Saved(path, part.stat().st_size, digest, resumed_at)
         os.replace(part, path)
     except OSError as error:
@@ -56,7 +56,7 @@ def download(client: Client, url: str, path: Path, check: Callable[[Path], None]
     return saved
 
 
-def _fetched(client: Client, url: str, path: Path) -> tuple[Path, int]:
+def _fetch(client: Client, url: str, path: Path) -> tuple[Path, int]:
     """Return the file that holds the whole object, and how much of it the last request found; go on after a break."""
     waits = iter(_WAITS_S)
     while True:
@@ -71,8 +71,8 @@ def _fetched(client: Client, url: str, path: Path) -> tuple[Path, int]:
 
 def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
     """Ask for what is missing and append it; return the file when it is whole, and where it began."""
-    old = next((each for each in _parts(path) if each.stat().st_size and _tag_of(each, path) != _NO_TAG), None)
-    rest = {"range": f"bytes={old.stat().st_size}-", "if-range": f'"{_tag_of(old, path)}"'} if old else {}
+    old = next((each for each in _parts(path) if each.stat().st_size and _part_tag(each, path) != _NO_TAG), None)
+    rest = {"range": f"bytes={old.stat().st_size}-", "if-range": f'"{_part_tag(old, path)}"'} if old else {}
     with client.stream(url, rest) as answer:
         if old and answer.status_code == _NO_MORE_BYTES:
             return old, old.stat().st_size  # all bytes are there
@@ -108,11 +108,11 @@ def _bar(name: str, start: int, total: int | None) -> Iterator[Callable[[int], N
 
 def _parts(path: Path) -> list[Path]:
     """Return what attempts before have left of a file, the newest first."""
-    found = [each for each in path.parent.glob("*.part") if each.name.startswith(path.name) and _tag_of(each, path)]
+    found = [each for each in path.parent.glob("*.part") if each.name.startswith(path.name) and _part_tag(each, path)]
     return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)
 
 
-def _tag_of(part: Path, path: Path) -> str:
+def _part_tag(part: Path, path: Path) -> str:
     match = _PART.fullmatch(part.name.removeprefix(path.name))
     return match.group(1) if match else ""
 
@@ -130,13 +130,13 @@ def _digest(part: Path) -> str:
 
 def _compare(part: Path, path: Path, digest: str) -> None:
     """Hold a file against the SHA-256 that our API gives as its tag; an S3 has other tags."""
-    tag = _tag_of(part, path)
+    tag = _part_tag(part, path)
     if _DIGEST.fullmatch(tag) and tag != digest:
         part.unlink()
         raise CommandFailed("What came has another SHA-256 than the service says, and was removed; try again.")
 
 
-def _checked(part: Path, check: Callable[[Path], None]) -> None:
+def _check_part(part: Path, check: Callable[[Path], None]) -> None:
     try:
         check(part)
     except CommandFailed:

@@ -11,7 +11,7 @@ import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from app import db
-from app.commands.folder_lock import alone_in
+from app.commands.folder_lock import lock_folder
 from app.commands.terminal import CommandFailed, say, say_in_box
 from app.http.connections import BoundedHttp
 from app.keys import service as keys
@@ -27,7 +27,7 @@ _DRAIN_S = 5  # open connections when the service stops
 def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
     """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
     preflight.check_folder(settings)
-    with alone_in(settings.data_dir) as lock:
+    with lock_folder(settings.data_dir) as lock:
         listener = listen(host, port)
         url = _url(*listener.getsockname()[:2])
         lock.write(f"{url}\n{os.getpid()}\n")

@@ -12,7 +12,7 @@ from app.commands.terminal import CommandFailed
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[TextIO]:
+def lock_folder(folder: Path) -> Iterator[TextIO]:
     """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
 
     The kernel releases the lock of a process that was killed.
@@ -33,7 +33,7 @@ def alone_in(folder: Path) -> Iterator[TextIO]:
         yield lock
 
 
-def running_in(folder: Path) -> tuple[str, int | None] | None:
+def running_service(folder: Path) -> tuple[str, int | None] | None:
     """Return the address and the process id of the service that runs on a data folder; None if none does.
 
     Until it listens the address is empty, and the process id None.

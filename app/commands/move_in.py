@@ -38,13 +38,13 @@ def read_account(
     """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if one could not be had."""
     from app.commands.move_in_clients import account  # the work takes a while to import: no list of commands needs it
     from app.move_in import read
-    from app.move_in.ledger import opened
+    from app.move_in.ledger import open_ledger
     from app.move_in.status import next_step, summary
 
     with account(base_url, patience) as api:
         if dry_run:
             return say(read.estimate(read.list_account(api)))
-        with opened(folder, is_new=True) as ledger:
+        with open_ledger(folder, is_new=True) as ledger:
             read.read_account(api, ledger, say)
             found = summary(ledger)
             say(f"{found['jobs']} jobs, {found['files']} files of {found['bytes']} bytes in {folder}")
@@ -76,14 +76,14 @@ def keep_golden(
     """Ask old models while they still answer, and keep what they say; exits 1 if one does not."""
     from app.commands.move_in_clients import account
     from app.move_in import asking, golden, read
-    from app.move_in.ledger import opened
+    from app.move_in.ledger import open_ledger
     from app.move_in.replies import missing
 
     given = {"max_completion_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
     sampling = {name: it for name, it in given.items() if it is not None and not (name == "temperature" and it < 0)}
     choice = golden.Choice(prompts, sample or None, sampling, replies)
-    with opened(folder) as ledger:
-        plans = golden.plans(ledger, model or [*golden.models_of(ledger)], choice, say)
+    with open_ledger(folder) as ledger:
+        plans = golden.plans(ledger, model or [*golden.model_jobs(ledger)], choice, say)
         if dry_run:
             for name, (plan, asked) in plans.items():
                 say(f"{name}: {asking.cost(missing(ledger, asking.GOLDEN, name, plan, again=again), asked)}")
@@ -111,11 +111,11 @@ def file_jobs(
     """File the same jobs here, each only once even after a crash; exits 1 if one was not filed, or failed."""
     from app.commands.move_in_clients import service
     from app.move_in import filing
-    from app.move_in.ledger import opened
+    from app.move_in.ledger import open_ledger
 
     if unknown := set(auto or ()) - set(NUMBERS):
         raise typer.BadParameter(f"{unknown.pop()} is none of {', '.join(NUMBERS)}", param_hint="--auto")
-    with opened(folder) as ledger:
+    with open_ledger(folder) as ledger:
         table = filing.known_models(ledger, dict(_pair(each, "--model") for each in model or ()), keep=not dry_run)
         chosen, left = filing.to_file(ledger, job or ())
         for old_id, why in left.items():
@@ -146,11 +146,11 @@ def compare_models(
     """Ask the new models the same, and report how often they agree; exits 1 if a model could not be compared."""
     from app.commands.move_in_clients import judging, service
     from app.move_in import comparing
-    from app.move_in.ledger import opened
+    from app.move_in.ledger import open_ledger
 
     if (judge_url is None) != (judge_model is None):
         raise typer.BadParameter("Name both --judge-url and --judge-model, or neither.")
-    with opened(folder) as ledger, service(patience) as api:
+    with open_ledger(folder) as ledger, service(patience) as api:
         pairs, left = comparing.pairs(api, ledger, dict(_pair(each, "--pair") for each in pair or ()))
         for old, why in left.items():
             say(f"{old} left: {why}")
@@ -169,10 +169,10 @@ def compare_models(
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
     """Show what was read, asked and filed, and which command comes next."""
-    from app.move_in.ledger import looked_at
+    from app.move_in.ledger import open_read_only
     from app.move_in.status import next_step, summary
 
-    with looked_at(folder) as ledger:
+    with open_read_only(folder) as ledger:
         found = summary(ledger)
         if as_json:
             return show_json(found)

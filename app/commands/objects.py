@@ -37,7 +37,7 @@ def check(data: Data = None, as_json: Json = False) -> None:
     """Report objects without a row and rows without an object; nothing is changed. Exit code 1 if there are any."""
     from app.objects import reconciler
 
-    with _opened() as (_, storage, begin):
+    with _open_stores() as (_, storage, begin):
         report = reconciler.check(storage, begin)
     _show(report, as_json)
     if report.findings:
@@ -62,7 +62,7 @@ def repair(
     from app.audit_log import service as audit_log
     from app.objects import marks, reconciler
 
-    with _opened() as (settings, storage, begin):
+    with _open_stores() as (settings, storage, begin):
         if accept:
             marks.accept(storage, begin)
         days = settings.objects_reported_days, settings.objects_aside_days
@@ -90,7 +90,7 @@ def restore(
 
     if bool(keys) == everything:
         raise typer.BadParameter("Name keys, or say --all.")
-    with _opened() as (_, storage, begin):
+    with _open_stores() as (_, storage, begin):
         back = reconciler.restore(storage, None if everything else keys)
         with begin() as session:
             audit_log.record(session, "objects.restored", "storage", restored=len(back))
@@ -102,7 +102,7 @@ def restore(
 
 
 @contextmanager
-def _opened() -> Iterator[tuple[Settings, Storage, Begin]]:
+def _open_stores() -> Iterator[tuple[Settings, Storage, Begin]]:
     from app import db
     from app.ops import preflight
     from app.settings import read_settings
@@ -133,6 +133,6 @@ def _show(report: Report, as_json: bool) -> None:
         say(_RESTORED.format(report.mark.restored_from.isoformat(" ", "seconds")))
     if report.mark.other_database:
         say(_SHARED.format(report.mark.other_database))
-    found = f"{len(report.of('unexplained'))} without a row, {len(report.of('missing'))} rows without an object"
+    found = f"{len(report.select('unexplained'))} without a row, {len(report.select('missing'))} rows without an object"
     others = f"{report.young} of the last day and {report.foreign} that are not ours left alone"
     return say(f"{report.objects} objects: {found}; {others}; {report.intents} being written or deleted")

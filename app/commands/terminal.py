@@ -38,7 +38,7 @@ def show_rows(rows: Iterable[Row], columns: Sequence[str] | Mapping[str, str], a
     for name, head in heads.items():
         table.add_column(head, overflow="fold", no_wrap=name == "id")  # ids are there to be copied
     for row in rows:
-        table.add_row(*(Text(_text(_at(row, name), name)) for name in heads))
+        table.add_row(*(Text(_text(_nested_value(row, name), name)) for name in heads))
     return _print(table)
 
 
@@ -122,7 +122,7 @@ def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, value
 
 
-def _at(row: Row, name: str) -> Any:
+def _nested_value(row: Row, name: str) -> Any:
     value: Any = row
     for part in name.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None

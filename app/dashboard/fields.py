@@ -16,7 +16,7 @@ class Faults:
     message: str = ""
 
     @classmethod
-    def of(cls, error: AppError) -> Faults:
+    def from_error(cls, error: AppError) -> Faults:
         """Sort what an error says by the API's own names."""
         found = {}
         for each in error.details or ():
@@ -32,20 +32,20 @@ class Faults:
         """What is told above the form: what belongs to no field."""
         return "" if self.by_field else self.message
 
-    def at(self, name: str) -> str:
+    def find(self, name: str) -> str:
         """Return what is wrong with a field, or with a part of it; empty where nothing is."""
-        return next((said for param, said in self.by_field.items() if _is_of(param, name)), "")
+        return next((said for param, said in self.by_field.items() if _concerns(param, name)), "")
 
     def elsewhere(self, names: Collection[str]) -> str:
         """Return the message if it is about none of these fields."""
-        is_shown = any(_is_of(param, name) for param in self.by_field for name in names)
+        is_shown = any(_concerns(param, name) for param in self.by_field for name in names)
         return "" if is_shown else self.message
 
 
 NO_FAULTS = Faults()
 
 
-def faults_of(error: AppError, names: Collection[str], aliases: Mapping[str, str] | None = None) -> Faults:
+def form_faults(error: AppError, names: Collection[str], aliases: Mapping[str, str] | None = None) -> Faults:
     """Return an error of the API as what a form tells.
 
     A field is found by the last part of the API's `param` that names one; `aliases` map parts that are called
@@ -70,5 +70,5 @@ def _field(param: str, names: Collection[str], aliases: Mapping[str, str]) -> st
     return None
 
 
-def _is_of(param: str, name: str) -> bool:
+def _concerns(param: str, name: str) -> bool:
     return param == name or param.startswith(f"{name}.")

@@ -26,20 +26,20 @@ class Sent:
         """Return what was chosen of several."""
         return [str(each) for each in self.form.getlist(name)]
 
-    def filled(self, *names: str) -> dict[str, object]:
+    def filled_fields(self, *names: str) -> dict[str, object]:
         """Return those of the fields that are not empty."""
         return {name: text for name in names if (text := self.text(name))}
 
-    def shown(self) -> dict[str, str]:
+    def shown_fields(self) -> dict[str, str]:
         """Return the fields as they are shown again."""
         return {name: str(value) for name, value in self.form.items() if name != "form_token"}
 
 
-async def _sent(request: Request, viewer: ProviderDep) -> Sent:
+async def _read_form(request: Request, viewer: ProviderDep) -> Sent:
     form = await request.form(max_files=0, max_fields=256)
     check_token(viewer, str(form.get("form_token", "")))
     return Sent(viewer, form)
 
 
 # For the provider's pages that change something: the form's token is checked before anything else is done.
-SentDep = Annotated[Sent, Depends(_sent)]
+SentDep = Annotated[Sent, Depends(_read_form)]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from app.db.tables import Job
 from app.db.tables.files import PREFERENCE
 from app.errors import InvalidRequest
-from app.jobs.clone import Json, changed, ending_of, numbers_of, request_of
+from app.jobs.clone import Json, change_request, job_ending, job_hyperparameters, job_request
 from app.jobs.request import JobCreate
 from spard.config import Ending
 
@@ -19,9 +19,9 @@ FIELDS = ("model", "training_file", "suffix", "defense", "keep", *NUMBERS, "pati
 ALIASES = {"safety": "defense"}  # parts of the API's names that the form calls otherwise
 
 
-def fields_of(job: Job) -> Asked:
+def job_fields(job: Job) -> Asked:
     """Return what the form holds for the same job again."""
-    start, numbers, ending = job.spec.start_from, numbers_of(job), ending_of(job)
+    start, numbers, ending = job.spec.start_from, job_hyperparameters(job), job_ending(job)
     return {
         "like": job.id,
         "model": start.model if start and start.model else job.model,
@@ -39,15 +39,15 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
 
     Fields that are empty are left to the provider.
     """
-    old = numbers_of(like) if like else {}
+    old = job_hyperparameters(like) if like else {}
     numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
     is_pairs = asked.get("row_format") == PREFERENCE
     if is_pairs and "beta" in old:
         numbers["beta"] = old["beta"]
-    body: Json = (request_of(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
+    body: Json = (job_request(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
     changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
-    changes["method"] = method_for(asked.get("row_format"), numbers)
-    ending: Json = asdict(ending_of(like) if like else Ending())
+    changes["method"] = row_format_method(asked.get("row_format"), numbers)
+    ending: Json = asdict(job_ending(like) if like else Ending())
     ending["keep"] = asked.get("keep") or "last"
     ending["patience"] = _number("patience", asked["patience"]) if asked.get("patience") else None
     if ending != asdict(Ending()):
@@ -57,10 +57,10 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     defense = asked.get("defense", "spard")
     if like is None or like.recipe["defense"]["type"] != defense:
         changes["safety"] = {"defense": {"type": defense}}
-    return changed(body, changes)
+    return change_request(body, changes)
 
 
-def method_for(row_format: str | None, numbers: Json) -> Json:
+def row_format_method(row_format: str | None, numbers: Json) -> Json:
     """Return the method that trains on rows of a format."""
     method = "dpo" if row_format == PREFERENCE else "supervised"
     return {"type": method, method: {"hyperparameters": numbers}}

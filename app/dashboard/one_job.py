@@ -38,20 +38,20 @@ class OneJob:
     is_own: bool
 
     @property
-    def at(self) -> str:
+    def address(self) -> str:
         """Where its pages are."""
         return f"{'' if self.is_own else '/provider'}/jobs/{self.job_id}"
 
     async def answer(self, shown: Callable[[], Response]) -> Response:
         """Answer with one of the pages below, beside other reads of the viewer's project."""
-        return await self.viewer.lanes.reads.of(self.viewer.project_id).run(shown)
+        return await self.viewer.lanes.reads.project_share(self.viewer.project_id).run(shown)
 
     def page(self, problem: AppError | None = None) -> Response:
         """Show the job; `problem` is what kept a form of the page from being done."""
         with self.look() as session:
             gathered = gather(session, self.viewer.project_id if self.is_own else None, self.job_id)
         seen = read(self.storage, gathered)
-        return self._rendered(
+        return self._render(
             "job_live" if "hx-request" in self.request.headers else "job",
             status=problem.status if problem else 200,
             job=seen.job,
@@ -70,19 +70,19 @@ class OneJob:
     def risky_row(self, line: int) -> Response:
         """Show the text of a row that looks like harm; that it was looked at is logged."""
         with self.look() as session:
-            _, key = service.reported(session, self._project(session), self.job_id)
+            _, key = service.reported_job(session, self._project(session), self.job_id)
         row = next((row for row in read_report(self.storage, key).risky_rows or () if row.line == line), None)
         if row is None:
             raise HasNone("No such row in the report of this job.")
         with self.begin() as session:
             audit_log.record(session, ROWS_SHOWN, self.job_id, line=line)
-        return self._rendered("risky_row", row=row)
+        return self._render("risky_row", row=row)
 
     def transcripts(self, after: int, hit: str) -> Response:
         """List the replies by suite and outcome; no text is in the page."""
         wanted = {"yes": True, "no": False}.get(hit)
         found = transcripts.read(self.storage, self._transcripts(), after, _AT_ONCE, None, wanted)
-        return self._rendered("transcripts", found=found, hit=hit)
+        return self._render("transcripts", found=found, hit=hit)
 
     def transcript(self, index: int) -> Response:
         """Show one prompt and its reply; that they were looked at is logged."""
@@ -91,22 +91,22 @@ class OneJob:
             raise HasNone("No such transcript of this job.")
         with self.begin() as session:
             audit_log.record(session, transcripts.SHOWN, self.job_id, indices=[index])
-        return self._rendered("transcript", said=found[0])
+        return self._render("transcript", said=found[0])
 
     def _project(self, session: Session) -> str:
         """Return the project in which the job is looked for."""
-        return self.viewer.project_id if self.is_own else owners.project_of(session, self.job_id)
+        return self.viewer.project_id if self.is_own else owners.job_project(session, self.job_id)
 
     def _transcripts(self) -> str:
         with self.look() as session:
             return transcripts.find(session, self._project(session), self.job_id)
 
-    def _rendered(self, name: str, status: int = 200, **shown: object) -> Response:
-        place = {"job_id": self.job_id, "at": self.at, "is_own": self.is_own}
+    def _render(self, name: str, status: int = 200, **shown: object) -> Response:
+        place = {"job_id": self.job_id, "at": self.address, "is_own": self.is_own}
         return page(self.request, name, self.viewer, status=status, **place, **shown)
 
 
-def _own(
+def _open_own_job(
     job_id: str, request: Request, viewer: ViewerDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep
 ) -> OneJob:
     return OneJob(request, viewer, look, begin, storage, job_id, is_own=True)
@@ -118,5 +118,5 @@ def _of_any_project(
     return OneJob(request, viewer, look, begin, storage, job_id, is_own=False)
 
 
-OwnJobDep = Annotated[OneJob, Depends(_own)]
+OwnJobDep = Annotated[OneJob, Depends(_open_own_job)]
 AnyJobDep = Annotated[OneJob, Depends(_of_any_project)]  # for keys with the scope admin

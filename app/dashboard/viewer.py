@@ -69,7 +69,7 @@ def check_origin(request: Request) -> None:
         raise Forbidden("Send this form from its own page, not from another site.", code="stale_form")
 
 
-def _signed_in(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
+def _signed_in_viewer(request: Request, engine: EngineDep, settings: SettingsDep, caller: CallerDep) -> Viewer:
     check_origin(request)
     principal = signed_in_browser(request, engine, settings, caller)
     if principal is None:
@@ -80,7 +80,7 @@ def _signed_in(request: Request, engine: EngineDep, settings: SettingsDep, calle
     return viewer
 
 
-SignedInDep = Annotated[Viewer, Depends(_signed_in)]
+SignedInDep = Annotated[Viewer, Depends(_signed_in_viewer)]
 
 
 def _viewer(viewer: SignedInDep) -> Viewer:
@@ -105,7 +105,7 @@ def _address(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
-def needs_sign_in(request: Request, error: Exception) -> SignInNeeded | None:
+def sign_in_redirect(request: Request, error: Exception) -> SignInNeeded | None:
     """Return what sends a browser that follows a link of a page, without a key of its own, to the sign-in page."""
     if isinstance(error, SignInNeeded):
         return error

@@ -70,7 +70,7 @@ class _Form:
 
     def rows(self, connection: Connection, values: Mapping[str, object]) -> list[list[Any]]:
         """Return what the database finds, in Python's types; NULL is None in all of them."""
-        parameters = self._ordered(values)
+        parameters = self._order_parameters(values)
         try:
             cursor = connection.connection.cursor()
             # Who watches what the engine sends sees this too.
@@ -78,8 +78,8 @@ class _Form:
             cursor.execute(self._text, parameters)
             found = cursor.fetchall()
         except connection.dialect.loaded_dbapi.Error as error:
-            raise _translated(error, connection, self._text, parameters) from error
-        changes = self._changes_of(cursor.description, connection.dialect)
+            raise _translate_error(error, connection, self._text, parameters) from error
+        changes = self._column_changes(cursor.description, connection.dialect)
         cursor.close()
         rows = [list(row) for row in found]
         for row in rows:
@@ -88,14 +88,14 @@ class _Form:
                     row[place] = change(row[place])
         return rows
 
-    def _ordered(self, values: Mapping[str, object]) -> Any:
+    def _order_parameters(self, values: Mapping[str, object]) -> Any:
         found = self._constants.copy()
         for name, value in values.items():
             change = self._parameters[name]
             found[name] = value if change is None else change(value)
         return found if self._order is None else [found[name] for name in self._order]
 
-    def _changes_of(self, described: Sequence[Any], dialect: Dialect) -> list[tuple[int, _Change]]:
+    def _column_changes(self, described: Sequence[Any], dialect: Dialect) -> list[tuple[int, _Change]]:
         """Return how columns are changed, which is known once the driver has described them."""
         if self._changes is None:
             changes = (
@@ -105,7 +105,7 @@ class _Form:
         return self._changes
 
 
-def _translated(error: Any, connection: Connection, text: str, parameters: Any) -> BaseException:
+def _translate_error(error: Any, connection: Connection, text: str, parameters: Any) -> BaseException:
     """Return SQLAlchemy's error for a driver's; a connection that is lost is not used again."""
     dialect, hides = connection.dialect, connection.engine.hide_parameters
     is_lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)

@@ -101,7 +101,7 @@ def look(engine: Engine) -> Iterator[Connection]:
         yield connection
 
 
-def joined(connection: Connection) -> Session:
+def join_transaction(connection: Connection) -> Session:
     """Return a session within the connection's transaction, for a read that needs the ORM after all."""
     return Session(connection, expire_on_commit=False)
 

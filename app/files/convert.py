@@ -11,7 +11,7 @@ from app.db import Begin
 from app.db.tables import File
 from app.errors import InvalidState
 from app.files.derived import derive
-from app.files.preview import lines_of
+from app.files.preview import read_rows
 from app.files.schemas import Conversion, FileOut
 from app.files.validation import Limits
 from app.storage import Storage
@@ -32,14 +32,14 @@ def is_convertible(file: File) -> bool:
 
 def look(storage: Storage, file: File, leave_out: Collection[str] = ()) -> Conversion:
     """Convert every row and store nothing; return the first ones."""
-    rows = _Rows(lines_of(storage, file), leave_out)
+    rows = _Rows(read_rows(storage, file), leave_out)
     deque(rows, maxlen=0)
     return rows.conversion(file, None)
 
 
 def convert(storage: Storage, begin: Begin, file: File, limits: Limits, leave_out: Collection[str] = ()) -> Conversion:
     """Convert every row to a new file, which passes the checks of every other; the old one stays as it is."""
-    rows = _Rows(lines_of(storage, file), leave_out)
+    rows = _Rows(read_rows(storage, file), leave_out)
     lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     return rows.conversion(file, derive(storage, begin, file, lines, "converted", limits))
 
@@ -62,7 +62,7 @@ class _Rows:
             made = _convert_row(line, row, self._leave_out)
             is_changed = is_changed or made.row != row
             if self._form == "openai":
-                self._form = other_formats.kind_of(row) or "openai"
+                self._form = other_formats.foreign_format(row) or "openai"
             self._left_out |= made.left_out
             if len(self._shown) < _SHOWN:
                 self._shown.append(made.row)

@@ -92,15 +92,17 @@ Counted = tuple[int, int, int, int] | dict[str, Any]
 
 def count(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Counted]:
     """For each line what `Counted` says."""
-    return [_counted(line, row) for (line, _), row in zip(lines, _encoded(tokenizer, lines), strict=True)]
+    return [_count_tokens(line, row) for (line, _), row in zip(lines, _encode_rows(tokenizer, lines), strict=True)]
 
 
 def show(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[ShownRow]:
     """For each line what a preview says of it."""
-    return [_shown(tokenizer, line, row) for (line, _), row in zip(lines, _encoded(tokenizer, lines), strict=True)]
+    return [
+        _row_preview(tokenizer, line, row) for (line, _), row in zip(lines, _encode_rows(tokenizer, lines), strict=True)
+    ]
 
 
-def _encoded(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
+def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
     """Encode all rows in one call, or one by one where one of them is refused."""
     rows = [_example(line, text) for line, text in lines]
     good = [row for row in rows if isinstance(row, Example)]
@@ -126,7 +128,7 @@ def _example(line: int, text: str) -> Example | InvalidData:
     return row
 
 
-def _counted(line: int, row: Encoded | InvalidData) -> Counted:
+def _count_tokens(line: int, row: Encoded | InvalidData) -> Counted:
     if isinstance(row, Encoded):
         learned = sum(len(one.labels) - one.labels.count(NO_LOSS) for one in (*row.earlier, *row.both))
         return line, row.tokens, learned if row.is_learned else 0, row.longest
@@ -137,7 +139,7 @@ def _counted(line: int, row: Encoded | InvalidData) -> Counted:
     return asdict(Problem(line, pointer, code, "error", row.message, _HINT))
 
 
-def _shown(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
+def _row_preview(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidData) -> ShownRow:
     if isinstance(row, InvalidData):
         return {"line": line, "error": row.message}
     own = _answer(tokenizer, row)

@@ -38,7 +38,7 @@ class Allowance:
     used_s: float = 0.0
 
     @property
-    def is_over(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether the time is used up or the client has left."""
         return self.used_s >= self.cpu_s or self.is_gone()
 
@@ -73,7 +73,7 @@ class Counters:
             found = found or Answer(said["limit"])
             found.rows += said["rows"]
             allowance.used_s += said["cpu_s"]
-            if allowance.is_over:
+            if allowance.is_exhausted:
                 break
         return found or Answer(0)
 

@@ -12,7 +12,7 @@ from app.db import Begin
 from app.db.base import new_id
 from app.db.tables import File
 from app.files import service as files
-from app.files.upload import Received, check_in, key_of, new_file, planned
+from app.files.upload import Received, file_key, new_file, plan_file, write_checked
 from app.files.validation import Limits
 from app.quotas import service as quotas
 from app.storage import Storage
@@ -36,15 +36,15 @@ def derive(
     nothing.
     """
     file_id = new_id("file-")
-    key = key_of(file.project_id, file_id)
+    key = file_key(file.project_id, file_id)
     name = f"{file.filename.removesuffix('.jsonl')[:_NAME_CHARS]}-{ending}.jsonl"
-    plan = partial(planned, project_id=file.project_id, file_id=file_id, expected=file.bytes)
+    plan = partial(plan_file, project_id=file.project_id, file_id=file_id, expected=file.bytes)
     with objects.writing(storage, begin, plan) as writing:
-        stored, report = check_in(writing, key, rows, TrainingRows(), limits, name)
+        stored, report = write_checked(writing, key, rows, TrainingRows(), limits, name)
         received = Received(key, name, stored, report)
         made = new_file(file_id, file.project_id, received, limits, expires_at=file.expires_at)
         with begin() as session:
-            writing.named(session, key)
+            writing.keep(session, key)
             quotas.check_file(session, made)
             files.add(session, made)
             note(session, made)

@@ -97,7 +97,7 @@ class Findings:
             self._faults[key] = _Fault(problem, pointer, message)
         self._faults[key].note(problem)
 
-    def listed(self, of: int) -> list[Finding]:
+    def to_list(self, of: int) -> list[Finding]:
         """Return the faults of a file that has so many rows, readable ones and others."""
         faults = sorted(self._faults.values(), key=lambda each: (each.first.severity, -each.rows, each.last_line))
         return [fault.finding(of) for fault in faults]
@@ -125,4 +125,4 @@ def of_problems(problems: Iterable[dict[str, object]], of: int) -> Iterator[Find
     for each in problems:
         if each["line"] is not None:
             found.note(Problem(**{name: each[name] for name in Problem.__slots__}))  # type: ignore[arg-type]
-    yield from found.listed(of)
+    yield from found.to_list(of)

@@ -91,7 +91,7 @@ def overlap(storage: Storage, file: File, other: File) -> Overlap:
 
 def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> AuditOverlap:
     """Which of the file's first rows hold prompts that adapters are measured with: for the provider's eyes alone."""
-    rows = [(line, _asked(line, text)) for line, text in islice(_lines(storage, file), EXAMINED)]
+    rows = [(line, _request_text(line, text)) for line, text in islice(_lines(storage, file), EXAMINED)]
     suites = {
         corpus.id: [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(corpus.storage_key))]
         for corpus in audited
@@ -101,7 +101,7 @@ def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> Au
     return AuditOverlap(prompts=len(leaks), lines=lines[:_LISTED])
 
 
-def _asked(line: int, text: str) -> str:
+def _request_text(line: int, text: str) -> str:
     """Return what the user says in a row; nothing if it is no training row."""
     try:
         return prompt_text(example(parse_row(text, line), line))
@@ -131,7 +131,7 @@ def _digest(text: str) -> int:
         return digest(text)
 
 
-def lines_of(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_rows(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the rows as they were uploaded, whether they are valid or not; all must be JSON objects."""
     for line, text in _lines(storage, file):
         try:

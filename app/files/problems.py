@@ -46,7 +46,7 @@ class Report:
         self.next_after = max(self.after + 1, min(before, self.next_after or before))
         self.hidden[problem.code] += 1
 
-    def listed(self) -> list[dict[str, Any]]:
+    def problem_list(self) -> list[dict[str, Any]]:
         """Return the problems as JSON, ordered by line; a last entry counts those that are not listed."""
         rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
         if not self.hidden:
@@ -57,9 +57,9 @@ class Report:
         last = Problem(None, "", "more_problems", severity, message, f"add ?after_line={self.next_after}")
         return [*rows, asdict(last) | {"after_line": self.next_after}]
 
-    def found(self) -> list[Finding]:
+    def finding_list(self) -> list[Finding]:
         """Return each fault once, with how many rows have it, and what became of a file that was no JSON lines."""
-        faults = self._findings.listed(self.lines)
+        faults = self._findings.to_list(self.lines)
         if self.was is None:
             return faults
         message = f"the file was {self.was}; its {self.rows} rows are kept as JSON lines"

@@ -15,16 +15,16 @@ from app.storage import Storage
 from spard.data.jsonl import numbered_texts
 
 
-def without(storage: Storage, begin: Begin, file: File, lines: Collection[int], limits: Limits) -> File:
+def store_without_lines(storage: Storage, begin: Begin, file: File, lines: Collection[int], limits: Limits) -> File:
     """Store the file's rows but for those on `lines`, and note in the audit log of what it was made."""
 
     def note(session: Session, made: File) -> None:
         audit_log.record(session, "file.reduced", made.id, source=file.id, rows_left_out=len(lines))
 
-    return derive(storage, begin, file, _left(storage, file, lines), f"without-{len(lines)}", limits, note)
+    return derive(storage, begin, file, _remaining_rows(storage, file, lines), f"without-{len(lines)}", limits, note)
 
 
-def _left(storage: Storage, file: File, lines: Collection[int]) -> Iterator[bytes]:
+def _remaining_rows(storage: Storage, file: File, lines: Collection[int]) -> Iterator[bytes]:
     for line, text in numbered_texts(storage.chunks(file.storage_key)):
         if line not in lines:
             yield f"{text}\n".encode()

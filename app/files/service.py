@@ -17,7 +17,7 @@ from app.db.tables.files import RESULTS
 from app.errors import InvalidState, NotFound
 from app.files import findings
 from app.files.schemas import FileOut, FindingOut, Validation
-from app.http.pagination import Page, deleted, note_deleted, page
+from app.http.pagination import Page, note_deleted, page, select_deleted_position
 from spard.data import strict_json
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
@@ -35,11 +35,11 @@ def list_files(
     session: Session, project_id: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
 ) -> Page[File]:
     """Return one page of the project's files; of every purpose where `purpose` is None."""
-    query = _of(project_id)
+    query = _select_files(project_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
     expired = select(File.created_at).where(File.project_id == project_id, File.id == after)
-    left = (expired, deleted(project_id, after))
+    left = (expired, select_deleted_position(project_id, after))
     return page(session, query, File, after, limit, ascending=ascending, left=left)
 
 
@@ -51,7 +51,7 @@ def add(session: Session, file: File) -> None:
 
 def get(session: Session, project_id: str, file_id: str, param: str | None = None) -> File:
     """Return the project's file; a file of another project is reported as unknown."""
-    file = session.scalar(_of(project_id).where(File.id == file_id))
+    file = session.scalar(_select_files(project_id).where(File.id == file_id))
     if file is None:
         raise unknown(file_id, param)
     return file
@@ -67,15 +67,15 @@ def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
 
 def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> File:
     """Return the project's file, locked, so that it cannot be deleted before the job that names it is stored."""
-    session.execute(_of(project_id).where(File.id == file_id).with_for_update())
+    session.execute(_select_files(project_id).where(File.id == file_id).with_for_update())
     return get(session, project_id, file_id, param)
 
 
 def forget(session: Session, project_id: str, file_id: str) -> None:
     """Forget a file that no unfinished job needs; its bytes go after the commit."""
-    session.execute(_of(project_id).where(File.id == file_id).with_for_update())
+    session.execute(_select_files(project_id).where(File.id == file_id).with_for_update())
     file = get(session, project_id, file_id)
-    if job_id := user_of(session, project_id, file_id):
+    if job_id := unfinished_job(session, project_id, file_id):
         raise InvalidState(f"{file_id} is used by {job_id}, which has not ended; cancel it first.")
     condemn(session, file)
     audit_log.record(session, "file.deleted", file.id, sha256=file.sha256)
@@ -89,7 +89,7 @@ def condemn(session: Session, file: File, subject: str | None = None) -> None:
     session.delete(file)
 
 
-def user_of(session: Session, project_id: str, file_id: str) -> str | None:
+def unfinished_job(session: Session, project_id: str, file_id: str) -> str | None:
     """Return the id of an unfinished job that needs the file, or None."""
     uses = or_(Job.training_file == file_id, Job.validation_file == file_id)
     unfinished = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)  # what was cancelled needs nothing
@@ -99,10 +99,10 @@ def user_of(session: Session, project_id: str, file_id: str) -> str | None:
 def validation(session: Session, project_id: str, file_id: str) -> Validation:
     """Every problem that was found, and how many of each kind."""
     file = get(session, project_id, file_id)
-    return listed(file, file.problems or [], findings_of(file))
+    return validation_response(file, file.problems or [], file_findings(file))
 
 
-def findings_of(file: File) -> list[FindingOut]:
+def file_findings(file: File) -> list[FindingOut]:
     """Return each fault of a file once; of files from before faults were counted, by the problems that are listed."""
     problems = file.problems or []
     unreadable = len({problem["line"] for problem in problems if problem["code"] in _UNREADABLE})
@@ -110,7 +110,7 @@ def findings_of(file: File) -> list[FindingOut]:
     return [FindingOut.model_validate(each) for each in stored]
 
 
-def listed(file: File, problems: list[dict[str, Any]], found: Sequence[FindingOut]) -> Validation:
+def validation_response(file: File, problems: list[dict[str, Any]], found: Sequence[FindingOut]) -> Validation:
     """Problems as they are shown."""
     return Validation(
         findings=list(found),
@@ -142,17 +142,17 @@ def is_metrics(file: File) -> bool:
     return file.purpose == RESULTS and file.filename.endswith(".csv")
 
 
-def errors_of(file: File) -> list[dict[str, Any]]:
+def file_errors(file: File) -> list[dict[str, Any]]:
     """Return what makes a file unfit for training, without the warnings; empty before it was looked at."""
     return [problem for problem in file.problems or [] if problem["severity"] == "error"]
 
 
 def is_unfit(file: File) -> bool:
     """Whether something makes it unfit for training, whatever its `status` tells its owner."""
-    return file.status != "processed" or bool(errors_of(file))
+    return file.status != "processed" or bool(file_errors(file))
 
 
-def _of(project_id: str) -> Select[File]:
+def _select_files(project_id: str) -> Select[File]:
     """Select the project's files that have not expired."""
     return select(File).where(File.project_id == project_id, LIVES)
 

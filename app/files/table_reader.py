@@ -118,7 +118,7 @@ def array_rows(file: BinaryIO, line_bytes: int) -> Iterator[str]:
             reason = f"is longer than {text.window} characters" if is_long else f"cannot be read: {broken}"
             raise Refused(f"entry {entry} {reason}") from None
         yield _on_one_line(text.text[start:end])
-        text.go_to(end)
+        text.seek(end)
     text.skip("]")
     if text.next():
         raise Refused("something follows the end of the array")
@@ -138,9 +138,9 @@ class _Text:
         self._file, self._decoder, self._is_whole = file, getincrementaldecoder("utf-8-sig")(), False
         self.window = window
         self.text, self.at = "", 0
-        self.go_to(0)
+        self.seek(0)
 
-    def go_to(self, at: int) -> None:
+    def seek(self, at: int) -> None:
         """Read on from a place in `text`, with `window` characters after it or all that are left."""
         self.at = at
         while not self._is_whole and len(self.text) - self.at < self.window:
@@ -160,7 +160,7 @@ class _Text:
         """Go on after a character; `Refused` if another one comes."""
         if self.next() != mark:
             raise Refused(f"{mark!r} is expected, and {self.next() or 'the end of the file'!r} comes")
-        self.go_to(self.at + 1)
+        self.seek(self.at + 1)
 
 
 def _limit(memory_bytes: int) -> None:

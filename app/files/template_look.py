@@ -73,7 +73,7 @@ class FolderLook:
     template: TemplateLook | None
 
 
-def look_at(folder: Path) -> FolderLook:
+def inspect_folder(folder: Path) -> FolderLook:
     """Read a folder and render a conversation, in a process of its own; `Unavailable` if that never ran."""
     environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
     environment["TOKENIZERS_PARALLELISM"] = "false"
@@ -108,7 +108,7 @@ def _look(folder: Path) -> TemplateLook:
         found["fault"] = "its tokenizer has no end token (eos_token), so that no answer would ever end"
         return found
     try:
-        renderer = chat.renderer_of(tokenizer)
+        renderer = chat.get_renderer(tokenizer)
         chat.encode_to_train(tokenizer, [CONVERSATION], chat.UNBOUNDED)
         found["tool_support"] = chat.tool_support(tokenizer)
         found["rendering"] = renderer.rendering.as_json()

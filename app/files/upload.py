@@ -47,48 +47,48 @@ def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limit
     """Stream the form's file to storage through the checks."""
     form.fields_before_file()
     name = clean_name(form.filename or "", "file")
-    stored, report = check_in(writing, key, form.file(), rule, limits, name)
+    stored, report = write_checked(writing, key, form.file(), rule, limits, name)
     return Received(key, name_of_lines(name), stored, report)
 
 
-def check_in(
+def write_checked(
     writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits, name: str
 ) -> tuple[Stored, Report]:
     """Write the rows of a file, as JSON lines, to storage through the checks."""
     lines = read_lines(chunks, name, limits.bytes, limits.line_bytes)
     validator = Validator(rule, limits, was=lines.was)
-    return writing.write(key, _through(validator, lines.chunks)), validator.finish()
+    return writing.write(key, _feed_validator(validator, lines.chunks)), validator.finish()
 
 
 def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: Limits) -> File:
     """Take in a file of purpose `fine-tune`, with what was found wrong in it."""
     file_id = new_id("file-")
-    key = key_of(project_id, file_id)
-    plan = partial(planned, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
+    key = file_key(project_id, file_id)
+    plan = partial(plan_file, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
     with objects.writing(storage, begin, plan) as writing:
         received = receive(writing, form, key, TrainingRows(), limits)
         file = new_file(file_id, project_id, received, limits, expires_at=_checked_fields(form.fields))
         with begin() as session:
-            writing.named(session, key)
+            writing.keep(session, key)
             quotas.check_file(session, file)
             service.add(session, file)
     return file
 
 
-def key_of(project_id: str, file_id: str) -> str:
+def file_key(project_id: str, file_id: str) -> str:
     """Return where a file's bytes lie."""
     return f"tenants/{project_id}/files/{file_id}"
 
 
-def planned(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[Planned]:
+def plan_file(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[Planned]:
     """Return the plan of a file of so many bytes; QuotaExceeded if its project has no room at all."""
     room = quotas.room_for_file(session, project_id, expected)
-    return [Planned(key_of(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
+    return [Planned(file_key(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
 
 def new_file(file_id: str, project_id: str, received: Received, limits: Limits, *, expires_at: datetime | None) -> File:
     """Return the row for a training file whose bytes are in storage."""
-    report, found = received.report, received.report.found()
+    report, found = received.report, received.report.finding_list()
     return File(
         id=file_id,
         project_id=project_id,
@@ -100,7 +100,7 @@ def new_file(file_id: str, project_id: str, received: Received, limits: Limits, 
         status=limits.bad_status if report.errors else "processed",
         status_details=summary(found),
         rows=report.rows,
-        problems=report.listed(),
+        problems=report.problem_list(),
         findings=[dict(each) for each in found],
         tool_lines=report.tool_lines,
         row_format=report.row_format,
@@ -126,7 +126,7 @@ def name_of_lines(name: str) -> str:
     return f"{name[: -len(ending)]}.jsonl" if ending else name
 
 
-def _through(validator: Validator, chunks: Iterator[bytes]) -> Iterator[bytes]:
+def _feed_validator(validator: Validator, chunks: Iterator[bytes]) -> Iterator[bytes]:
     for chunk in chunks:
         validator.feed(chunk)
         yield chunk

@@ -15,7 +15,7 @@ from app.files.duplicate_rows import Repeats
 from app.files.problems import Report
 from spard.data.jsonl import UTF8_BOM, BadRow, parse_row
 from spard.data.row_rules import RowRule, TrainingRows
-from spard.data.tools import parts_of
+from spard.data.tools import used_parts
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{")
 _MAGIC = {
@@ -141,7 +141,7 @@ class Validator:
             return self._report.add(bad.problem)
         self._report.rows += 1
         self._repeats.note(row, self._line)
-        for part in parts_of(row):
+        for part in used_parts(row):
             self._report.tool_lines.setdefault(part, self._line)
         for problem in self._rule(row, self._line):
             self._report.add(problem)

@@ -64,7 +64,9 @@ def find(
     """Return the validation, with the further checks that were asked for."""
     found = about.found
     if wish.after_line is not None:
-        found = service.listed(about.file, _after(storage, about.file, wish.after_line, limits), found.findings)
+        found = service.validation_response(
+            about.file, _later_problems(storage, about.file, wish.after_line, limits), found.findings
+        )
     if about.entry is not None:
         found.tokens = preview.token_counts(storage, counters, about.file, about.entry, wish.max_seq_length, allowance)
         found = service.with_problems(found, found.tokens.problems, after=wish.after_line or 0)
@@ -75,11 +77,11 @@ def find(
     return found
 
 
-def _after(storage: Storage, file: File, line: int, limits: Limits) -> list[dict[str, Any]]:
+def _later_problems(storage: Storage, file: File, line: int, limits: Limits) -> list[dict[str, Any]]:
     """Return the problems after a line, read from the bytes: only the first thousand are stored."""
     if file.purpose != FINE_TUNE:
         return []
     validator = Validator(TrainingRows(), limits, line)
     for chunk in storage.chunks(file.storage_key):
         validator.feed(chunk)
-    return validator.finish().listed()
+    return validator.finish().problem_list()

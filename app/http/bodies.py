@@ -19,7 +19,7 @@ def are_compressed(headers: Headers) -> bool:
     return headers.get("content-encoding", "identity").lower() != "identity"
 
 
-def paced(receive: Receive) -> Receive:
+def limit_pace(receive: Receive) -> Receive:
     """Return a `receive` that raises 408 when a body arrives too slowly; behind its end there is no limit."""
     waited_s, brought, is_whole = 0.0, 0, False
 

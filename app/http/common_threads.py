@@ -53,7 +53,7 @@ class CommonThreads:
         if getattr(request.state, "has_place", False):
             yield
             return
-        async with self.lane.of(self._owner(request)).place(self.lane.wait_s):
+        async with self.lane.project_share(self._owner(request)).place(self.lane.wait_s):
             request.state.has_place = True
             try:
                 yield

@@ -168,7 +168,7 @@ class BoundedHttp(H11Protocol):
         self._start_deadline()
 
     def _start_deadline(self) -> None:
-        self._deadline = self.loop.call_later(HEADERS_S, self._give_up)
+        self._deadline = self.loop.call_later(HEADERS_S, self._end_late)
 
     def _end_wait(self) -> None:
         self._table.note_request(self)
@@ -176,7 +176,7 @@ class BoundedHttp(H11Protocol):
             self._deadline.cancel()
         self._deadline, self._has_begun = None, False
 
-    def _give_up(self) -> None:
+    def _end_late(self) -> None:
         self._deadline = None
         if not self._waits or self.transport.is_closing():
             return

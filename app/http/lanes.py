@@ -44,7 +44,7 @@ class Lane:
         self.threads, self.queued = threads, queued
         self._places: RunVar[_Places] = RunVar(what)
 
-    def of(self, project_id: str) -> Share:
+    def project_share(self, project_id: str) -> Share:
         """Return the lane as one project may use it."""
         return Share(self, project_id)
 
@@ -117,14 +117,14 @@ class Share:
         own = places.shares.setdefault(self.project_id, Semaphore(self.lane.share))
         try:
             if wait_s < math.inf and own.statistics().tasks_waiting >= self.lane.queued * self.lane.share:
-                raise self._refused()
-            async with _taken(own, wait_s, self._refused()), _taken(places.threads, wait_s, self._full()):
+                raise self._refusal()
+            async with _hold_place(own, wait_s, self._refusal()), _hold_place(places.threads, wait_s, self._full()):
                 yield
         finally:
             if own.value == self.lane.share and not own.statistics().tasks_waiting:
                 places.shares.pop(self.project_id, None)
 
-    def _refused(self) -> TooManyRequests:
+    def _refusal(self) -> TooManyRequests:
         message = f"Too many {self.lane.what} of this project at once (limit {self.lane.share})."
         return _later(TooManyRequests(message, code="too_many_at_once"))
 
@@ -160,7 +160,7 @@ async def _until_gone(request: Request) -> None:
 
 
 @asynccontextmanager
-async def _taken(places: Semaphore, wait_s: float, refusal: Exception) -> AsyncIterator[None]:
+async def _hold_place(places: Semaphore, wait_s: float, refusal: Exception) -> AsyncIterator[None]:
     try:
         places.acquire_nowait()
     except WouldBlock:

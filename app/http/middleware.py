@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.db import limit_lock_waits
 from app.errors import AppError, NotFound, Unavailable
 from app.http import server_bounds, shared_routes
-from app.http.bodies import paced
+from app.http.bodies import limit_pace
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Envelope:
         if any(ord(char) < 32 for char in scope["path"]):
             return await problem(scope, NotFound("Unknown URL.", code="unknown_url"))(scope, receive, send_named)
         try:
-            await self._app(scope, _limited(scope, receive), send_named)
+            await self._app(scope, _limit_body(scope, receive), send_named)
         except ClientDisconnect:
             log.info("the client went away")
         except asyncio.CancelledError:  # the server stops, and has waited as long as it was told to
@@ -146,12 +146,12 @@ def _as_error(exc: Exception, request_id: str) -> AppError:
     return AppError(message, code="server_error", type="server_error", status=500)
 
 
-def _limited(scope: Scope, receive: Receive) -> Receive:
+def _limit_body(scope: Scope, receive: Receive) -> Receive:
     """Stop a body that is too large or too slow; a route that takes uploads raises `body_bytes` first."""
-    state, received, receive = scope["state"], 0, paced(receive)
+    state, received, receive = scope["state"], 0, limit_pace(receive)
     state["body_bytes"] = _JSON_BODY_BYTES
 
-    async def limited() -> Message:
+    async def receive_limited() -> Message:
         nonlocal received
         message = await receive()
         received += len(message.get("body", b""))
@@ -159,4 +159,4 @@ def _limited(scope: Scope, receive: Receive) -> Receive:
             raise HTTPException(413, f"The body is larger than {state['body_bytes']} bytes.")
         return message
 
-    return limited
+    return receive_limited

@@ -114,7 +114,7 @@ def note_deleted(session: Session, list_id: str, row_id: str, created_at: dateti
     session.add(DeletedPlace(id=row_id, list_id=list_id, created_at=created_at))
 
 
-def deleted(list_id: str, after: str | None) -> Select[datetime]:
+def select_deleted_position(list_id: str, after: str | None) -> Select[datetime]:
     """Return the query for where a deleted row stood in a list."""
     return select(DeletedPlace.created_at).where(DeletedPlace.list_id == list_id, DeletedPlace.id == after)
 

@@ -25,7 +25,7 @@ ALLOWED = {
 }
 
 
-def allowed(pattern: str) -> str:
+def pattern_hint(pattern: str) -> str:
     """Return what a text that does not match is told."""
     words = ALLOWED.get(pattern)
     return f"Allowed: {words}." if words else "This text has a form that is not allowed."

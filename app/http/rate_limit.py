@@ -75,7 +75,7 @@ class RateLimits:
 
         def count(limiter: FixedWindowRateLimiter) -> Taken:
             is_allowed = limiter.hit(item, kind, id)
-            return _taken(limiter, item, (kind, id), is_allowed)
+            return _take_permit(limiter, item, (kind, id), is_allowed)
 
         return self._ask(count)
 
@@ -87,7 +87,7 @@ class RateLimits:
     def look(self, kind: str, id: str, per_minute: int) -> Taken:
         """Return how a window stands without counting anything."""
         item = RateLimitItemPerMinute(per_minute)
-        return self._ask(lambda limiter: _taken(limiter, item, (kind, id), limiter.test(item, kind, id)))
+        return self._ask(lambda limiter: _take_permit(limiter, item, (kind, id), limiter.test(item, kind, id)))
 
     def remember(self, kind: str, id: str, seconds: int) -> None:
         """Note that something was seen; `was_seen` finds it for so long."""
@@ -113,7 +113,7 @@ def _redis(url: str) -> RedisStorage:
     return RedisStorage("redis://", pool, key_prefix="spard", wrap_exceptions=True)
 
 
-def _taken(
+def _take_permit(
     limiter: FixedWindowRateLimiter, item: RateLimitItemPerMinute, ids: tuple[str, str], is_allowed: bool
 ) -> Taken:
     window = limiter.get_window_stats(item, *ids)

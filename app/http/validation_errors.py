@@ -61,7 +61,7 @@ def first_fault(exc: RequestValidationError) -> AppError:
         if known is None or (is_of_type and not known[0]):
             found[fault["param"]] = is_of_type, fault
         elif error["type"] == "literal_error" and not known[0]:
-            known[1]["message"] = f"{known[1]['message'].removesuffix('.')}, or {_expected(error)}."
+            known[1]["message"] = f"{known[1]['message'].removesuffix('.')}, or {_expected_values(error)}."
     faults = [fault for _, fault in found.values()]
     first = next(fault for fault in faults if not _is_of_another_branch(fault, list(found)))
     message = f"{first['param']}: {first['message']}" if first["param"] else first["message"]
@@ -90,7 +90,7 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
     return {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
 
 
-def _expected(error: ErrorDetails) -> str:
+def _expected_values(error: ErrorDetails) -> str:
     """Return the values that a literal may have, as JSON has them."""
     return str(error["ctx"]["expected"]).replace("False", "false").replace("True", "true")
 
@@ -100,7 +100,7 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
     if error["type"] in _PLAIN:
         return _PLAIN[error["type"]]
     if error["type"] == "literal_error":
-        return f"Input should be {_expected(error)}."
+        return f"Input should be {_expected_values(error)}."
     if code == "extra_forbidden":
         return "This field is unknown."
     if error["type"] == "union_tag_invalid":
@@ -108,7 +108,7 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
     if error["type"] in _OBJECTS:
         return "Input should be an object."
     if error["type"] == "string_pattern_mismatch":
-        return pattern_messages.allowed(error["ctx"]["pattern"])
+        return pattern_messages.pattern_hint(error["ctx"]["pattern"])
     if error["type"] == "too_long":
         return f"At most {error['ctx']['max_length']} items are allowed."
     return str(cause) if cause else f"{error['msg'].replace(' after validation', '')}."

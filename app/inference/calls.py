@@ -18,9 +18,9 @@ from app.db.tables.inference import RUNNING
 from app.errors import Reserved
 from app.http.rate_limit import RateLimits
 from app.inference import stored
-from app.inference.positions import positions_of
+from app.inference.positions import read_positions
 from app.inference.protocol import Ask, Proof
-from app.inference.released import Released, released
+from app.inference.released import Released, find_released
 from app.keys.service import Principal
 from app.policies import service as policies
 from app.policies.schemas import GuardRule
@@ -73,7 +73,7 @@ def admit(
     owner: Owner,
 ) -> Admitted:
     """Find the model and hold the project's limits; what the replies may come to counts from now on."""
-    model = released(session, caller, name, settings)
+    model = find_released(session, caller, name, settings)
     _check_rate(session, caller, limits)
     most = min(ask["max_tokens"] or settings.max_reply_tokens, settings.max_reply_tokens)
     most, reserved = _reserve(session, caller, model, most, ask["n"])
@@ -104,7 +104,7 @@ def admit(
 def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int, n: int) -> None:
     """Reserve no more than the positions that the prompt has left; what was reserved of them before is given back."""
     model = admitted.model
-    positions = positions_of(model.source, model.revision) if admitted.reserved else None
+    positions = read_positions(model.source, model.revision) if admitted.reserved else None
     if positions is not None and (left := max(0, positions - prompt_tokens) * n) < admitted.reserved:
         session.get_one(InferenceCall, admitted.id).reserved_tokens = left
 
@@ -136,7 +136,7 @@ def _reserve(session: Session, caller: Principal, model: Released, most: int, n:
     room = quotas.room_for_tokens(session, caller.project_id)
     if room is None:
         return most, 0
-    positions = positions_of(model.source, model.revision)
+    positions = read_positions(model.source, model.revision)
     most = max(1, min(most, room.left // n, positions or most))
     if room.reserved and most * n > room.left - room.reserved:
         raise Reserved(

@@ -114,7 +114,7 @@ class _Choice:
         return shown
 
 
-def usage_of(reply: Reply) -> UsageOut:
+def reply_usage(reply: Reply) -> UsageOut:
     """Return what a request took."""
     read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
     return UsageOut(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
@@ -130,8 +130,8 @@ async def whole(reply: Reply, ask: ChatCreate) -> ChatCompletion:
         id=_id(reply),
         created=reply.created,
         model=ask.model,
-        choices=[_shown(i, choice, bool(ask.logprobs)) for i, choice in enumerate(choices)],
-        usage=usage_of(reply),
+        choices=[_choice_response(i, choice, bool(ask.logprobs)) for i, choice in enumerate(choices)],
+        usage=reply_usage(reply),
         system_fingerprint=reply.fingerprint,
     )
 
@@ -153,15 +153,15 @@ async def chunks(reply: Reply, ask: ChatCreate) -> AsyncIterator[dict[str, objec
         if shown or (tokens and tokens["content"]):
             yield chunk(index, {"content": shown}, tokens=tokens)
         if choice.calls:
-            yield chunk(index, {"tool_calls": [_called(i, call) for i, call in enumerate(choice.calls)]})
+            yield chunk(index, {"tool_calls": [_call_delta(i, call) for i, call in enumerate(choice.calls)]})
         if choice.finish:
             yield chunk(index, {}, choice.finish)
     if ask.includes_usage:
-        yield _chunk(reply, ask, []) | {"usage": usage_of(reply).model_dump()}
+        yield _chunk(reply, ask, []) | {"usage": reply_usage(reply).model_dump()}
 
 
 def _choices(ask: ChatCreate) -> list[_Choice]:
-    names = frozenset(tool.function.name for tool in ask.offered)
+    names = frozenset(tool.function.name for tool in ask.offered_tools)
     return [_Choice(Sieve(names)) for _ in range(ask.n or 1)]
 
 
@@ -181,7 +181,7 @@ def _chunk(reply: Reply, ask: ChatCreate, choices: list[dict[str, object]]) -> d
     return found | {"usage": None} if ask.includes_usage else found
 
 
-def _shown(index: int, choice: _Choice, with_logprobs: bool) -> ChoiceOut:
+def _choice_response(index: int, choice: _Choice, with_logprobs: bool) -> ChoiceOut:
     calls = [CallOut(id=each.id, function=CalledOut(name=each.name, arguments=each.arguments)) for each in choice.calls]
     tokens = [TokenOut.model_validate(each) for each in choice.tokens]
     content = None if calls and not choice.text else choice.text
@@ -193,6 +193,6 @@ def _shown(index: int, choice: _Choice, with_logprobs: bool) -> ChoiceOut:
     )
 
 
-def _called(index: int, call: ToolCall) -> dict[str, object]:
+def _call_delta(index: int, call: ToolCall) -> dict[str, object]:
     function = {"name": call.name, "arguments": call.arguments}
     return {"index": index, "id": call.id, "type": "function", "function": function}

@@ -35,11 +35,11 @@ class Clients:
         self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the one used last comes last
 
     @asynccontextmanager
-    async def of(self, url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
+    async def open_client(self, url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
         """Lend the client of a server and a key, which sends nothing a second time unless it is told to."""
         held = self._held.get((url, key))
         if held is None:
-            held = self._held[url, key] = _Held(_opened(url, key))
+            held = self._held[url, key] = _Held(_open_client(url, key))
         self._held.move_to_end((url, key))
         held.users += 1
         try:
@@ -63,7 +63,7 @@ class Clients:
             await held.client.close()
 
 
-def _opened(url: str, key: str) -> AsyncOpenAI:
+def _open_client(url: str, key: str) -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # half a second to import, and few services need it
 
     limits = Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=_IDLE_S)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-from app.inference.chat import UsageOut, usage_of
+from app.inference.chat import UsageOut, reply_usage
 from app.inference.protocol import Finish, Said, Token
 from app.inference.schemas import CompletionCreate
 from app.inference.service import Reply
@@ -58,7 +58,7 @@ async def whole(reply: Reply, ask: CompletionCreate) -> Completion:
         TextChoice(index=i, text=text, logprobs=_logprobs(ask, tokens[i], len(_start(ask))), finish_reason=ends[i])
         for i, text in enumerate(texts)
     ]
-    return _completion(reply, ask, found, usage_of(reply))
+    return _completion(reply, ask, found, reply_usage(reply))
 
 
 async def chunks(reply: Reply, ask: CompletionCreate) -> AsyncIterator[dict[str, object]]:
@@ -72,7 +72,7 @@ async def chunks(reply: Reply, ask: CompletionCreate) -> AsyncIterator[dict[str,
         yield _piece(reply, ask, said, offsets[said["index"]])
         offsets[said["index"]] += len(said["text"])
     if ask.includes_usage:
-        yield _completion(reply, ask, [], usage_of(reply)).model_dump()
+        yield _completion(reply, ask, [], reply_usage(reply)).model_dump()
 
 
 def _piece(reply: Reply, ask: CompletionCreate, said: Said, offset: int) -> dict[str, object]:

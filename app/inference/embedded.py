@@ -65,7 +65,7 @@ class Embedded:
                 raise
             if said["kind"] == "started":
                 return stream, said["prompt_tokens"], proof
-            proof = await self._loaded(engine, model)
+            proof = await self._load_adapter(engine, model)
         raise busy("Too many adapters are asked for at the moment.")
 
     async def _ready(self, model: Released, project: str) -> EngineProcess:
@@ -105,7 +105,7 @@ class Embedded:
         self._keeper.shutdown(wait=False, cancel_futures=True)
         self._folders.remove()
 
-    async def _loaded(self, engine: EngineProcess, model: Released) -> Proof:
+    async def _load_adapter(self, engine: EngineProcess, model: Released) -> Proof:
         archive = model.archive
         if archive is None:
             raise engine_lost()
@@ -128,7 +128,7 @@ class Embedded:
             raise Unavailable(message, code="no_engine")
         if model.archive and _is_own(model):
             return self._fetches.start(model.archive.sha256, project, partial(self._fetch_and_start, model))
-        return self._keeper.submit(self._started, model)
+        return self._keeper.submit(self._start_engine, model)
 
     def _fetch_and_start(self, model: Released) -> EngineProcess:
         """Return the engine of a model that brings its weights; runs in a thread of the fetch."""
@@ -137,7 +137,7 @@ class Embedded:
             raise engine_lost()
         try:
             archives.fetch(self._storage, self._settings, model.archive, folder / "model")
-            engine = self._keeper.submit(self._started, model, folder).result()
+            engine = self._keeper.submit(self._start_engine, model, folder).result()
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -145,7 +145,7 @@ class Embedded:
             shutil.rmtree(folder, ignore_errors=True)
         return engine
 
-    def _started(self, model: Released, folder: Path | None = None) -> EngineProcess:
+    def _start_engine(self, model: Released, folder: Path | None = None) -> EngineProcess:
         """Return the engine of a model, whose own weights are in the folder; runs in the keeper's thread."""
         key = _key(model)
         if found := self._running_engine(key):
@@ -160,7 +160,7 @@ class Embedded:
         with self._lock:
             self._engines[key] = engine
         if self._watch is None:
-            self._watch = Thread(target=self._look_after, name="engines watch", daemon=True)
+            self._watch = Thread(target=self._supervise, name="engines watch", daemon=True)
             self._watch.start()
         return engine
 
@@ -197,7 +197,7 @@ class Embedded:
         left = memory.available_mb()
         return left is not None and left - needed_mb < self._settings.serving_reserve_mb
 
-    def _look_after(self) -> None:
+    def _supervise(self) -> None:
         """End engines that were idle for long or step no more, and the ones used least when memory is short."""
         looked_at = time.monotonic()
         while not self._closed.wait(_LOOK_S):

@@ -41,7 +41,7 @@ def base_model_changed() -> InvalidState:
     return InvalidState(BASE_MODEL_CHANGED, code="base_model_changed")
 
 
-def refused(said: Said) -> AppError:
+def refusal_error(said: Said) -> AppError:
     """Return the error for a request that the engine does not take, or cannot end."""
     match said["code"]:
         case "engine_busy":

@@ -19,9 +19,9 @@ class EngineFolders:
 
     def new(self) -> Path:
         """Return the path of a new engine's folder, which is not made yet; from any thread."""
-        return self.own() / token_hex(6)
+        return self.own_folder() / token_hex(6)
 
-    def own(self) -> Path:
+    def own_folder(self) -> Path:
         """Return the folder of this process, made and locked when it is asked for first."""
         with self._lock:
             if self._own is None:

@@ -21,7 +21,7 @@ from typing import IO, cast
 
 from app.errors import AppError, InvalidState, TooManyRequests, Unavailable
 from app.inference.archives import NotServed
-from app.inference.engine_errors import engine_lost, refused
+from app.inference.engine_errors import engine_lost, refusal_error
 from app.inference.protocol import MAX_LINE, Ask, Proof, Said
 from app.ops.children import environment, secret_places
 from app.ops.processes import python
@@ -53,7 +53,7 @@ class Stream:
         if isinstance(said, AppError):
             raise said
         if said["kind"] == "failed":
-            raise refused(said)
+            raise refusal_error(said)
         return said
 
     def cancel(self) -> None:
@@ -85,7 +85,7 @@ class EngineProcess:
         }
         folder.mkdir(parents=True, mode=0o700, exist_ok=True)
         self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-            walls.behind(walls.found(), python("worker.engine", json.dumps(order))),
+            walls.isolated_command(walls.find_walls(), python("worker.engine", json.dumps(order))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment(settings, settings.serving_device),
@@ -146,7 +146,7 @@ class EngineProcess:
     def end(self, error: AppError | None = None) -> None:
         """End it now; whoever waits for a reply, or for its start, gets the error."""
         if error is not None:
-            self._begun(error)
+            self._note_start(error)
             for stream in list(self._streams.values()):
                 stream.put(error)
             for adapter in list(self._loads):
@@ -167,7 +167,7 @@ class EngineProcess:
             if not self.is_alive:
                 self._settle(adapter, engine_lost())
 
-    def _begun(self, how: Said | AppError) -> None:
+    def _note_start(self, how: Said | AppError) -> None:
         """Note how its start has ended; what came first counts."""
         with self._lock:
             if self.ready.done():
@@ -209,7 +209,7 @@ class EngineProcess:
                 with suppress(ValueError):
                     self._hear(json.loads(line))
         self._process.wait()
-        self._begun(InvalidState("The model cannot be loaded for serving.", code="engine_failed"))
+        self._note_start(InvalidState("The model cannot be loaded for serving.", code="engine_failed"))
         for stream in list(self._streams.values()):
             stream.put(engine_lost())
         for adapter in list(self._loads):
@@ -222,7 +222,7 @@ class EngineProcess:
             case "stepped":
                 pass
             case "ready":
-                self._begun(said)
+                self._note_start(said)
             case "loaded":
                 self._settle(said["adapter"], said["proof"])
             case "refused":

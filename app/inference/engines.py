@@ -35,7 +35,7 @@ class Engines(Protocol):
         """End what runs for it."""
 
 
-def engines_of(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
+def open_engines(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
     """Return the engines that the settings name."""
     own = Embedded(settings, storage)
     if settings.serving_url is None:

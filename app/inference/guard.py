@@ -52,13 +52,13 @@ class Guard:
 
         asked = {"model": self.rule.model, **body}
         try:
-            async with self.clients.of(self.rule.base_url, self.key) as client:
+            async with self.clients.open_client(self.rule.base_url, self.key) as client:
                 return await client.post("/moderations", cast_to=object, body=asked, options=_OPTIONS)
         except APIError:
             raise _away() from None
 
 
-def guard_of(rule: GuardRule | None, settings: Settings, clients: Clients) -> Guard | None:
+def open_guard(rule: GuardRule | None, settings: Settings, clients: Clients) -> Guard | None:
     """Return the guard that a policy names; None where it names none."""
     if rule is None:
         return None

@@ -50,7 +50,7 @@ def complete_lost(engine: Engine, folder: Path) -> int:
                     completed += _complete(session, path.name, counts)
                 path.unlink(missing_ok=True)
     with transaction(engine) as session:
-        completed += _give_up(session)
+        completed += _complete_expired(session)
     if completed:
         log.warning("completed %d requests of API processes that are gone", completed)
     return completed
@@ -81,7 +81,7 @@ def _complete(session: Session, owner: str, counts: list[Count]) -> int:
     return len(counts) + _count(session, left.values(**_lost_values(), reply_tokens=0, prompt_tokens=0))
 
 
-def _give_up(session: Session) -> int:
+def _complete_expired(session: Session) -> int:
     """Complete rows whose lease ran out with what they hold, and those of older processes, who wrote no counts."""
     call = InferenceCall
     expired = update(call).where(IS_RUNNING, call.lease_expires_at < now())

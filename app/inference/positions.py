@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import try_to_load_from_cache
 
 
-def positions_of(source: str, revision: str | None) -> int | None:
+def read_positions(source: str, revision: str | None) -> int | None:
     """Return the positions of the base model in a folder, or of a hub id that was downloaded; None: not known here."""
     if Path(source).is_dir():
         path: object = Path(source) / "config.json"

@@ -59,7 +59,7 @@ class Released:
         return self.archive.sha256 if self.archive and self.archive.is_lora else None
 
 
-def released(session: Session, caller: Principal, name: str, settings: Settings) -> Released:
+def find_released(session: Session, caller: Principal, name: str, settings: Settings) -> Released:
     """Return the model of this name; `NotFound` unless it is released to the caller at this moment."""
     policy = policies.current(session, settings).content
     if name in policy.serving.paused:
@@ -70,7 +70,7 @@ def released(session: Session, caller: Principal, name: str, settings: Settings)
     own = own_model(session, caller.project_id, name)
     if own is None or own.job.model in policy.serving.paused:
         refuse(name)
-    found = _own(session, own, caller)
+    found = _find_own_model(session, own, caller)
     return found if _is_prompted(own) else replace(found, server=_server(name, policy))
 
 
@@ -78,7 +78,7 @@ def check_again(session: Session, caller: Principal, model: Released, settings: 
     """Raise unless the same bytes are released to the caller still, who may still call."""
     if error := find_ended(session, [caller]).get(caller):
         raise error
-    if released(session, caller, model.name, settings) != model:
+    if find_released(session, caller, model.name, settings) != model:
         refuse(model.name)
 
 
@@ -106,7 +106,7 @@ def _server(name: str, policy: Policy) -> Server | None:
     return named.get(name)
 
 
-def _own(session: Session, own: OwnModel, caller: Principal) -> Released:
+def _find_own_model(session: Session, own: OwnModel, caller: Principal) -> Released:
     try:
         own.check(session, caller)
     except Forbidden:

@@ -108,7 +108,7 @@ class TextFormat(BaseModel):
             raise Refusal("invalid_value", "schema belongs to the type json_schema, and that type needs it.")
         return self
 
-    def held_to(self) -> Schema | None:
+    def reply_schema(self) -> Schema | None:
         """Return the schema that the text is held to; None for any text."""
         return {"type": "object"} if self.type == "json_object" else self.schema_
 
@@ -171,12 +171,12 @@ class ResponseCreate(LenientBody):
             raise Refusal(
                 "unsupported_parameter", "this engine leaves the choice to the model (auto, none).", "tool_choice"
             )
-        if self.offered and self.text and self.text.format and self.text.format.type != "text":
+        if self.offered_tools and self.text and self.text.format and self.text.format.type != "text":
             raise Refusal("unsupported_parameter", "not beside tools here.", "text.format")
         return self
 
     @property
-    def offered(self) -> list[ResponseTool]:
+    def offered_tools(self) -> list[ResponseTool]:
         """The tools that the prompt shows to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
@@ -184,7 +184,7 @@ class ResponseCreate(LenientBody):
         """Return the request in the form that an engine reads."""
         items = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
         start: list[Message] = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        tools = [each.model_dump(exclude_none=True, exclude={"type"}) for each in self.offered]
+        tools = [each.model_dump(exclude_none=True, exclude={"type"}) for each in self.offered_tools]
         return {
             "adapter": None,
             "messages": [*start, *(item.as_read() for item in items)],
@@ -197,7 +197,7 @@ class ResponseCreate(LenientBody):
             "frequency_penalty": 0.0,
             "seed": None,
             "stop": [],
-            "json_schema": self.text.format.held_to() if self.text and self.text.format else None,
+            "json_schema": self.text.format.reply_schema() if self.text and self.text.format else None,
             "top_logprobs": None,
             "as_ids": False,
         }

@@ -113,7 +113,7 @@ class _Answer:
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
-        self.sieve = Sieve(frozenset(tool.name for tool in self.ask.offered))
+        self.sieve = Sieve(frozenset(tool.name for tool in self.ask.offered_tools))
 
     @property
     def status(self) -> Status:
@@ -128,9 +128,9 @@ class _Answer:
 
     def output(self) -> list[OutputMessage | OutputCall]:
         said: list[OutputMessage | OutputCall] = [self.message(self.status)] if self.text or not self.calls else []
-        return [*said, *map(_called, self.calls)]
+        return [*said, *map(_output_call, self.calls)]
 
-    def shown(self) -> ResponseOut:
+    def to_response(self) -> ResponseOut:
         reply, ask, is_over = self.reply, self.ask, self.finish is not None
         read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
         usage = ResponseUsage(input_tokens=read, output_tokens=written, total_tokens=read + written)
@@ -173,13 +173,13 @@ async def whole(reply: Reply, ask: ResponseCreate) -> ResponseOut:
     async for _ in answer.deltas():
         pass
     await reply.check()
-    return answer.shown()
+    return answer.to_response()
 
 
 async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
     """Yield the events of a stream; each has its `type`, and its number is added by who writes them."""
     answer = _Answer(reply, ask)
-    begun = answer.shown().model_dump()
+    begun = answer.to_response().model_dump()
     yield {"type": "response.created", "response": begun}
     yield {"type": "response.in_progress", "response": begun}
     at: Event = {"item_id": answer.id("msg"), "output_index": 0, "content_index": 0}
@@ -197,9 +197,9 @@ async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
         item = answer.message(answer.status).model_dump()
         yield {"type": "response.output_item.done", "output_index": 0, "item": item}
     for index, call in enumerate(answer.calls, start=int(is_open)):
-        for event in _calling(index, _called(call)):
+        for event in _calling(index, _output_call(call)):
             yield event
-    end = answer.shown()
+    end = answer.to_response()
     yield {"type": f"response.{end.status}", "response": end.model_dump()}
 
 
@@ -209,7 +209,7 @@ def _why(finish: Finish | None) -> Incomplete | None:
     return Incomplete() if finish == "length" else None
 
 
-def _called(call: ToolCall) -> OutputCall:
+def _output_call(call: ToolCall) -> OutputCall:
     return OutputCall(
         id=f"fc_{call.id.removeprefix('call_')}", call_id=call.id, name=call.name, arguments=call.arguments
     )

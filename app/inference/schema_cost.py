@@ -103,11 +103,11 @@ class _Counted:
         else:
             further = self._known[id(at)]
         for each in reversed(chain):
-            further = min(further + self._own(each), _PATTERNS + 1)
+            further = min(further + self._inner_cost(each), _PATTERNS + 1)
             self._known[id(each)] = further
         return further
 
-    def _own(self, part: dict[str, object]) -> int:
+    def _inner_cost(self, part: dict[str, object]) -> int:
         """Return the same without the reference of the part."""
         total = int(isinstance(part.get("pattern"), str)) + int(isinstance(part.get("format"), str))
         for name in _LISTS:

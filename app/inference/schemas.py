@@ -59,7 +59,7 @@ class ResponseFormat(BaseModel):
             raise Refusal("invalid_value", "json_schema belongs to the type json_schema, and that type needs it.")
         return self
 
-    def held_to(self) -> Schema | None:
+    def reply_schema(self) -> Schema | None:
         """Return the schema that the reply is held to; None for text."""
         if self.json_schema is not None:
             return self.json_schema.schema_
@@ -111,7 +111,7 @@ class Sampling(LenientBody):
             )
         return self
 
-    def asked(self) -> Ask:
+    def engine_ask(self) -> Ask:
         """Return what an engine is told, without the fields that only one endpoint has."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return {
@@ -152,7 +152,7 @@ class ChatCreate(Sampling):
 
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
-        if self.offered and self.response_format and self.response_format.type != "text":
+        if self.offered_tools and self.response_format and self.response_format.type != "text":
             raise Refusal("unsupported_parameter", "not beside tools here.", "response_format")
         if self.tool_choice not in (None, "none", "auto"):
             raise Refusal(
@@ -163,17 +163,17 @@ class ChatCreate(Sampling):
         return self
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered_tools(self) -> list[Tool]:
         """The tools that the prompt shows to the model."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     def ask(self) -> Ask:
         """Return the request in the form that an engine reads."""
-        ask = self.asked()
+        ask = self.engine_ask()
         ask["messages"] = [message.as_read() for message in self.messages]
-        ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered]
+        ask["tools"] = [tool.model_dump(exclude_none=True) for tool in self.offered_tools]
         ask["max_tokens"] = self.max_completion_tokens or self.max_tokens
-        ask["json_schema"] = self.response_format.held_to() if self.response_format else None
+        ask["json_schema"] = self.response_format.reply_schema() if self.response_format else None
         if self.logprobs:
             ask["top_logprobs"] = self.top_logprobs or 0
         return ask
@@ -205,7 +205,7 @@ class CompletionCreate(Sampling):
 
     def ask(self) -> Ask:
         """Return the request in the form that an engine reads."""
-        ask = self.asked()
+        ask = self.engine_ask()
         ask["prompt"] = self.prompt if isinstance(self.prompt, str) else self.prompt[0]
         ask["max_tokens"], ask["top_logprobs"] = self.max_tokens or 16, self.logprobs
         return ask

@@ -23,8 +23,8 @@ from app.inference.calls import Admitted, Outcome, Owner
 from app.inference.clients import Clients
 from app.inference.engine_errors import engine_lost, name_field
 from app.inference.engine_process import Stream
-from app.inference.engines import Engines, engines_of
-from app.inference.guard import FILTERED, guard_of
+from app.inference.engines import Engines, open_engines
+from app.inference.guard import FILTERED, open_guard
 from app.inference.protocol import Ask, Proof, Said
 from app.inference.released import check_again
 from app.inference.watch import Watch
@@ -49,7 +49,7 @@ class Reply:
         self._written: dict[int, int] = {}  # tokens, by the index of the reply
         self._is_closed = False
         self._ask: Ask | None = None
-        self._guard = guard_of(call.guard, serving.settings, serving.clients)
+        self._guard = open_guard(call.guard, serving.settings, serving.clients)
 
     @property
     def is_attested(self) -> bool:
@@ -68,11 +68,11 @@ class Reply:
         if self._guard:
             await self._guard.check_input(ask)
         model = self.call.model
-        engines = self._serving.engines if self.is_attested else self._serving.unattested
+        engines = self._serving.engines if self.is_attested else self._serving.unattested_engines
         stream, tokens, proof = await engines.start(model, self._caller.project_id, ask)
         self._stream, self.outcome.prompt_tokens = stream, tokens
         self._entry.note_prompt(tokens)
-        self._stack.enter_context(self._serving.watch.over(self._caller, model, stream.put))
+        self._stack.enter_context(self._serving.watch.watch_release(self._caller, model, stream.put))
         await self.check()
         await asyncio.shield(self._stored)
         if self.call.reserved:
@@ -83,13 +83,13 @@ class Reply:
     async def pieces(self) -> AsyncIterator[Said]:
         """Yield the pieces; raise the error that ends them early. Behind a guard they come when all have ended."""
         self.outcome.texts = [""] * (self._ask["n"] if self._ask else 1)
-        async for said in self._guarded():
+        async for said in self._guard_events():
             if self.call.store_days is not None:
                 self.outcome.texts[said["index"]] += said["text"]
             self._shown[said["index"]] = said["reply_tokens"]
             yield said
 
-    async def _guarded(self) -> AsyncIterator[Said]:
+    async def _guard_events(self) -> AsyncIterator[Said]:
         if self._guard is None or not self._guard.rule.output:
             async for said in self._as_written():
                 yield said
@@ -171,12 +171,12 @@ class Serving:
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
         self.clients = Clients()
-        self.engines = engines_of(settings, storage, self.clients, partial(db.transaction, engine))
+        self.engines = open_engines(settings, storage, self.clients, partial(db.transaction, engine))
         self._unattested: Engines | None = None
         self.watch, self.leases = Watch(engine, settings), CallLeases(engine, settings)
 
     @property
-    def unattested(self) -> Engines:
+    def unattested_engines(self) -> Engines:
         """What speaks to servers that prove nothing; made when a policy names the first one."""
         if self._unattested is None:
             from app.inference.unattested import Unattested  # imports the client of OpenAI, which others do not need
@@ -187,7 +187,7 @@ class Serving:
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
         """Return the replies to a request, whose prompt was read; raise what keeps it from being answered."""
         with CancelScope(shield=True):  # a row that was made is completed
-            call, stored = await self._admitted(caller, name, ask, endpoint)
+            call, stored = await self._admit(caller, name, ask, endpoint)
         reply = Reply(self, caller, call, stored)
         try:
             asked = cast(Ask, {**ask, "adapter": call.model.adapter, "max_tokens": call.max_tokens})
@@ -208,7 +208,7 @@ class Serving:
 
     def note_load(self, caller: Principal, call: Admitted, proof: Proof) -> None:
         """Store that an adapter was loaded and proved."""
-        with db.transaction(self._engine, _by(caller)) as session:
+        with db.transaction(self._engine, _caller_scope(caller)) as session:
             calls.note_load(session, call.model, proof)
 
     def check(self, caller: Principal, call: Admitted) -> None:
@@ -230,7 +230,7 @@ class Serving:
         self.engines.close()
         await self.clients.close()
 
-    async def _admitted(
+    async def _admit(
         self, caller: Principal, name: str, ask: Ask, endpoint: str
     ) -> tuple[Admitted, asyncio.Task[None]]:
         """Return what may be answered, and a task that commits its row while the engine reads the prompt."""
@@ -238,7 +238,7 @@ class Serving:
         decided: asyncio.Future[Admitted] = loop.create_future()
 
         def admit() -> None:
-            with db.transaction(self._engine, _by(caller)) as session:
+            with db.transaction(self._engine, _caller_scope(caller)) as session:
                 owner = Owner(self.leases.owner, self.leases.lease_s)
                 call = calls.admit(session, caller, name, ask, endpoint, self.settings, self._limits, owner)
                 loop.call_soon_threadsafe(decided.set_result, call)
@@ -251,5 +251,5 @@ class Serving:
         return decided.result(), stored
 
 
-def _by(caller: Principal) -> dict[str, object]:
+def _caller_scope(caller: Principal) -> dict[str, object]:
     return {CALLER: Caller(caller)}

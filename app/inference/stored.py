@@ -73,7 +73,7 @@ def keep(session: Session, call: InferenceCall, model: Released, ask: Ask, repli
     session.add(stored)
 
 
-def listed(session: Session, project_id: str, after: str | None, limit: int) -> Page[StoredReply]:
+def list_replies(session: Session, project_id: str, after: str | None, limit: int) -> Page[StoredReply]:
     """Return a page of what is stored of a project and has not expired; who read it goes into the audit log."""
     _check(session, project_id)
     own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > db.timestamp())

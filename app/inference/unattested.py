@@ -53,15 +53,15 @@ class Unattested:
     async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
         secret = self._settings.policy_key("unattested", server.url) or NO_KEY
         try:
-            async with self._clients.of(server.url, secret) as client:
+            async with self._clients.open_client(server.url, secret) as client:
                 endpoint: Any = client.completions if ask["messages"] is None else client.chat.completions
-                chunks = await endpoint.create(**_asked(server.name, ask))
+                chunks = await endpoint.create(**_server_request(server.name, ask))
                 written = _Written(stream, ask["n"])
                 async for chunk in chunks:
                     written.add(chunk)
                 written.end()
         except APIStatusError as error:
-            stream.put(_translated(error))
+            stream.put(_translate_error(error))
         except (APIConnectionError, APIError):
             stream.put(_away())
         except Exception:  # it may answer anything; who waits for the stream is told in any case
@@ -97,7 +97,7 @@ class _Written:
             tokens = _tokens(choice)
             self._counts[choice.index] += max(len(tokens), 1 if text else 0)
             if choice.finish_reason:
-                text += self._called(choice.index)
+                text += self._call_text(choice.index)
             if text or tokens or choice.finish_reason:
                 self._piece(choice.index, text, tokens, choice.finish_reason)
 
@@ -116,12 +116,12 @@ class _Written:
         said["tokens"], said["reply_tokens"] = tokens, self._counts[index]
         self._stream.put(said)
 
-    def _called(self, index: int) -> str:
+    def _call_text(self, index: int) -> str:
         calls = [{"name": name, "arguments": arguments} for name, arguments in self._calls[index].values()]
         return "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
 
 
-def _asked(name: str, ask: Ask) -> dict[str, object]:
+def _server_request(name: str, ask: Ask) -> dict[str, object]:
     """Return the request in OpenAI's words."""
     asked: dict[str, object] = {
         "model": name,
@@ -165,7 +165,7 @@ def _away() -> Unavailable:
     return Unavailable("The server that answers for this model does not answer; try again.", code="engine_lost")
 
 
-def _translated(error: APIStatusError) -> AppError:
+def _translate_error(error: APIStatusError) -> AppError:
     """Return our error for one of the server's."""
     if error.status_code == 429:
         return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")

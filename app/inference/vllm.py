@@ -32,10 +32,10 @@ from app.inference.released import Released
 from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_probe import probes
-from app.inference.vllm_prompts import ReplyBounds, prompt_ids, spell, tokenizer_of
+from app.inference.vllm_prompts import ReplyBounds, base_tokenizer, prompt_ids, spell
 from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
-from app.inference.vllm_withdrawal import drop, withdrawn
-from app.inference.vllm_writing import Request, room_for, translate, write
+from app.inference.vllm_withdrawal import drop, withdrawn_digests
+from app.inference.vllm_writing import Request, reply_room, translate, write
 from app.settings import Settings
 from app.storage import Storage
 
@@ -64,7 +64,7 @@ class Vllm:
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
         require_whole(model)
-        tokenizer = await to_thread.run_sync(tokenizer_of, model)
+        tokenizer = await to_thread.run_sync(base_tokenizer, model)
         async with self._client() as client:
             server = await self._ask_server(client)
             context = server.context(model.base)
@@ -76,7 +76,7 @@ class Vllm:
                 resident, is_new = await self.adapters.provide(client, model, project, tokenizer)
                 proof = resident.proof if is_new else proof
                 ids = await to_thread.run_sync(prompt_ids, tokenizer, ask, resident.mode)
-                bounds, room = ReplyBounds.of(tokenizer, ask), room_for(ids, ask, context)
+                bounds, room = ReplyBounds.from_ask(tokenizer, ask), reply_room(ids, ask, context)
                 await self._gate.enter()
                 if self.adapters.residents.get(resident.name) is resident:
                     break
@@ -105,7 +105,7 @@ class Vllm:
 
     async def unload_withdrawn(self) -> None:
         """Have the server forget the adapters that were withdrawn, and remove their unpacked files."""
-        for digest in await to_thread.run_sync(withdrawn, self._begin, str(self._settings.serving_url)):
+        for digest in await to_thread.run_sync(withdrawn_digests, self._begin, str(self._settings.serving_url)):
             async with self._client() as client:
                 await self.adapters.unload(client, digest)
             await to_thread.run_sync(drop, self._begin, str(self._settings.serving_url), digest)
@@ -165,7 +165,7 @@ class Vllm:
         while any(each.is_used for each in self.adapters.residents.values()) or self._running:
             await asyncio.sleep(self._settings.serving_canary_s)
             try:
-                async with self._client() as client, self._gate.shared():
+                async with self._client() as client, self._gate.share():
                     failed = await self.adapters.prove_again(client)
             except Exception:  # nobody else looks
                 log.exception("what the server answers with cannot be looked at")
@@ -177,7 +177,7 @@ class Vllm:
 
     def _client(self) -> AbstractAsyncContextManager[AsyncOpenAI]:
         key = self._settings.serving_api_key
-        return self._clients.of(str(self._settings.serving_url), key.get_secret_value() if key else "none")
+        return self._clients.open_client(str(self._settings.serving_url), key.get_secret_value() if key else "none")
 
     def _cancel(self, number: int) -> None:
         task = self._running.pop(number, None)

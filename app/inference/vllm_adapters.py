@@ -163,7 +163,7 @@ class Adapters:
         rows = await to_thread.run_sync(probe_rows, tokenizer, None)
         own, _ = await expect(self._own, model, self._settings.serving_stall_s)
         resident = Resident(model.base, model.base, rows, Answers(own, own))
-        async with self._gate.shared():
+        async with self._gate.share():
             check_base((await self._ask(client, resident)).base, own)
         self.residents[resident.name] = resident
         return resident

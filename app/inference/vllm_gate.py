@@ -41,7 +41,7 @@ class Gate:
                 os.close(self._traffic)
 
     @asynccontextmanager
-    async def shared(self) -> AsyncIterator[None]:
+    async def share(self) -> AsyncIterator[None]:
         """Use the server beside other requests within the block."""
         await self.enter()
         try:

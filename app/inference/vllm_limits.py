@@ -19,9 +19,9 @@ from app import db
 from app.catalog import service as catalog
 from app.errors import AppError, TooManyRequests, Unavailable
 from app.inference.clients import NO_KEY, Clients
-from app.inference.positions import positions_of
+from app.inference.positions import read_positions
 from app.inference.vllm_gate import Gate
-from app.inference.vllm_server import Server, ask_rank, ask_server, root_of
+from app.inference.vllm_server import Server, ask_rank, ask_server, server_root
 from app.settings import Settings
 from spard.config import Lora
 
@@ -123,7 +123,7 @@ def offered_positions(engine: Engine) -> dict[str, int | None]:
     """Return the positions of each base model that is offered."""
     with db.read(engine) as session:
         offered = [(each.alias, each.source, each.revision) for each in catalog.base_models(session)]
-    return {alias: positions_of(source, revision) for alias, source, revision in offered}
+    return {alias: read_positions(source, revision) for alias, source, revision in offered}
 
 
 class ServerWatch:
@@ -150,7 +150,7 @@ class ServerWatch:
         positions = await to_thread.run_sync(offered_positions, self._engine)
         key = self._settings.serving_api_key
         url = str(self._settings.serving_url)
-        async with self._clients.of(url, key.get_secret_value() if key else NO_KEY) as client:
+        async with self._clients.open_client(url, key.get_secret_value() if key else NO_KEY) as client:
             try:
                 async with asyncio.timeout(_ANSWER_S):
                     server = await ask_server(client)
@@ -173,7 +173,7 @@ class ServerWatch:
 
 async def _ask_places(client: AsyncOpenAI) -> int | None:
     with suppress(APIStatusError, APIConnectionError):
-        metrics = await client.get(f"{root_of(str(client.base_url))}/metrics", cast_to=str)
+        metrics = await client.get(f"{server_root(str(client.base_url))}/metrics", cast_to=str)
         if found := _PLACES.search(metrics):
             return int(found[1])
     return None

@@ -75,8 +75,12 @@ def check_adapter(found: Answers, own: Answers, others: Iterable[Answers] = ()) 
     size, away = _length(ours), _length([a - b for a, b in zip(server, ours, strict=True)])
     share = sum(a * b for a, b in zip(server, ours, strict=True)) / (size * size) if size else 0.0
     rounding = _NOISE * _length(noise)
-    largest = max(_largest(_values(found.adapter[i], *_all(i, found, own)), _own(i, found, own)) for i in places)
-    distances = Distances(largest, max(_largest(_own(i, found, own), _own_base(i, found, own)) for i in places))
+    largest = max(
+        _largest(_values(found.adapter[i], *_all(i, found, own)), _adapter_values(i, found, own)) for i in places
+    )
+    distances = Distances(
+        largest, max(_largest(_adapter_values(i, found, own), _own_base(i, found, own)) for i in places)
+    )
     if not (isfinite(share) and _SHARE < share < _MOST_SHARE and away <= max(size * _SHARE, rounding)):
         words = f"its first tokens follow {share:.0%} of what the adapter changes ({distances.to_base:.2g} nats)"
         raise NotServed(f"The server's adapter is not proved: {words}.")
@@ -159,7 +163,7 @@ def _all(place: int, found: Answers, own: Answers) -> tuple[Likely, ...]:
     return (*_pair(found, place), *_pair(own, place))
 
 
-def _own(place: int, found: Answers, own: Answers) -> list[float]:
+def _adapter_values(place: int, found: Answers, own: Answers) -> list[float]:
     return _values(own.adapter[place], *_all(place, found, own))
 
 

@@ -11,7 +11,7 @@ from app.errors import InvalidRequest
 from app.files.tokenizer import LightTokenizer, open_tokenizer
 from app.inference.protocol import Ask
 from app.inference.released import Released
-from spard.data.chat import render_conversation, renderer_of
+from spard.data.chat import get_renderer, render_conversation
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode
 from spard.data.rows import example
@@ -29,14 +29,14 @@ class ReplyBounds:
     opening: str
 
     @classmethod
-    def of(cls, tokenizer: LightTokenizer, ask: Ask) -> ReplyBounds:
+    def from_ask(cls, tokenizer: LightTokenizer, ask: Ask) -> ReplyBounds:
         """Return what bounds the replies to a request."""
-        renderer = renderer_of(tokenizer)
+        renderer = get_renderer(tokenizer)
         ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
         return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
 
 
-def tokenizer_of(model: Released) -> LightTokenizer:
+def base_tokenizer(model: Released) -> LightTokenizer:
     """Return the tokenizer of a model's base model; `InvalidState` if its files are not on this machine."""
     entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
     return open_tokenizer(entry)
@@ -46,7 +46,7 @@ def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[i
     """Return the tokens of a prompt as the embedded engine and the audit have them."""
     try:
         if ask["messages"] is None:
-            ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).marked(ask["prompt"] or "")])
+            ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).mark(ask["prompt"] or "")])
             return [*tokenizer.start, *ids]
         found = example({"messages": ask["messages"], "tools": ask["tools"]}, 1)
         return render_conversation(tokenizer, found.messages, None, found.tools, mode=mode)

@@ -63,13 +63,13 @@ def require_whole(model: Released) -> None:
         raise NotServable(f"it was measured on a base model in {model.quantization}, which the server does not hold.")
 
 
-def root_of(url: str) -> str:
+def server_root(url: str) -> str:
     """Return the address of a server without the path of its OpenAI interface."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/v1"), "", ""))
 
 
-def server_of(models: Any, version: Any) -> Server:
+def read_server(models: Any, version: Any) -> Server:
     """Return what `/v1/models` and `/version` have answered."""
     cards = models.get("data", ()) if isinstance(models, dict) else ()
     contexts = {str(each["id"]): int(each["max_model_len"]) for each in cards if each.get("max_model_len")}
@@ -81,12 +81,12 @@ async def ask_server(client: AsyncOpenAI) -> Server:
     try:
         models = await client.get("/models", cast_to=object)
         try:
-            version = await client.get(f"{root_of(str(client.base_url))}/version", cast_to=object)
+            version = await client.get(f"{server_root(str(client.base_url))}/version", cast_to=object)
         except APIStatusError:
             version = None
     except (APIConnectionError, APIStatusError):
         raise engine_lost() from None
-    return server_of(models, version)
+    return read_server(models, version)
 
 
 async def ask_rank(client: AsyncOpenAI, folder: Path) -> int | None:

@@ -25,7 +25,7 @@ async def unload_withdrawn(unload: Callable[[], Awaitable[None]]) -> None:
             log.exception("adapters of withdrawn models are not unloaded yet; trying again")
 
 
-def withdrawn(begin: Begin, server: str) -> list[str]:
+def withdrawn_digests(begin: Begin, server: str) -> list[str]:
     """Return the digests of adapters that a server holds and nobody may be answered with.
 
     Those are condemned too that no transaction has: a waiver ends with the time alone.

@@ -41,7 +41,7 @@ class Request:
         return self.ask["n"] if self.ask["temperature"] < _GREEDY else 1
 
 
-def room_for(ids: list[int], ask: Ask, context: int) -> int:
+def reply_room(ids: list[int], ask: Ask, context: int) -> int:
     """Return how many tokens a reply may have; `InvalidRequest` where the prompt fills the context already."""
     if len(ids) >= context:
         message = f"This model's maximum context length is {context} tokens. Your messages resulted in {len(ids)}"

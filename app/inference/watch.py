@@ -39,7 +39,7 @@ class Watch:
         self._thread: Thread | None = None
 
     @contextmanager
-    def over(self, caller: Principal, model: Released, end: Callable[[AppError], None]) -> Iterator[None]:
+    def watch_release(self, caller: Principal, model: Released, end: Callable[[AppError], None]) -> Iterator[None]:
         """Call `end` with an error as soon as the model is not released to the caller any more, within the block."""
         reply = _Reply(caller, model, end)
         with self._lock:

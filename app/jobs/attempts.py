@@ -14,27 +14,27 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 5.0, 300.0
 _MOST_DOUBLINGS = 10  # far beyond the longest wait
 
 
-def spent(job: Job) -> int:
+def attempts_used(job: Job) -> int:
     """Return how many attempts were begun since the job last came further."""
     return job.attempt - job.attempt_base
 
 
 def stops(job: Job) -> int:
     """Return how often the job will have stopped since it last came further if its attempt ends now."""
-    return max((job.stops or 0) + 1, spent(job))
+    return max((job.stops or 0) + 1, attempts_used(job))
 
 
-def stopped(number: int) -> str:
+def times_stopped(number: int) -> str:
     """Say how often a job stopped."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def has_more(job: Job) -> bool:
     """Whether another attempt may follow."""
-    return spent(job) < job.max_attempts
+    return attempts_used(job) < job.max_attempts
 
 
-def told(attempt: int, base: int, most: int) -> str:
+def retry_suffix(attempt: int, base: int, most: int) -> str:
     """Say which attempt begins, if it is not the first."""
     since = " since it last came further" if base else ""
     return f" again (attempt {attempt - base} of {most}{since})" if attempt > 1 else ""
@@ -58,7 +58,7 @@ def is_repeated(job: Job, reason: str) -> bool:
     return is_same
 
 
-def take_back(job: Job) -> None:
+def refund_attempt(job: Job) -> None:
     """Let the attempt that runs not count."""
     job.attempt -= 1
     job.attempt_base = min(job.attempt_base, job.attempt)

@@ -44,7 +44,7 @@ class OwnModel:
             raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
 
 
-def name_of(job: Job, checkpoint: JobCheckpoint) -> str:
+def checkpoint_name(job: Job, checkpoint: JobCheckpoint) -> str:
     """OpenAI's form: the model's name and the step."""
     return f"{fine_tuned_model(job)}:ckpt-step-{checkpoint.step}"
 
@@ -63,14 +63,14 @@ def why_not_audited(job: Job, checkpoint: JobCheckpoint) -> str | None:
     return _NOT_KEPT_OVER if job.told_status in TERMINAL else _NOT_KEPT
 
 
-def named(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpoint] | None:
+def find_checkpoint(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpoint] | None:
     """Return the checkpoint of this name, released or not; None if the project has none."""
     if match := _NAME.fullmatch(name):
         prefix, step = match.group(1), int(match.group(2))
         same = (Job.project_id == project_id) & Job.id.startswith(f"ftjob-{prefix}") & (JobCheckpoint.step == step)
         query = select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(same)
         for job, checkpoint in session.execute(query.execution_options(populate_existing=True)):
-            if name_of(job, checkpoint) == name:
+            if checkpoint_name(job, checkpoint) == name:
                 return job, checkpoint
     return None
 
@@ -79,7 +79,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
     """Return the archive of a checkpoint; None if it is held back, withheld or deleted, or its waiver has ended."""
     if checkpoint.kind == FINAL:
         model = job.fine_tuned_model
-        return job.adapter if model and catalog.tuned(session, job.project_id, model) else None
+        return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:
         return None
     if marks.is_withheld(session, checkpoint.safety, marks.latest(session, job.id, checkpoint.step)):
@@ -89,9 +89,9 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
 
 def own_model(session: Session, project_id: str, name: str) -> OwnModel | None:
     """Return the project's model of this name; None of one that does not exist or was held back."""
-    if found := named(session, project_id, name):
+    if found := find_checkpoint(session, project_id, name):
         job, checkpoint = found
         adapter = archive(session, job, checkpoint)
         return OwnModel(name, job, adapter, checkpoint) if adapter else None
-    made = catalog.tuned(session, project_id, name)
+    made = catalog.find_tuned_job(session, project_id, name)
     return OwnModel(name, made, made.adapter) if made else None

@@ -82,9 +82,9 @@ def clone(
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
     submissions.require_room(begin, caller, ask.digest(job_id), submission)
-    made = _reduced(storage, begin, old, limits)
+    made = _reduce_file(storage, begin, old, limits)
     try:
-        body = changed(old.body | ({"training_file": made.id} if made else {}), ask.changes)
+        body = change_request(old.body | ({"training_file": made.id} if made else {}), ask.changes)
         fitness.learn_tool_support(begin, body.model)
         with begin() as session:
             origin = Origin(job_id, ask.digest(job_id))
@@ -98,7 +98,7 @@ def clone(
     return job
 
 
-def request_of(job: Job) -> Json:
+def job_request(job: Job) -> Json:
     """Return the request that would make the same job today, as the body of one."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     start = job.spec.start_from
@@ -115,32 +115,32 @@ def request_of(job: Job) -> Json:
         "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
         "full_fine_tuning": True if recipe.lora is None else None,
         "optimizer": recipe.optimizer if recipe.optimizer != "adamw" else None,
-        "ending": to_mapping(ending) if (ending := ending_of(job)) != Ending() else None,
+        "ending": to_mapping(ending) if (ending := job_ending(job)) != Ending() else None,
     }
     if recipe.dpo:
-        body["method"] = {"type": "dpo", "dpo": {_NUMBERS: numbers_of(job)}}
+        body["method"] = {"type": "dpo", "dpo": {_NUMBERS: job_hyperparameters(job)}}
     else:
-        body[_NUMBERS] = numbers_of(job)
+        body[_NUMBERS] = job_hyperparameters(job)
     return {name: value for name, value in body.items() if value is not None}
 
 
-def numbers_of(job: Job) -> Json:
+def job_hyperparameters(job: Job) -> Json:
     """Return the hyperparameters of the job's method as they were asked for, "auto" where none was."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     numbers: Json = to_mapping(recipe.hyperparameters)
     return numbers | ({"beta": recipe.dpo.beta} if recipe.dpo else {})
 
 
-def ending_of(job: Job) -> Ending:
+def job_ending(job: Job) -> Ending:
     """Return which weights the job was asked to end with, and when."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     return recipe.ending
 
 
-def changed(body: Json, changes: Mapping[str, object]) -> JobCreate:
+def change_request(body: Json, changes: Mapping[str, object]) -> JobCreate:
     """Return the request with the changes in it; raise the error of the API for one that is none."""
     merged = {name: value for name, value in body.items() if name not in _METHODS or not set(_METHODS) & set(changes)}
-    merged |= {name: _merged(body.get(name), value, name) for name, value in changes.items()}
+    merged |= {name: _merge_value(body.get(name), value, name) for name, value in changes.items()}
     return read(JobCreate, merged)
 
 
@@ -153,7 +153,7 @@ def risky_lines(report: SafetyReport) -> list[int]:
     return [row.line for row in named if set(row.reasons) - {_REFUSED}]
 
 
-def _merged(old: object, new: object, name: str) -> object:
+def _merge_value(old: object, new: object, name: str) -> object:
     if name in ("safety", _NUMBERS) and isinstance(old, dict) and isinstance(new, dict):
         return {**old, **new}
     return new
@@ -162,15 +162,15 @@ def _merged(old: object, new: object, name: str) -> object:
 def _old(session: Session, project_id: str, job_id: str, ask: JobClone) -> _Old:
     job = service.get(session, project_id, job_id)
     if not ask.without_risky_rows:
-        return _Old(request_of(job), None, None)
-    job, key = service.reported(session, project_id, job_id)
-    return _Old(request_of(job), files.get(session, project_id, job.training_file, "training_file"), key)
+        return _Old(job_request(job), None, None)
+    job, key = service.reported_job(session, project_id, job_id)
+    return _Old(job_request(job), files.get(session, project_id, job.training_file, "training_file"), key)
 
 
-def _reduced(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> File | None:
+def _reduce_file(storage: Storage, begin: Begin, old: _Old, limits: Limits) -> File | None:
     if old.file is None or old.report_key is None:
         return None
     lines = set(risky_lines(read_report(storage, old.report_key)))
     if not lines:
         raise InvalidState("The report of this job names no risky row to leave out.", code="no_risky_rows")
-    return reduced.without(storage, begin, old.file, lines, limits)
+    return reduced.store_without_lines(storage, begin, old.file, lines, limits)

@@ -15,7 +15,7 @@ def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) 
     `audits_last`: that worker audits the job's last ends of epochs before. Whatever the worker still does, the job ends
     as cancelled. Returns the job's status, or None when it has ended, was cancelled before or is unknown.
     """
-    job = _unfinished(session, job_id)
+    job = _lock_unfinished(session, job_id)
     if job is None:
         return None
     if job.status == JobStatus.running:
@@ -31,7 +31,7 @@ def request_pause(session: Session, job_id: str) -> JobStatus | None:
 
     Returns the job's status, or None when it has ended or is unknown.
     """
-    job = _unfinished(session, job_id)
+    job = _lock_unfinished(session, job_id)
     if job is None:
         return None
     if job.status == JobStatus.running:
@@ -47,7 +47,7 @@ def resume(session: Session, job_id: str) -> JobStatus | None:
 
     Returns the job's status, or None when it has ended or is unknown.
     """
-    job = _unfinished(session, job_id)
+    job = _lock_unfinished(session, job_id)
     if job is None:
         return None
     job.pause_requested_at = None
@@ -58,6 +58,6 @@ def resume(session: Session, job_id: str) -> JobStatus | None:
     return job.status
 
 
-def _unfinished(session: Session, job_id: str) -> Job | None:
+def _lock_unfinished(session: Session, job_id: str) -> Job | None:
     is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
-    return transitions.locked(session, (Job.id == job_id) & is_open).one_or_none()
+    return transitions.lock_jobs(session, (Job.id == job_id) & is_open).one_or_none()

@@ -33,13 +33,15 @@ def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEnt
     fixed = policy.embedder
     offered = {_name(source): source for source in (fixed, model.embedder) if source}
     if asked == "auto":
-        return _chosen(fixed or model.embedder or CENTERED_STATES)
+        return _choose_embedder(fixed or model.embedder or CENTERED_STATES)
     source = offered.get(asked, asked)
     if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
         allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
         message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
         raise InvalidRequest(message, code="embedder_not_allowed", param="safety.selection.embedder")
-    return _chosen(source if source in offered.values() else checked_embedder(source, "safety.selection.embedder"))
+    return _choose_embedder(
+        source if source in offered.values() else checked_embedder(source, "safety.selection.embedder")
+    )
 
 
 def _list_allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
@@ -47,7 +49,7 @@ def _list_allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
     yield from (_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
 
 
-def _chosen(source: str) -> ChosenEmbedder:
+def _choose_embedder(source: str) -> ChosenEmbedder:
     return ChosenEmbedder(source) if source in OWN_EMBEDDERS else ChosenEmbedder(_name(source), source)
 
 

@@ -77,7 +77,7 @@ def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -
     """Delete a file that no unfinished job needs; refuse a model's archive: who clears files away means no model."""
     with begin() as session:
         if not objects.has_deletions(session, project_id, file_id):
-            job_id = result_files.job_of(session, files.get(session, project_id, file_id))
+            job_id = result_files.adapter_job(session, files.get(session, project_id, file_id))
             if job_id is not None and session.get(DeletedModel, job_id) is None:
                 model = session.get_one(Job, job_id).fine_tuned_model or f"the model of {job_id}"
                 raise InvalidState(f"{file_id} is the archive of {model}; it is deleted with the model.")
@@ -102,7 +102,7 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
 
 
 def _forget_model(session: Session, project_id: str, model: str) -> None:
-    job = _job_of(session, project_id, model)
+    job = _lock_job(session, project_id, model)
     lineage.check_unneeded(session, job)
     if session.get(DeletedModel, job.id) is None:
         session.add(DeletedModel(job_id=job.id))
@@ -124,7 +124,7 @@ def _is_loaded(session: Session, project_id: str, model: str) -> bool:
     return session.scalar(select(ServedAdapter.sha256).where(is_due).limit(1)) is not None
 
 
-def _job_of(session: Session, project_id: str, model: str) -> Job:
+def _lock_job(session: Session, project_id: str, model: str) -> Job:
     """Return the job that made this model, locked."""
     if session.get(BaseModelEntry, model):
         raise Forbidden(f"{model} is a base model of the provider's.", code="base_model", param="model")
@@ -162,7 +162,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
         session.execute(delete(part).where(part.job_id == job.id))
     session.delete(job)
     session.flush()
-    gone = results + (_unused(session, project_id, asked_files) if include_files else [])
+    gone = results + (_unused_files(session, project_id, asked_files) if include_files else [])
     for file in gone:
         files.condemn(session, file, subject=job_id)
     for key in own:
@@ -203,5 +203,5 @@ def _rows(session: Session, project_id: str, ids: Iterable[str]) -> list[File]:
     return list(session.scalars(select(File).where(File.project_id == project_id, File.id.in_(list(ids)))))
 
 
-def _unused(session: Session, project_id: str, candidates: Iterable[File]) -> list[File]:
-    return [file for file in candidates if files.user_of(session, project_id, file.id) is None]
+def _unused_files(session: Session, project_id: str, candidates: Iterable[File]) -> list[File]:
+    return [file for file in candidates if files.unfinished_job(session, project_id, file.id) is None]

@@ -24,7 +24,7 @@ from app.files.schemas import TokenCounts
 from app.jobs import needs, stage_rates
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
-from app.jobs.snapshot import Frozen, freeze
+from app.jobs.snapshot import Frozen, resolve_request
 from app.jobs.stage_estimate import EstimatedStage, Work, stages
 from app.keys.service import Principal
 from app.settings import Settings
@@ -108,7 +108,7 @@ def estimate(
 ) -> Estimate:
     """Check a request as if it were one for a job, and say what it would come to."""
     with begin() as session:
-        frozen = freeze(session, caller, ask, settings)
+        frozen = resolve_request(session, caller, ask, settings)
         if frozen.fault:
             raise frozen.fault
         found = _of_rows(ask, frozen)
@@ -158,10 +158,10 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
     source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
     if (held := needs.quantized_weights(source, recipe)) is not None:
         found.memory_bytes_at_least = held
-    if (need := needs.need_of(source, recipe, size)) is not None:
+    if (need := needs.least_need(source, recipe, size)) is not None:
         found.memory_bytes_needed = need.alone
     batch = round(found.hyperparameters["batch_size"])
-    if (plan := needs.plan_for(source, recipe, batch, longest or size, room)) is not None:
+    if (plan := needs.plan_job(source, recipe, batch, longest or size, room)) is not None:
         found.memory_plan = MemoryPlan(text=plan.sentence, **asdict(plan))
 
 

@@ -22,7 +22,7 @@ def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, mi
             f"{file.id} cannot be trained on: {file.status_details}",
             code="invalid_training_file",
             param=param,
-            details=files.errors_of(file)[:SHOWN],
+            details=files.file_errors(file)[:SHOWN],
             details_url=f"/v1/files/{file.id}/validation",
         )
     if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):

@@ -100,7 +100,7 @@ def queue(session: Session) -> list[QueueOut]:
     return sorted(found, key=lambda each: (each.turn is None, each.turn or 0, each.project_id))
 
 
-def undecided(session: Session) -> Undecided:
+def count_undecided(session: Session) -> Undecided:
     """Count what waits for a decision of the provider."""
     is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
     counts = [

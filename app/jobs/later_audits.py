@@ -62,10 +62,10 @@ def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
 def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
     """Ask today's audit of one released model, whichever audit released it and whatever was asked before."""
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # of two at once, one waits
-    model = released_models.named(session, job_id, step)
+    model = released_models.find_model(session, job_id, step)
     of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step)
     if session.scalar(select(LaterAudit.id).where(of_model, LaterAudit.decided_at.is_(None)).limit(1)):
-        raise InvalidState(f"{model.called} of {job_id} is being audited already.", code="audit_waits")
+        raise InvalidState(f"{model.display_name} of {job_id} is being audited already.", code="audit_waits")
     return _ask(session, model, key_id, settings)
 
 
@@ -90,7 +90,7 @@ def _ask(session: Session, model: Model, key_id: str, settings: Settings) -> Lat
         session.flush()
         audit.audit_job_id = asking.id
         events.append(session, asking.id, "info", "message", f"Created an audit of {job.id}, which trains nothing")
-        events.append(session, job.id, "info", "message", f"{model.called} is audited again, by today's audit")
+        events.append(session, job.id, "info", "message", f"{model.display_name} is audited again, by today's audit")
         wake(session, asking.id)
     audit_log.record(session, "audit.asked", audit.id, job=job.id, step=model.step, audit_job=audit.audit_job_id)
     return audit
@@ -106,7 +106,7 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         model=old.spec.model,
         training_file=old.spec.training_file,
         pool=old.spec.pool if pool and pool.deleted_at is None else None,
-        suites=tuple(_corpus_ref(suite) for suite in catalog.measured_with(session)),
+        suites=tuple(_corpus_ref(suite) for suite in catalog.default_suites(session)),
         policy=policies.reference(in_force),
         judge=settings.judge.name,
         judge_spec=settings.judge,

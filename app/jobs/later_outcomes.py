@@ -16,10 +16,10 @@ from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
 from app.db.tables.job_spec import JobSpec
 from app.jobs import control, events
-from app.jobs.released_models import called
+from app.jobs.released_models import model_display_name
 from app.objects import served
 from app.webhooks.outbox import announce_audit
-from spard.release.manifest import signed
+from spard.release.manifest import sign_bytes
 
 _UNDECIDED = "inconclusive"
 
@@ -43,7 +43,7 @@ def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519
         }
     )
     audit.record = json.dumps(facts, indent=2, sort_keys=True)
-    audit.signature = dict(signed(audit.record.encode(), key))
+    audit.signature = dict(sign_bytes(audit.record.encode(), key))
     audit.audit_version = found["audit_version"]
     _settle(session, audit, gate["decision"], gate["reasons"])
 
@@ -86,7 +86,9 @@ def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequenc
     audit.decision, audit.reasons, audit.decided_at = decision, list(reasons), utc_now()
     session.flush()
     level, told = ("info", "stays released") if decision == PASSED else ("warn", "is withheld")
-    message = f"{called(audit.step)} {told}: a later audit of version {audit.audit_version} came to {decision}"
+    message = (
+        f"{model_display_name(audit.step)} {told}: a later audit of version {audit.audit_version} came to {decision}"
+    )
     events.append(session, audit.job_id, level, "message", message, {"reasons": audit.reasons, "audit": audit.id})
     announce_audit(session, audit.job_id)
     if decision != PASSED:

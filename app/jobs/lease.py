@@ -75,7 +75,7 @@ def claim(
     for which in scheduling.turns(session) if only is None else (only,):
         row = transitions.change_status(
             session,
-            Job.id == scheduling.first_of(which, owner, lacks, room).scalar_subquery(),
+            Job.id == scheduling.select_first(which, owner, lacks, room).scalar_subquery(),
             JobStatus.queued,
             JobStatus.running,
             returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),
@@ -90,7 +90,7 @@ def claim(
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
-            again = attempts.told(row.attempt, row.attempt_base, row.max_attempts)
+            again = attempts.retry_suffix(row.attempt, row.attempt_base, row.max_attempts)
             events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
             return Claim(row.id, row.lease_token, row.attempt)
     return None
@@ -112,7 +112,7 @@ def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
     """Write how the work stands; False when the lease is lost."""
     kept = columns.get("checkpoint")
-    if kept and (job := _held(session, claim)):
+    if kept and (job := _lock_held(session, claim)):
         attempts.note_kept(job, kept)
         session.flush()
     written = sql_update(Job).where(_is_held(claim)).values(**columns).returning(Job.id)
@@ -121,7 +121,7 @@ def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
 
 def holds(session: Session, claim: Claim) -> bool:
     """Return whether the claim holds the job, and lock its row: until the transaction ends, no other worker gets it."""
-    return _held(session, claim) is not None
+    return _lock_held(session, claim) is not None
 
 
 def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[str, float | None]]) -> bool:
@@ -186,7 +186,7 @@ def fail_overdue(session: Session, claim: Claim) -> bool:
 
 def confirm_cancel(session: Session, claim: Claim) -> bool:
     """Change running to cancelled, once the work has stopped."""
-    job = _held(session, claim)
+    job = _lock_held(session, claim)
     if job is not None:
         transitions.to_cancelled(session, job)
     return job is not None
@@ -194,7 +194,7 @@ def confirm_cancel(session: Session, claim: Claim) -> bool:
 
 def cancel_if_asked(session: Session, claim: Claim) -> bool:
     """Change running to cancelled if the owner wants it, whatever the attempt came to: that is what they were told."""
-    job = _held(session, claim)
+    job = _lock_held(session, claim)
     return bool(job and job.cancel_requested_at) and confirm_cancel(session, claim)
 
 
@@ -213,7 +213,7 @@ def requeue(
     `blames_job`: nothing around the job explains the failure. If the same failure occurs at the same place twice in a
     row, no further attempt is made. `avoid_s`: for so long it is left to other workers.
     """
-    job = _held(session, claim)
+    job = _lock_held(session, claim)
     if job is None:
         return False
     is_last = blames_job and attempts.is_repeated(job, reason)
@@ -227,10 +227,10 @@ def release(session: Session, claim: Claim, reason: str, *, waits: bool = False)
 
     In the second case it `waits`, longer each time. False when the lease is lost.
     """
-    job = _held(session, claim)
+    job = _lock_held(session, claim)
     if job is None:
         return False
-    attempts.take_back(job)
+    attempts.refund_attempt(job)
     transitions.hand_back(session, job, reason, attempts.next_wait_s(job) if waits else 0.0, is_counted=False)
     return True
 
@@ -246,8 +246,8 @@ def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> b
     return transitions.change_status(session, is_ours, JobStatus.running, status, **columns) is not None
 
 
-def _held(session: Session, claim: Claim) -> Job | None:
-    return transitions.locked(session, _is_held(claim)).one_or_none()
+def _lock_held(session: Session, claim: Claim) -> Job | None:
+    return transitions.lock_jobs(session, _is_held(claim)).one_or_none()
 
 
 def _keep(session: Session, claim: Claim, audit_results: Iterable[AuditRow]) -> None:

@@ -14,7 +14,7 @@ from app.catalog import adapters
 from app.db.tables import TERMINAL, BaseModelEntry, Job
 from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
-from app.jobs.checkpoint_models import OwnModel, named, own_model, why_not_audited
+from app.jobs.checkpoint_models import OwnModel, find_checkpoint, own_model, why_not_audited
 from app.jobs.request import JobCreate
 from app.keys.service import Principal
 from spard.config import Lora
@@ -57,11 +57,11 @@ class Start:
 
 def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
     """Return what a request for one of the caller's own models starts from; None if it names another model."""
-    model = _held(session, caller.project_id, ask.model)
+    model = _lock_model(session, caller.project_id, ask.model)
     if model is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
     model.check(session, caller)
-    lineage = (*_before(model.job), model.job.id)
+    lineage = (*_earlier_models(model.job), model.job.id)
     if len(lineage) >= LONGEST:
         message = f"{ask.model} is the last of {LONGEST} jobs on top of each other; start from the base model."
         raise InvalidRequest(message, code="lineage_too_long", param="model")
@@ -91,7 +91,7 @@ def check_unneeded(session: Session, job: Job) -> None:
         raise InvalidState(f"Job {user} starts from the adapter of {job.id}; cancel it first.")
 
 
-def _held(session: Session, project_id: str, name: str) -> OwnModel | None:
+def _lock_model(session: Session, project_id: str, name: str) -> OwnModel | None:
     """Return the model of this name, its job locked: it cannot be deleted or erased before the new job is stored."""
     model = own_model(session, project_id, name)
     if model is None:
@@ -103,14 +103,14 @@ def _held(session: Session, project_id: str, name: str) -> OwnModel | None:
 
 def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
     """Raise InvalidRequest where the name is that of a checkpoint that was not audited."""
-    found = named(session, project_id, name)
+    found = find_checkpoint(session, project_id, name)
     why = why_not_audited(*found) if found else None
     if why is not None:
         message = f"{name} was not audited, so no job can start from it. {why}"
         raise InvalidRequest(message, code="not_published", param="model")
 
 
-def _before(job: Job) -> tuple[str, ...]:
+def _earlier_models(job: Job) -> tuple[str, ...]:
     return job.spec.start_from.lineage if job.spec.start_from else ()
 
 

@@ -50,14 +50,14 @@ class IntegrationOut(BaseModel):
     wandb: WandbOut
 
 
-def integration_of(asked: IntegrationRef) -> IntegrationOut:
+def integration_response(asked: IntegrationRef) -> IntegrationOut:
     """Return the API's object for an integration."""
     tags = list(asked.tags) or None
     to = WandbOut(project=asked.project, name=asked.name, entity=asked.entity, tags=tags)
     return IntegrationOut(type=asked.type, wandb=to)
 
 
-def method_of(job: AnyJob, hyperparameters: HyperparametersJson) -> MethodOut:
+def method_response(job: AnyJob, hyperparameters: HyperparametersJson) -> MethodOut:
     """Return the API's object for a job's method, with the numbers used."""
     dpo = job.recipe.get("dpo")
     if dpo is None:

@@ -30,7 +30,7 @@ class Room:
     gpus: int = 1
 
 
-def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
+def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
     """Return the least memory that a job can be trained in, with a row as long as it may be; None where unknown.
 
     Rows of a pool may be longer than the file.
@@ -39,16 +39,16 @@ def need_of(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
     if shape is None:
         return None
     row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
-    return need(shape, Trained.by(recipe), row_tokens, _answers(recipe))
+    return need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
 
 
 def quantized_weights(source: str, recipe: Recipe) -> int | None:
     """Return the bytes of the weights of a model that is held in NF4; None of one that is not, or is not known."""
     shape = read_shape(source) if recipe.quantization != "none" else None
-    return None if shape is None else memory.weights(shape, Trained.by(recipe))
+    return None if shape is None else memory.weights(shape, Trained.from_recipe(recipe))
 
 
-def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
+def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
     """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known.
 
     `row_tokens` are those of its longest row, and safe rows are taken to be as long.
@@ -59,10 +59,10 @@ def plan_for(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
     row = longest(shape, recipe, row_tokens)
     safe_tokens = recipe.defense.safe_rows(batch_size) * row
     load = Load(batch_size, row, safe_tokens, _answers(recipe), recipe.gradient_checkpointing)
-    return fit(shape, Trained.by(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
+    return fit(shape, Trained.from_recipe(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
 
 
-def quantization_of(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
+def decide_quantization(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
     """Return how a job's base model is held, decided when it is filed: NF4 makes another model of it.
 
     `allowed` is the provider's word on the model, and `room` the largest that a worker has which is there.
@@ -71,10 +71,10 @@ def quantization_of(allowed: str, source: str, recipe: Recipe, file_bytes: int, 
         return "none"
     if allowed == "always":
         return OFFERED
-    need = need_of(source, recipe, file_bytes)
+    need = least_need(source, recipe, file_bytes)
     if need is None or room is None or room.memory_bytes is None:
         return "none"
-    return "none" if need.on(room.gpus) <= room.memory_bytes else OFFERED
+    return "none" if need.bytes_per_gpu(room.gpus) <= room.memory_bytes else OFFERED
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:
@@ -93,7 +93,7 @@ def has_room(room: Room) -> ColumnElement[bool]:
 
 def is_held(job: AnyJob, room: Room) -> bool:
     """Whether one GPU of a worker is known to hold a job's training, so that its model need not be cut over several."""
-    return None not in (job.memory_bytes, room.memory_bytes) and _on(job, Room()) <= _of(room)
+    return None not in (job.memory_bytes, room.memory_bytes) and _need_per_gpu(job, Room()) <= _room_memory(room)
 
 
 def largest_room(session: Session) -> Room | None:
@@ -117,20 +117,26 @@ def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:
     rooms = [Room(memory, gpus) for memory, gpus in db.rows(reader, there)]
     if not rooms or any(room.memory_bytes is None for room in rooms):
         return {}
-    return {job.id: _reason(job, rooms) for job in asking if all(_on(job, room) > _of(room) for room in rooms)}
+    return {
+        job.id: _reason(job, rooms)
+        for job in asking
+        if all(_need_per_gpu(job, room) > _room_memory(room) for room in rooms)
+    }
 
 
 def _reason(job: AnyJob, rooms: Collection[Room]) -> str:
-    closest = min(rooms, key=lambda room: _on(job, room) - _of(room))
-    has = f"{_of(closest) / GIB:.0f} GiB"
-    return f"No worker has the GPU memory for it: it needs {_on(job, closest) / GIB:.0f} GiB on a GPU of {has}."
+    closest = min(rooms, key=lambda room: _need_per_gpu(job, room) - _room_memory(room))
+    has = f"{_room_memory(closest) / GIB:.0f} GiB"
+    return (
+        f"No worker has the GPU memory for it: it needs {_need_per_gpu(job, closest) / GIB:.0f} GiB on a GPU of {has}."
+    )
 
 
-def _on(job: AnyJob, room: Room) -> int:
-    return Need(job.memory_bytes or 0, job.shared_bytes).on(room.gpus)
+def _need_per_gpu(job: AnyJob, room: Room) -> int:
+    return Need(job.memory_bytes or 0, job.shared_bytes).bytes_per_gpu(room.gpus)
 
 
-def _of(room: Room) -> int:
+def _room_memory(room: Room) -> int:
     return room.memory_bytes or 0
 
 

@@ -9,7 +9,7 @@ from app.db.tables import Job
 from app.errors import NotFound
 
 
-def project_of(session: Session, job_id: str) -> str:
+def job_project(session: Session, job_id: str) -> str:
     """Return the project of a job, for keys with the scope `admin`; `NotFound` where there is no such job."""
     project_id = session.scalar(select(Job.project_id).where(Job.id == job_id))
     if project_id is None:

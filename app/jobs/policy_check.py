@@ -9,7 +9,7 @@ from app.db.tables import BaseModelEntry
 from app.errors import InvalidRequest
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
-from app.policies.schemas import Policy, value_at
+from app.policies.schemas import Policy, recipe_value
 from spard.config import Audit, Defense, Recipe, RowSignal
 
 MOST_NEW_TOKENS = 1024  # of a customer's audit: a reply that a judge does not read whole is unscored
@@ -51,11 +51,11 @@ def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy
     if "admin" in caller.scopes:
         return
     if defense.type not in policy.defenses:
-        allowed = _listed(policy.defenses)
+        allowed = _quote_names(policy.defenses)
         message = f"The defense {defense.type!r} needs a key with the admin scope; allowed: {allowed}."
         raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
     if policy.models is not None and alias not in policy.models:
-        message = f"The model {alias!r} needs a key with the admin scope; allowed: {_listed(policy.models)}."
+        message = f"The model {alias!r} needs a key with the admin scope; allowed: {_quote_names(policy.models)}."
         raise InvalidRequest(message, code="model_not_allowed", param="model")
 
 
@@ -64,7 +64,7 @@ def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
     if "admin" in caller.scopes:
         return
     for name, allowed in policy.ranges.items():
-        value = value_at(recipe, name)
+        value = recipe_value(recipe, name)
         if isinstance(value, int | float) and not allowed.admits(value):
             message = f"{name} is {value:g}; allowed here: {allowed}."
             raise InvalidRequest(message, code="not_allowed_by_policy", param=name)
@@ -112,7 +112,7 @@ def _check_method(ask: JobCreate) -> None:
         raise InvalidRequest(message, code="method_not_supported", param="safety.defense.type")
 
 
-def _listed(names: Iterable[str]) -> str:
+def _quote_names(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 

@@ -64,13 +64,13 @@ def reap(session: Session) -> list[str]:
     is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
     is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
     overdue = set()
-    for job in transitions.locked(session, is_overdue, skip_locked=True).all():
+    for job in transitions.lock_jobs(session, is_overdue, skip_locked=True).all():
         overdue.add(job.id)
         if job.cancel_requested_at:
             transitions.to_cancelled(session, job)
         else:
             transitions.to_failed(session, job, OVERDUE)
-    lost = transitions.locked(session, is_lost, skip_locked=True).all()
+    lost = transitions.lock_jobs(session, is_lost, skip_locked=True).all()
     for job in lost:
         transitions.hand_back(session, job, events.LEASE_EXPIRED)
     return sorted(overdue | {job.id for job in lost})

@@ -31,17 +31,17 @@ class Model:
     adapter: Adapter
 
     @property
-    def called(self) -> str:
+    def display_name(self) -> str:
         """What events and errors call it."""
-        return called(self.step)
+        return model_display_name(self.step)
 
 
-def called(step: int) -> str:
+def model_display_name(step: int) -> str:
     """Return what events and errors call the model of a job, or its checkpoint at a step."""
     return "The model" if step == WHOLE_JOB else f"The checkpoint of step {step}"
 
 
-def named(session: Session, job_id: str, step: int) -> Model:
+def find_model(session: Session, job_id: str, step: int) -> Model:
     """Return one released model; `NotFound` without such a job, `InvalidState` where nothing of it is released."""
     job = session.get(Job, job_id)
     if job is None:
@@ -50,7 +50,7 @@ def named(session: Session, job_id: str, step: int) -> Model:
     found = _of_jobs(session, Job.id == job_id) if step == WHOLE_JOB else _of_checkpoints(session, query)
     model = next(found, None)
     if model is None:
-        raise InvalidState(f"{called(step)} of {job_id} is not released; there is nothing to audit.")
+        raise InvalidState(f"{model_display_name(step)} of {job_id} is not released; there is nothing to audit.")
     return model
 
 

@@ -48,7 +48,7 @@ def _modules(lora: config.Lora) -> config.Lora:
     return lora
 
 
-def _type_of(value: Any) -> Any:
+def _defense_type(value: Any) -> Any:
     """Which defense is meant; SPARD unless named."""
     kind = value.get("type", "spard") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
@@ -59,7 +59,7 @@ class _AnyDefense:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         kinds = tuple(Annotated[kind, Tag(name)] for name, kind in config.defenses().items())
-        return handler.generate_schema(Annotated[Union[kinds], Discriminator(_type_of)])  # noqa: UP007  # of a tuple
+        return handler.generate_schema(Annotated[Union[kinds], Discriminator(_defense_type)])  # noqa: UP007  # of a tuple
 
 
 Defense = Annotated[config.Defense, _AnyDefense()]

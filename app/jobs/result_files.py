@@ -18,11 +18,11 @@ _ATTEMPT = re.compile(r"tenants/[^/]+/jobs/(?P<job>ftjob-[^/]+)/.+")
 _ARCHIVE = ".tar.gz"
 
 
-def released(look: Begin, begin: Begin, caller: Principal, file_id: str) -> File:
+def require_released(look: Begin, begin: Begin, caller: Principal, file_id: str) -> File:
     """Return the project's file; one that holds an adapter only where its job's route gives it, which is logged."""
     with look() as session:
         file = files.get(session, caller.project_id, file_id)
-        job_id = job_of(session, file)
+        job_id = adapter_job(session, file)
     if job_id is not None:
         with begin() as session:
             jobs.adapter(session, caller, job_id)
@@ -31,7 +31,7 @@ def released(look: Begin, begin: Begin, caller: Principal, file_id: str) -> File
     return file
 
 
-def job_of(session: Session, file: File) -> str | None:
+def adapter_job(session: Session, file: File) -> str | None:
     """Return the id of the job whose adapter a file holds; None for any other file."""
     if file.purpose != RESULTS:
         return None

@@ -63,7 +63,7 @@ def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
     return _ONE.one(reader, project_id=project_id, job_id=job_id)
 
 
-def left(project_id: str | None, after: str | None) -> Places:
+def position(project_id: str | None, after: str | None) -> Places:
     """Return where a job may have stood that is in the list no more: its status is another, or it was erased."""
     job = select(Job.created_at).where(Job.id == after)
     erased = select(Tombstone.created_at).where(Tombstone.job_id == after)

@@ -71,11 +71,13 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
     """Count the GPU seconds of an attempt that has ended; the project's row is locked until the transaction ends."""
     project = session.get_one(Project, project_id, with_for_update={"key_share": True}, populate_existing=True)
     at = session.scalar(select(now())) or 0.0
-    project.used_seconds = shares.faded(project.used_seconds, at - project.used_at) + shares.running(seconds)
+    project.used_seconds = shares.fade(project.used_seconds, at - project.used_at) + shares.running(seconds)
     project.used_at = at
 
 
-def first_of(which: ColumnElement[bool], owner: str = "", lacks: Collection[str] = (), room: Room = ANY) -> Select[str]:
+def select_first(
+    which: ColumnElement[bool], owner: str = "", lacks: Collection[str] = (), room: Room = ANY
+) -> Select[str]:
     """Select the first of the jobs `which` among those that may start and that no other worker is claiming.
 
     Jobs that avoid the worker `owner`, those whose base model's source is in `lacks`, and those that need more memory
@@ -94,7 +96,7 @@ def turns(session: Session) -> Iterator[ColumnElement[bool]]:
     return (Job.project_id == project_id for project_id in projects(session))
 
 
-def next_up(session: Session, most: int, room: Room) -> list[Job]:
+def next_jobs(session: Session, most: int, room: Room) -> list[Job]:
     """Return the jobs that would start next if projects take turns: `most` at most, that there is `room` for."""
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now()) & needs.has_room(room)
     order = Job.priority, Job.created_at, Job.id
@@ -161,7 +163,7 @@ def _standings(
         query.where(is_ready if among is None else Project.id.in_(among))
     ):
         runs = running.get(project_id, ())
-        used = shares.faded(seconds, since) + sum(map(shares.running, runs))
+        used = shares.fade(seconds, since) + sum(map(shares.running, runs))
         found.append(Standing(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
     return found
 

@@ -26,7 +26,7 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import PolicyRef
 from app.http.schemas import Absent, UnixTime
-from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_of, method_of
+from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_response, method_response
 from app.jobs.rows import AnyJob
 from app.jobs.scheduling import Place
 
@@ -166,7 +166,7 @@ class VerdictOut(BaseModel):
     reasons: list[str]
 
 
-def shown(job: AnyJob, place: Place | None) -> JobOut:
+def job_response(job: AnyJob, place: Place | None) -> JobOut:
     """Return the API's object for a job."""
     hyperparameters, start = _hyperparameters(job), job.spec.start_from
     return JobOut(
@@ -186,8 +186,8 @@ def shown(job: AnyJob, place: Place | None) -> JobOut:
         seed=job.recipe["seed"],
         error=job.error,
         hyperparameters=hyperparameters,
-        method=method_of(job, hyperparameters),
-        integrations=[integration_of(each) for each in job.spec.integrations] or None,
+        method=method_response(job, hyperparameters),
+        integrations=[integration_response(each) for each in job.spec.integrations] or None,
         metadata=job.job_metadata,
         safety=_safety(job, place or Place()),
         lora=job.recipe["lora"],

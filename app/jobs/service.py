@@ -18,12 +18,12 @@ from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, row_page
 from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
-from app.jobs.needs import need_of
+from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
 from app.jobs.results import missing_report
 from app.jobs.rows import AnyJob, JobRow
-from app.jobs.schemas import JobList, JobOut, StepMetrics, shown
-from app.jobs.snapshot import freeze
+from app.jobs.schemas import JobList, JobOut, StepMetrics, job_response
+from app.jobs.snapshot import resolve_request
 from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
@@ -49,10 +49,10 @@ def create(
     """Queue a job, or find the one that the same request has made before; `origin` is what it is a clone of."""
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
     if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
-        return _shown(session, earlier)
-    frozen = freeze(session, caller, ask, settings)
+        return _job_with_place(session, earlier)
+    frozen = resolve_request(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
-    need = need_of(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
+    need = least_need(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
     job = Job(
         created_at=db.clock(session),
         id=job_id,
@@ -77,7 +77,7 @@ def create(
     _begin(session, job, frozen.fault)
     submissions.record(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
-    return _shown(session, job)
+    return _job_with_place(session, job)
 
 
 def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
@@ -98,7 +98,7 @@ def list_jobs(
         query = query.where(~select(_pairs(reader).c.key).exists())
     for key, value in (filters or {}).items():
         query = query.where(_has(reader, key, value))
-    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.left(project_id, after)))
+    return _job_list(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.position(project_id, after)))
 
 
 def search_jobs(
@@ -113,12 +113,12 @@ def search_jobs(
         query = query.where(or_(*(column.icontains(text, autoescape=True) for column in _SEARCHED)))
     if status is not None:
         query = query.where(Job.status == status)
-    return _listed(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.left(project_id, after)))
+    return _job_list(reader, row_page(reader, query, Job, after, limit, JobRow._make, rows.position(project_id, after)))
 
 
 def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; a job of another project is reported as unknown."""
-    job = session.scalar(_of(project_id).where(Job.id == job_id))
+    job = session.scalar(_select_jobs(project_id).where(Job.id == job_id))
     if job is None:
         raise owners.unknown(job_id)
     return job
@@ -127,27 +127,27 @@ def get(session: Session, project_id: str, job_id: str) -> Job:
 def retrieve(reader: db.Reader, project_id: str, job_id: str) -> JobOut:
     """Return the API's object for the project's job; `NotFound` for another project's."""
     if row := rows.find(reader, project_id, job_id):
-        return _shown(reader, row)
+        return _job_with_place(reader, row)
     raise owners.unknown(job_id)
 
 
 def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool = False) -> JobOut:
     """Cancel a job. To its owner it is cancelled at once, though the worker of a running one stops a little later."""
     request = partial(control.request_cancel, audits_last=audit_last)
-    shown = _asked(session, get(session, project_id, job_id), request)
+    shown = _request_change(session, get(session, project_id, job_id), request)
     audit_log.record(session, "job.cancelled", job_id)
     return shown
 
 
 def pause(session: Session, project_id: str, job_id: str) -> JobOut:
     """Pause a queued job at once; a running one as soon as its worker has saved its resume state."""
-    return _asked(session, get(session, project_id, job_id), control.request_pause)
+    return _request_change(session, get(session, project_id, job_id), control.request_pause)
 
 
 def resume(session: Session, project_id: str, job_id: str) -> JobOut:
     """Resume a paused job where it stopped."""
     wake(session, job_id)
-    return _asked(session, get(session, project_id, job_id), control.resume)
+    return _request_change(session, get(session, project_id, job_id), control.resume)
 
 
 def list_events(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
@@ -184,7 +184,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     return job, job.adapter
 
 
-def reported(session: Session, project_id: str, job_id: str) -> tuple[Job, str]:
+def reported_job(session: Session, project_id: str, job_id: str) -> tuple[Job, str]:
     """Return the job and where its audit report is; a rejected job has one too."""
     job = get(session, project_id, job_id)
     if job.report_key is None:
@@ -201,16 +201,16 @@ def _not_published(job: Job) -> AppError:
     )
 
 
-def _asked(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
+def _request_change(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
     """Pass on what the customer wants of a job that has not ended."""
     if ask(session, job.id) is None:
         session.refresh(job)
         raise InvalidState(f"Job {job.id} has already ended: it is {job.told_status}.")
     session.refresh(job)
-    return _shown(session, job)
+    return _job_with_place(session, job)
 
 
-def _of(project_id: str) -> Select[Job]:
+def _select_jobs(project_id: str) -> Select[Job]:
     return select(Job).where(Job.project_id == project_id)
 
 
@@ -226,13 +226,13 @@ def _pairs(reader: Connection) -> TableValuedAlias:
     return each(Job.job_metadata).table_valued("key", "value")
 
 
-def _listed(reader: db.Reader, found: Page[JobRow]) -> JobList:
+def _job_list(reader: db.Reader, found: Page[JobRow]) -> JobList:
     places = scheduling.places(reader, found.data)
-    return JobList(data=[shown(job, places.get(job.id)) for job in found.data], has_more=found.has_more)
+    return JobList(data=[job_response(job, places.get(job.id)) for job in found.data], has_more=found.has_more)
 
 
-def _shown(reader: db.Reader, job: AnyJob) -> JobOut:
-    return shown(job, scheduling.places(reader, [job]).get(job.id))
+def _job_with_place(reader: db.Reader, job: AnyJob) -> JobOut:
+    return job_response(job, scheduling.places(reader, [job]).get(job.id))
 
 
 def _file_error(fault: InvalidRequest) -> JobError:

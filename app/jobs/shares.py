@@ -46,7 +46,7 @@ def in_turn(standings: Iterable[Standing]) -> list[Standing]:
     return sorted(standings, key=turn)
 
 
-def faded(seconds: float, since: float) -> float:
+def fade(seconds: float, since: float) -> float:
     """Return what is left of GPU seconds that were counted `since` seconds ago."""
     return seconds * exp2(-max(since, 0.0) / HALF_LIFE_S)
 

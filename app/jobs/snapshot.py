@@ -39,7 +39,7 @@ class Frozen:
     fault: InvalidRequest | None = None  # of a file; only where such a job is made, to fail
 
 
-def freeze(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
+def resolve_request(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
     """Check every reference of a request and note what exactly it stands for today."""
     catalog.hold(session)
     start, model = _start_and_model(session, caller, ask)
@@ -98,7 +98,7 @@ def _quantization(
         held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
         return held
     room = needs.largest_room(session) if model.quantization == "if_needed" else None
-    return needs.quantization_of(model.quantization, model.source, recipe, file_bytes, room)
+    return needs.decide_quantization(model.quantization, model.source, recipe, file_bytes, room)
 
 
 def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:
@@ -195,11 +195,11 @@ def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpu
             message = f"There is no suite {unknown[0][:64]!r}; available: {names}."
             raise InvalidRequest(message, code="suite_not_found", param="safety.audit.suites")
         suites = [suite for suite in suites if suite.name in safety.audit.suites]
-    return catalog.with_held_out(session, suites, pool)
+    return catalog.add_held_out_suite(session, suites, pool)
 
 
 def _warnings(training: File, validation: File | None) -> list[str]:
-    found = [each for file in (training, validation) if file for each in files.findings_of(file)]
+    found = [each for file in (training, validation) if file for each in files.file_findings(file)]
     warnings = [each.text for each in found if each.severity == "warning"][:SHOWN]
     if validation and validation.sha256 == training.sha256:
         warnings.append(SAME_FILE)

@@ -130,13 +130,13 @@ class Streams:
                 for each in open_ones:
                     if refusal := news.ended.get(each.caller):
                         each.refuse(refusal)
-                await _hand_out([each for each in asking if not each.is_over], news, due)
+                await _distribute([each for each in asking if not each.is_over], news, due)
             await sleep(_LEAST_S)
             with move_on_after(_LOOK_S - _LEAST_S):
                 await streams.begun.wait()
 
 
-async def _hand_out(followers: Iterable[_Follower], news: News, due: set[Cursor]) -> None:
+async def _distribute(followers: Iterable[_Follower], news: News, due: set[Cursor]) -> None:
     """Give each stream its news, a few at a time; those that have seen the same get the same."""
     mail = {cursor: _mail(cursor, news, due) for cursor in {each.cursor for each in followers}}
     waiting = [(each, found) for each in _in_turn(followers) if (found := mail[each.cursor])]

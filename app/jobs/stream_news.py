@@ -66,7 +66,7 @@ def look(engine: Engine, cursors: set[Cursor], due: set[Cursor], callers: set[Pr
     with db.read(engine) as session:
         ended = find_ended(session, callers)
         last = _last(session, {cursor.job_id for cursor in cursors})
-        events = _events(session, _behind(cursors, last))
+        events = _events(session, _late_cursors(cursors, last))
         told = {cursor for cursor in cursors if (job := last.get(cursor.job_id)) and has_ended(cursor, job)}
         shown = {each.job_id: each.project_id for each in told | due if each.job_id in last}
         jobs = {job_id: service.retrieve(session, of, job_id) for job_id, of in shown.items()}
@@ -80,7 +80,7 @@ def _last(session: Session, job_ids: set[str]) -> dict[str, Last]:
     return {job_id: Last(status, number) for job_id, status, number in rows}
 
 
-def _behind(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor]:
+def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor]:
     """Return the cursors that have something to read: the least first, until it is enough for one query."""
     left = {each: last[each.job_id].seq - each.seen for each in cursors if each.job_id in last}
     found, rows = list[Cursor](), 0

@@ -51,7 +51,7 @@ class TranscriptList(BaseModel):
 
 def find(session: Session, project_id: str, job_id: str) -> str:
     """Return where the transcripts of the project's job lie; `HasNone` where none were kept."""
-    job, report_key = service.reported(session, project_id, job_id)
+    job, report_key = service.reported_job(session, project_id, job_id)
     if not job.spec.transcripts:
         raise _none_kept(job)
     return f"{report_key.rpartition('/')[0]}/{TRANSCRIPTS}"

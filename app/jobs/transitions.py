@@ -101,7 +101,7 @@ def change_status(
     changed = session.execute(
         update(Job)
         .where(which, Job.status == source)
-        .values(**_implied(source, target) | columns)
+        .values(**_implied_columns(source, target) | columns)
         .returning(Job.id, *counted, *returning)
         .execution_options(synchronize_session="fetch")
     ).one_or_none()
@@ -112,7 +112,7 @@ def change_status(
     return changed
 
 
-def locked(session: Session, which: ColumnElement[bool], skip_locked: bool = False) -> ScalarResult[Job]:
+def lock_jobs(session: Session, which: ColumnElement[bool], skip_locked: bool = False) -> ScalarResult[Job]:
     """Select jobs as they are now and lock their rows until the transaction ends."""
     rows = select(Job).where(which).order_by(Job.id).with_for_update(skip_locked=skip_locked)
     return session.scalars(rows.execution_options(populate_existing=True))
@@ -186,9 +186,9 @@ def hand_back(
         events.append(session, job.id, "warn", "message", message, {"reason": reason, "attempt": job.attempt})
     else:
         where = "coming further" if job.attempt_base else "an end"
-        message = f"The job stopped {attempts.stopped(stops)} without {where}: {reason}."
+        message = f"The job stopped {attempts.times_stopped(stops)} without {where}: {reason}."
         if cause is not None and stops > 1:
-            again = f"The job stopped {attempts.stopped(stops)} without {where}."
+            again = f"The job stopped {attempts.times_stopped(stops)} without {where}."
             cause = {**cause, "message": f"{cause['message']} {again}"}
         to_failed(session, job, cause or error_object("worker_lost", message), reason=reason)
 
@@ -197,7 +197,7 @@ def _change(session: Session, job: Job, target: JobStatus, **columns: Any) -> No
     change_status(session, Job.id == job.id, job.status, target, **columns)
 
 
-def _implied(source: JobStatus, target: JobStatus) -> dict[str, object]:
+def _implied_columns(source: JobStatus, target: JobStatus) -> dict[str, object]:
     """Return the columns that follow from the change itself."""
     columns: dict[str, object] = {"status": target}
     if source == JobStatus.running:

@@ -33,7 +33,7 @@ def begin(session: Session, principal: Principal) -> str:
     return secret
 
 
-def recognized(session: Session, secret: str) -> Recognized | None:
+def recognize_cookie(session: Session, secret: str) -> Recognized | None:
     """Return what a cookie opens, in one statement; None if it has expired, or its key is no longer good."""
     query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute, db.timestamp()).join(ApiKey)
     digest = cookie_digest(secret)

@@ -41,11 +41,11 @@ def run(settings: Settings) -> None:
     logs.quiet("httpx2")
     stop = Event()
     with http:
-        until_told(partial(_look_on, settings, http, stop), stop.set)
+        until_told(partial(_run_loop, settings, http, stop), stop.set)
     log.info("ends; what the cluster has goes on")
 
 
-def _look_on(settings: Settings, http: httpx2.Client, stop: Event) -> None:
+def _run_loop(settings: Settings, http: httpx2.Client, stop: Event) -> None:
     engine = make_engine(settings.database())
     names = settings.launch_namespace, settings.launch_queue
     launcher = kubernetes.KubernetesLauncher(http, *names, settings.launch_nodes)

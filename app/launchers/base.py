@@ -41,7 +41,7 @@ class Started:
 class Launcher(Protocol):
     """Every call may raise `Away`; `start` may raise `Refused` too. What is asked twice is done once."""
 
-    def started(self) -> list[Started]:
+    def list_started(self) -> list[Started]:
         """Return all work that the cluster has, perhaps as it was some time ago."""
 
     def start(self, work: Work) -> None:

@@ -7,7 +7,7 @@ pods reach one another by a NetworkPolicy that the JobSet owns, and no other job
 from __future__ import annotations
 
 from app.launchers.base import Work
-from app.launchers.manifest import KEPT_S, ClusterObject, command_of, labels_of, name_of, pod, workload
+from app.launchers.manifest import KEPT_S, ClusterObject, attempt_labels, attempt_name, pod, worker_command, workload
 
 VERSION = "jobset.x-k8s.io/v1alpha2"
 NAME = "jobset.sigs.k8s.io/jobset-name"  # a label of all pods of one
@@ -17,15 +17,15 @@ _LEADER, _FOLLOWERS = "leader", "followers"
 
 def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
     """Return the JobSet of an attempt, made of two pod templates; with `queue` it is made suspended, for Kueue."""
-    host = f"{name_of(work)}-{_LEADER}-0-0.{name_of(work)}"
+    host = f"{attempt_name(work)}-{_LEADER}-0-0.{attempt_name(work)}"
     follow = ["python", "-P", "-m", "worker.follower", "--leader", host, "--job", work.job_id]
     spec = {
         "failurePolicy": {"maxRestarts": 0},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [_LEADER]},
         "ttlSecondsAfterFinished": KEPT_S,
         "replicatedJobs": [
-            _replicated(_LEADER, pod(leader, work, command_of(work)), 1),
-            _replicated(_FOLLOWERS, pod(follower, work, [*follow, "--token", str(work.token)]), work.nodes - 1),
+            _replicated_job(_LEADER, pod(leader, work, worker_command(work)), 1),
+            _replicated_job(_FOLLOWERS, pod(follower, work, [*follow, "--token", str(work.token)]), work.nodes - 1),
         ],
     }
     return workload(VERSION, "JobSet", work, spec, queue)
@@ -33,7 +33,7 @@ def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: st
 
 def policy(work: Work, uid: str) -> ClusterObject:
     """Return what lets the pods of an attempt reach one another; it goes when the JobSet with that uid does."""
-    name, labels = name_of(work), labels_of(work)
+    name, labels = attempt_name(work), attempt_labels(work)
     each_other = [{"podSelector": {"matchLabels": labels}}]
     ports = [{"protocol": "TCP"}]
     return {
@@ -53,12 +53,12 @@ def policy(work: Work, uid: str) -> ClusterObject:
     }
 
 
-def owner_of(found: ClusterObject) -> str | None:
+def owner_uid(found: ClusterObject) -> str | None:
     """Return the uid of the JobSet that a policy was made for."""
     return next((str(each["uid"]) for each in found["metadata"].get("ownerReferences", ())), None)
 
 
-def _replicated(name: str, template: ClusterObject, pods: int) -> ClusterObject:
+def _replicated_job(name: str, template: ClusterObject, pods: int) -> ClusterObject:
     spec = {
         "completionMode": "Indexed",
         "parallelism": pods,

@@ -37,11 +37,11 @@ def client() -> httpx2.Client:
     except OSError as error:  # ssl.SSLError is one
         raise Unfit(f"The cluster's certificate {ACCOUNT / 'ca.crt'} cannot be read: {error}.") from None
 
-    def signed(request: httpx2.Request) -> httpx2.Request:
+    def sign_request(request: httpx2.Request) -> httpx2.Request:
         request.headers["Authorization"] = f"Bearer {(ACCOUNT / 'token').read_text().strip()}"
         return request
 
-    return httpx2.Client(base_url=URL, auth=signed, verify=trusted, timeout=_TIMEOUT_S)
+    return httpx2.Client(base_url=URL, auth=sign_request, verify=trusted, timeout=_TIMEOUT_S)
 
 
 class KubernetesLauncher:
@@ -60,7 +60,7 @@ class KubernetesLauncher:
             text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({jobset.VERSION})."
             raise Unfit(f"{text} Install it (https://jobset.sigs.k8s.io), or set SPARD_LAUNCH_NODES=1.")
 
-    def started(self) -> list[Started]:
+    def list_started(self) -> list[Started]:
         """Return all work that the cluster has, perhaps as it was some time ago; what is half made is made whole."""
         jobs, sets = self._list(self._jobs), self._list(self._sets) if self._nodes > 1 else []
         if sets:
@@ -69,8 +69,8 @@ class KubernetesLauncher:
         for pod in self._list(f"{self._core}/pods"):
             labels = pod["metadata"].get("labels", {})
             pods.setdefault(labels.get(jobset.NAME) or labels.get("job-name", ""), []).append(pod)
-        found = ((each, manifest.work_of(each)) for each in (*jobs, *sets))
-        return [_started(each, work, pods.get(each["metadata"]["name"], [])) for each, work in found if work]
+        found = ((each, manifest.read_work(each)) for each in (*jobs, *sets))
+        return [_as_started(each, work, pods.get(each["metadata"]["name"], [])) for each, work in found if work]
 
     def start(self, work: Work) -> None:
         """Make the Job or the JobSet of an attempt, unless there is one of its name."""
@@ -91,10 +91,10 @@ class KubernetesLauncher:
 
     def _connect(self, sets: Iterable[ClusterObject]) -> None:
         """Let the pods of each JobSet reach one another: whoever made it may have ended before it came to that."""
-        owners = {jobset.owner_of(each) for each in self._list(self._policies)}
+        owners = {jobset.owner_uid(each) for each in self._list(self._policies)}
         for each in sets:
-            work, uid = manifest.work_of(each), each["metadata"]["uid"]
-            if work and manifest.ended_at(each) is None and uid not in owners:
+            work, uid = manifest.read_work(each), each["metadata"]["uid"]
+            if work and manifest.end_time(each) is None and uid not in owners:
                 self._make(self._policies, jobset.policy(work, uid))
 
     def _template(self, name: str) -> ClusterObject:
@@ -150,8 +150,8 @@ class KubernetesLauncher:
         return answer
 
 
-def _started(found: ClusterObject, work: Work, pods: list[ClusterObject]) -> Started:
-    at = manifest.ended_at(found)
+def _as_started(found: ClusterObject, work: Work, pods: list[ClusterObject]) -> Started:
+    at = manifest.end_time(found)
     ended_s = None if at is None else (datetime.now(UTC) - at).total_seconds()
     own = found["metadata"]
     return Started(own["name"], own["uid"], work, ended_s, manifest.why_not(found, pods))

@@ -23,7 +23,7 @@ NO_CONTAINER = "The cluster cannot start its container."
 _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError")
 
 
-def name_of(work: Work) -> str:
+def attempt_name(work: Work) -> str:
     """Return the one name that an attempt's Job has: asked for twice, it is made once."""
     return f"{work.job_id}-{work.token}".lower()
 
@@ -33,7 +33,7 @@ def job(template: ClusterObject, work: Work, queue: str | None = None) -> Cluste
 
     It makes one pod and never another: after the pod's end the job's row says whether there is another attempt.
     """
-    own = pod(template, work, command_of(work))
+    own = pod(template, work, worker_command(work))
     spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_S, "template": own}
     return workload("batch/v1", "Job", work, spec, queue)
 
@@ -44,7 +44,7 @@ def workload(version: str, kind: str, work: Work, spec: ClusterObject, queue: st
     return {
         "apiVersion": version,
         "kind": kind,
-        "metadata": {"name": name_of(work), "labels": labels_of(work) | queued},
+        "metadata": {"name": attempt_name(work), "labels": attempt_labels(work) | queued},
         "spec": spec if queue is None else spec | {"suspend": True},
     }
 
@@ -52,7 +52,7 @@ def workload(version: str, kind: str, work: Work, spec: ClusterObject, queue: st
 def pod(template: ClusterObject, work: Work, command: Sequence[str]) -> ClusterObject:
     """Return the pod of an attempt that runs a command, made of the provider's template."""
     made = deepcopy(dict(template))
-    labels = {**made.get("metadata", {}).get("labels", {}), **labels_of(work)}
+    labels = {**made.get("metadata", {}).get("labels", {}), **attempt_labels(work)}
     made["metadata"] = {**made.get("metadata", {}), "labels": labels}
     made["spec"]["restartPolicy"] = "Never"
     container = made["spec"]["containers"][0]
@@ -62,17 +62,17 @@ def pod(template: ClusterObject, work: Work, command: Sequence[str]) -> ClusterO
     return made
 
 
-def command_of(work: Work) -> list[str]:
+def worker_command(work: Work) -> list[str]:
     """Return what the worker of an attempt runs."""
     return ["python", "-P", "-m", "worker", "--job", work.job_id, "--token", str(work.token)]
 
 
-def labels_of(work: Work) -> dict[str, str]:
+def attempt_labels(work: Work) -> dict[str, str]:
     """Return what all objects of an attempt are found by."""
     return MANAGED | {JOB: work.job_id, TOKEN: str(work.token)}
 
 
-def work_of(found: ClusterObject) -> Work | None:
+def read_work(found: ClusterObject) -> Work | None:
     """Return the attempt that a Job or a JobSet was made for; None for one without our labels."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
@@ -82,7 +82,7 @@ def work_of(found: ClusterObject) -> Work | None:
     return Work(labels[JOB], int(token), nodes=sum(pods) or 1)
 
 
-def ended_at(found: ClusterObject) -> datetime | None:
+def end_time(found: ClusterObject) -> datetime | None:
     """Return when a Job or a JobSet has completed or failed, by the cluster's clock; None before."""
     for condition in found.get("status", {}).get("conditions", ()):
         if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":

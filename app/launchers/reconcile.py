@@ -57,10 +57,10 @@ class Bounds:
 def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
     """Look once. The cluster is read before the rows: all that it has was made for a row that was there by then."""
     try:
-        started = launcher.started()
+        started = launcher.list_started()
         with read(engine) as session:
             rows = _rows(session, {each.work.job_id for each in started})
-            asked = scheduling.next_up(session, bounds.jobs, bounds.room)
+            asked = scheduling.next_jobs(session, bounds.jobs, bounds.room)
         kept = [each for each in started if is_needed(each, rows.get(each.work.job_id))]
         reasons = {each.work.job_id: each.reason for each in kept if each.ended_s is None}
         for each in started:
@@ -69,7 +69,7 @@ def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
         there = {(each.work.job_id, each.work.token) for each in started}
         missing = [job for job in asked if (job.id, job.lease_token) not in there]
         for job in missing[: max(0, bounds.jobs - len(reasons))]:
-            reasons[job.id] = _start(launcher, work_for(job, bounds))
+            reasons[job.id] = _start(launcher, next_work(job, bounds))
     except (Away, Refused) as error:
         log.warning("looked in vain: %s", error)
         return
@@ -86,7 +86,7 @@ def is_needed(started: Started, job: Job | None) -> bool:
     return _is_queued(job) and started.work.token >= job.lease_token and not is_over
 
 
-def work_for(job: Job, bounds: Bounds) -> Work:
+def next_work(job: Job, bounds: Bounds) -> Work:
     """Return a job's next attempt on as few GPUs as hold its training: of one node, or else all of several nodes.
 
     Where the memory is not known, on one node with the template's.
@@ -96,7 +96,7 @@ def work_for(job: Job, bounds: Bounds) -> Work:
     need = Need(job.memory_bytes, job.shared_bytes)
     on_one = ((gpus, 1) for gpus in bounds.counts)
     on_several = ((bounds.gpus, nodes) for nodes in range(2, bounds.nodes + 1))
-    ways = (way for way in (*on_one, *on_several) if need.on(math.prod(way)) <= bounds.gpu_bytes)
+    ways = (way for way in (*on_one, *on_several) if need.bytes_per_gpu(math.prod(way)) <= bounds.gpu_bytes)
     return Work(job.id, job.lease_token, *next(ways, (bounds.gpus, 1)))
 
 

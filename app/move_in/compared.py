@@ -6,10 +6,10 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.move_in.comparison import MEASURES, Agreement, Replies, Scored, agreement, judged, score
+from app.move_in.comparison import MEASURES, Agreement, Replies, Scored, agreement, judge_pairs, score
 from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, Record
-from app.move_in.replies import Plan, asks, text_of
+from app.move_in.replies import Plan, asks, reply_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Compared:
     measures: dict[str, Agreement]
     unanswered: dict[str, int]
 
-    def changed(self) -> list[tuple[Replies, Scored]]:
+    def changed_replies(self) -> list[tuple[Replies, Scored]]:
         """Return prompts with the replies that changed most first: least similar to the old ones, given their noise."""
         pairs = zip(self.replies, self.scores["similarity"], strict=True)
         known = [(replies, found) for replies, found in pairs if found.new_old is not None and found.new_old < 1]
@@ -47,7 +47,7 @@ def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) 
     ]
     scores = {name: [score(each, measure) for each in replies] for name, measure in MEASURES.items()}
     if judge is not None:
-        scores["judge"] = [judged(each, judge) for each in replies]
+        scores["judge"] = [judge_pairs(each, judge) for each in replies]
     wanted = len(plan["prompts"]) * plan["replies"]
     unanswered = {kind: wanted - sum(len(texts) for texts in kept[kind].values()) for kind in kept}
     measures = {name: agreement(each) for name, each in scores.items()}
@@ -71,7 +71,7 @@ def _texts(ledger: Ledger, kind: str, model: str, plan: Plan) -> dict[str, list[
     found: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for ask in asks(model, plan):
         response: Any = (known.get(ask.key()) or {}).get("response") or {}
-        if (text := text_of(response)) is not None:
+        if (text := reply_text(response)) is not None:
             found[ask.prompt_id].append((text, response["choices"][0].get("finish_reason") == "length"))
     return found
 

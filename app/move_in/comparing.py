@@ -9,7 +9,7 @@ from app.move_in.api import Api
 from app.move_in.asking import NEW, ask_plan, cost
 from app.move_in.compared import compare
 from app.move_in.filing import Desk
-from app.move_in.golden import models_of
+from app.move_in.golden import model_jobs
 from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, MoveInFailed
 from app.move_in.replies import missing
@@ -24,7 +24,7 @@ def pairs(api: Api, ledger: Ledger, given: Mapping[str, str]) -> tuple[dict[str,
         raise MoveInFailed(f"There are no golden replies of {unknown[0]}; keep them with `spard move-in golden`.")
     if not plans:
         raise MoveInFailed("There are no golden replies; keep them with `spard move-in golden`.")
-    jobs, found, left = models_of(ledger), dict(given), {}
+    jobs, found, left = model_jobs(ledger), dict(given), {}
     for old in () if given else plans:
         job = jobs.get(old)
         filed = ledger.get("filing", job["id"]) if job else None

@@ -72,7 +72,7 @@ def score(replies: Replies, measure: Measure) -> Scored:
     )
 
 
-def judged(replies: Replies, judge: SameJudge) -> Scored:
+def judge_pairs(replies: Replies, judge: SameJudge) -> Scored:
     """Return what a judge says of the first pair of each kind: it costs two requests a pair."""
 
     def says(pair: list[str]) -> float | None:

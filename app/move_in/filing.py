@@ -8,9 +8,9 @@ from typing import TypedDict
 
 from app.move_in.api import Api, refusal
 from app.move_in.downloads import Download, is_whole
-from app.move_in.golden import models_of
+from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, MoveInFailed, Record
-from app.move_in.mapping import NotThere, idempotency_key, notes, request_of
+from app.move_in.mapping import NotThere, idempotency_key, map_request, notes
 from app.move_in.read import ENDED
 
 POLL_S = 5.0
@@ -51,7 +51,7 @@ class Desk:
         if "job" in known and not (again and known["job"]["status"] in ("failed", "cancelled")):
             return known
         if "job" in known or "refused" in known or not known:
-            known = self._prepared(job, known.get("attempt", 0) + ("job" in known))
+            known = self._prepare(job, known.get("attempt", 0) + ("job" in known))
             self.ledger.put("filing", job["id"], known)  # before it is sent: a kill then sends the same again
         return self._send(job["id"], known)
 
@@ -78,14 +78,14 @@ class Desk:
             if waiting:
                 self.api.wait(POLL_S)
 
-    def _prepared(self, job: Record, attempt: int) -> Filing:
+    def _prepare(self, job: Record, attempt: int) -> Filing:
         from openai import APIStatusError
 
-        model = base_of(self.ledger, self.models, job)
+        model = start_model(self.ledger, self.models, job)
         try:
-            request_of(job, model, {})  # before anything is uploaded
-            files = {name: self._uploaded(job[name]) for name in ("training_file", "validation_file") if job.get(name)}
-            body = request_of(job, model, files, self.auto)
+            map_request(job, model, {})  # before anything is uploaded
+            files = {name: self._upload(job[name]) for name in ("training_file", "validation_file") if job.get(name)}
+            body = map_request(job, model, files, self.auto)
         except NotThere as error:
             raise NotYet(str(error)) from None
         except APIStatusError as error:
@@ -105,7 +105,7 @@ class Desk:
             raise NotYet(f"the service refuses it: {found['refused']}")
         return found
 
-    def _uploaded(self, file_id: str) -> str:
+    def _upload(self, file_id: str) -> str:
         """Return the id here of a file of the account: of the one that was sent before, if it is still there."""
         known: Download = self.ledger.get("download", file_id) or Download()
         if "sha256" not in known:
@@ -130,12 +130,12 @@ class Desk:
             return self.api.client.files.create(file=(name, content), purpose="fine-tune").to_dict()
 
 
-def base_of(ledger: Ledger, models: Mapping[str, str], job: Record) -> str:
+def start_model(ledger: Ledger, models: Mapping[str, str], job: Record) -> str:
     """Return the model here that a job is to start from; `NotYet` if nobody has named it."""
     asked = str(job.get("model"))
     if asked in models:
         return models[asked]
-    maker = models_of(ledger).get(asked)
+    maker = model_jobs(ledger).get(asked)
     if maker is None:
         raise NotYet(f"say which model here stands for {asked}: --model {asked}=NAME")
     made: Filing = ledger.get("filing", maker["id"]) or Filing()
@@ -204,8 +204,8 @@ def estimate(
             continue
         names = [job[name] for name in ("training_file", "validation_file") if job.get(name)]
         try:
-            base = base_of(ledger, models, job)
-            body = request_of(job, base, {}, auto)
+            base = start_model(ledger, models, job)
+            body = map_request(job, base, {}, auto)
         except (NotYet, NotThere) as error:
             tell(f"{job['id']} would not be filed: {error}")
             is_good = False

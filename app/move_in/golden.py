@@ -21,7 +21,7 @@ class Choice:
     replies: int
 
 
-def models_of(ledger: Ledger) -> dict[str, Record]:
+def model_jobs(ledger: Ledger) -> dict[str, Record]:
     """Return the job that made each fine-tuned model of the account."""
     return {job["fine_tuned_model"]: job for job in ledger.all("job").values() if job.get("fine_tuned_model")}
 
@@ -31,7 +31,7 @@ def plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Pr
     if choice.file is not None:
         prompts, source = read_prompts(choice.file, choice.file.name), choice.file.name
     else:
-        job = models_of(ledger).get(model)
+        job = model_jobs(ledger).get(model)
         if job is None:
             raise MoveInFailed(f"No job of the account made {model}; name prompts of your own with --prompts.")
         prompts, source = of_job(ledger, job), f"files of {job['id']}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from app.move_in.api import Api, refusal
 from app.move_in.ledger import Ledger
 from app.move_in.prompts import Prompt
-from app.move_in.replies import text_of
+from app.move_in.replies import reply_text
 
 RUBRIC = """\
 You compare two replies to the same conversation. They say the same if a user would be told the same facts, decisions,
@@ -50,7 +50,7 @@ class SameJudge:
             messages = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": question}]
             body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": _MAX_TOKENS}
             try:
-                known = {"text": text_of(self.api.post("/chat/completions", body)) or ""}
+                known = {"text": reply_text(self.api.post("/chat/completions", body)) or ""}
             except APIStatusError as error:
                 if error.status_code in (403, 404):
                     raise

@@ -62,7 +62,7 @@ class Ledger:
 
 
 @contextmanager
-def opened(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
+def open_ledger(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
     """Yield the ledger of a folder, for one command at a time; `is_new` makes a folder that is missing."""
     if not is_new:
         _require(folder)
@@ -73,7 +73,7 @@ def opened(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
         raise MoveInFailed(f"{folder} cannot be written: {error.strerror}.") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with _connected(folder, "rwc") as ledger:
+        with _connect(folder, "rwc") as ledger:
             yield ledger
     except BlockingIOError:
         raise MoveInFailed(f"Another `spard move-in` works in {folder}; wait until it has ended.") from None
@@ -82,15 +82,15 @@ def opened(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
 
 
 @contextmanager
-def looked_at(folder: Path) -> Iterator[Ledger]:
+def open_read_only(folder: Path) -> Iterator[Ledger]:
     """Yield the ledger of a folder to read, also while another command writes."""
     _require(folder)
-    with _connected(folder, "rw") as ledger:
+    with _connect(folder, "rw") as ledger:
         yield ledger
 
 
 @contextmanager
-def _connected(folder: Path, mode: str) -> Iterator[Ledger]:
+def _connect(folder: Path, mode: str) -> Iterator[Ledger]:
     path = folder / LEDGER
     if mode == "rwc":
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))

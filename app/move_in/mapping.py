@@ -23,14 +23,14 @@ class NotThere(Exception):
     """There is nothing of this kind here; the message says what."""
 
 
-def request_of(job: Record, model: str, files: Record, auto: Collection[str] = ()) -> Record:
+def map_request(job: Record, model: str, files: Record, auto: Collection[str] = ()) -> Record:
     """Return the body of the same job on another model; hyperparameters in `auto` are left to the service.
 
     `files` has `training_file` and, where there is one, `validation_file`. `NotThere` for a method that has no
     counterpart.
     """
     body = {"model": model, **files, "method": _method(job, auto)}
-    if suffix := suffix_of(job):
+    if suffix := job_suffix(job):
         body["suffix"] = suffix
     if isinstance(job.get("seed"), int):
         body["seed"] = job["seed"]
@@ -38,7 +38,7 @@ def request_of(job: Record, model: str, files: Record, auto: Collection[str] = (
     return {**body, "metadata": {**kept, MOVED_FROM: job["id"]}}
 
 
-def suffix_of(job: Record) -> str | None:
+def job_suffix(job: Record) -> str | None:
     """Return the suffix that the job was made with, said by the job or by its model's name."""
     said = job.get("user_provided_suffix") or job.get("suffix")
     parts = str(job.get("fine_tuned_model") or "").split(":")

@@ -45,7 +45,7 @@ def _section(found: Compared, show: int) -> Iterator[str]:
         yield f"| {_NAMES[name]} | {' | '.join(cells)} | {_percent(measure.difference, sign='+')} |\n"
     yield "\nIn brackets: 95 % intervals over prompts. Difference: new and old, less old and itself.\n"
     yield from _remarks(found)
-    changed = found.changed()
+    changed = found.changed_replies()
     yield f"\n### What changed: {len(changed)} of {len(found.replies)} prompts, the most first\n"
     for replies, scores in changed[:show]:
         yield f"\n#### {replies.prompt['source']}: similarity {_share(scores.new_old)}"
@@ -82,9 +82,9 @@ def _remarks(found: Compared) -> Iterator[str]:
 
 
 def _side_by_side(replies: Replies) -> Iterator[str]:
-    yield _fenced("asked", _last(replies))
-    yield _fenced("old", replies.old[0])
-    yield _fenced("new", replies.new[0])
+    yield _fence("asked", _last(replies))
+    yield _fence("old", replies.old[0])
+    yield _fence("new", replies.new[0])
 
 
 def _last(replies: Replies) -> str:
@@ -92,7 +92,7 @@ def _last(replies: Replies) -> str:
     return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
-def _fenced(title: str, text: str) -> str:
+def _fence(title: str, text: str) -> str:
     """Return a text between fences that nothing in it can close."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)

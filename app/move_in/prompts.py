@@ -18,7 +18,7 @@ class Prompt(TypedDict):
     source: str
 
 
-def prompt_of(row: Record, source: str) -> Prompt | None:
+def row_prompt(row: Record, source: str) -> Prompt | None:
     """Return the prompt of a row: all before its last answer; None if the row is no chat.
 
     Rows of chats, of preferences (`input`), and `{"prompt": "..."}` of a user's own list are known.
@@ -52,7 +52,7 @@ def read_prompts(path: Path, name: str) -> dict[str, Prompt]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        prompt = _parsed(line, f"{name}:{number}")
+        prompt = _parse_prompt(line, f"{name}:{number}")
         if prompt is None:
             raise MoveInFailed(f"{name}, line {number} is no chat: nothing can be asked with it.")
         found.setdefault(prompt_id(prompt), prompt)
@@ -74,9 +74,9 @@ def of_job(ledger: Ledger, job: Record) -> dict[str, Prompt]:
     raise MoveInFailed(f"Neither file of {job['id']} could be read; name prompts of your own with --prompts.")
 
 
-def _parsed(line: str, source: str) -> Prompt | None:
+def _parse_prompt(line: str, source: str) -> Prompt | None:
     try:
         row = json.loads(line)
     except ValueError:
         return None
-    return prompt_of(row, source) if isinstance(row, dict) else None
+    return row_prompt(row, source) if isinstance(row, dict) else None

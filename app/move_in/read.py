@@ -25,13 +25,13 @@ class Listed:
     jobs: list[Record]
     files: dict[str, Record]
 
-    def wanted(self) -> list[str]:
+    def wanted_files(self) -> list[str]:
         """Return the ids of all files to download: those for fine-tuning, and those that a job names."""
         own = [key for key, file in self.files.items() if file.get("purpose") in _PURPOSES]
-        return list(dict.fromkeys([*own, *(_checked(key) for job in self.jobs for key in files_of(job))]))
+        return list(dict.fromkeys([*own, *(_check_id(key) for job in self.jobs for key in job_file_ids(job))]))
 
 
-def files_of(job: Record) -> list[str]:
+def job_file_ids(job: Record) -> list[str]:
     """Return the ids of the files that a job read or made."""
     named = (job.get("training_file"), job.get("validation_file"), *(job.get("result_files") or []))
     return [key for key in named if key]
@@ -47,14 +47,14 @@ def same_account(api: Api, ledger: Ledger) -> None:
 def list_account(api: Api) -> Listed:
     """Ask for the lists of models, jobs and files."""
     models = api.get("/models").get("data") or []
-    jobs = [_named(job) for job in api.pages("/fine_tuning/jobs", _JOBS)]
-    files = {_named(file)["id"]: file for file in api.pages("/files", _FILES)}
+    jobs = [_check_object(job) for job in api.pages("/fine_tuning/jobs", _JOBS)]
+    files = {_check_object(file)["id"]: file for file in api.pages("/files", _FILES)}
     return Listed(models, jobs, files)
 
 
 def estimate(listed: Listed) -> str:
     """Return what reading costs, from the lists alone."""
-    wanted = listed.wanted()
+    wanted = listed.wanted_files()
     size = sum(listed.files.get(key, {}).get("bytes") or 0 for key in wanted)
     least = len(wanted) + 2 * len(listed.jobs)
     jobs = f"{len(listed.jobs)} jobs with events and checkpoints, {len(listed.models)} models"
@@ -72,7 +72,7 @@ def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Liste
     ledger.put("account", "offered", [each["id"] for each in listed.models])
     for job in listed.jobs:
         _read_job(api, ledger, job)
-    wanted = listed.wanted()
+    wanted = listed.wanted_files()
     for number, file_id in enumerate(wanted, 1):
         got = _read_file(api, ledger, file_id)
         tell(f"[{number}/{len(wanted)}] {file_id}: {got}")
@@ -119,13 +119,13 @@ def _words(refused: Record) -> str:
     return "the account does not have it any more" if gone else f"refused: {refused['message']}"
 
 
-def _named(found: Record) -> Record:
+def _check_object(found: Record) -> Record:
     """Return an object whose id can be a file's name."""
-    _checked(found.get("id"))
+    _check_id(found.get("id"))
     return found
 
 
-def _checked(name: object) -> str:
+def _check_id(name: object) -> str:
     if not isinstance(name, str) or not _ID.fullmatch(name):
         raise MoveInFailed(f"The account names something {str(name)[:80]!r}, which is no id.")
     return name

@@ -96,7 +96,7 @@ def _answer(api: Api, ask: Ask, prompt: Prompt) -> Record:
         return {"refused": refusal(error)}
 
 
-def text_of(response: Record) -> str | None:
+def reply_text(response: Record) -> str | None:
     """Return what a reply says, its calls of tools as JSON with sorted keys; None if it holds no message."""
     choices = response.get("choices")
     message = choices[0].get("message") if isinstance(choices, list) and choices else None
@@ -106,12 +106,14 @@ def text_of(response: Record) -> str | None:
     for call in message.get("tool_calls") or []:
         function = call.get("function") or {}
         parts.append(
-            json.dumps({"call": function.get("name"), "arguments": _parsed(function.get("arguments"))}, sort_keys=True)
+            json.dumps(
+                {"call": function.get("name"), "arguments": _parse_arguments(function.get("arguments"))}, sort_keys=True
+            )
         )
     return "\n".join(part for part in parts if part)
 
 
-def _parsed(arguments: object) -> object:
+def _parse_arguments(arguments: object) -> object:
     try:
         return json.loads(str(arguments))
     except ValueError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.move_in.asking import GOLDEN
-from app.move_in.golden import models_of
+from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, Record
 from app.move_in.replies import Plan, missing
 
@@ -20,7 +20,7 @@ def summary(ledger: Ledger) -> Record:
         "bytes": sum(each.get("bytes", 0) for each in downloads.values()),
         "not_downloaded": {key: each["problem"] for key, each in downloads.items() if "problem" in each},
         "moves": [_move(ledger, job) for job in jobs.values()],
-        "fine_tuned_models": len(models_of(ledger)),
+        "fine_tuned_models": len(model_jobs(ledger)),
     }
 
 

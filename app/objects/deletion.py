@@ -30,7 +30,7 @@ def perform(storage: Storage, begin: Begin, subject: str) -> None:
     with begin() as session:
         due = intents.deletions(session, subject)
     for intent in due:
-        carry_out(storage, begin, intent)
+        execute_deletion(storage, begin, intent)
 
 
 def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str | None, subject: str) -> None:
@@ -55,22 +55,22 @@ def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY,
         due = intents.due_deletions(session, _AT_ONCE)
     for intent in due:
         try:
-            carry_out(storage, begin, intent)
+            execute_deletion(storage, begin, intent)
         except StorageError as error:
             log.warning("%s is not deleted yet: %s", intent.storage_key, error)
 
 
-def carry_out(storage: Storage, begin: Begin, intent: ObjectIntent) -> None:
+def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> None:
     """Delete an intent's bytes, then the intent; any number of processes may do so at the same time."""
     try:
         delete = storage.delete_prefix if intent.kind == DELETE_PREFIX else storage.delete
         delete(intent.storage_key)
     except StorageError as error:
         with suppress(SQLAlchemyError), begin() as session:
-            intents.failed(session, intent.storage_key, str(error))
+            intents.note_failure(session, intent.storage_key, str(error))
         raise
     with begin() as session:
-        intents.done(session, intent.storage_key)
+        intents.forget_deletion(session, intent.storage_key)
 
 
 def probe(storage: Storage) -> None:

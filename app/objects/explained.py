@@ -52,12 +52,14 @@ def is_ours(key: str) -> bool:
     return _OURS.fullmatch(key) is not None
 
 
-def unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
+def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
     """Return those of our keys that no row explains, with the reason."""
-    left = {key for key in keys if is_ours(key)} - _listed(session, ObjectIntent.storage_key, keys)
-    left -= _listed(session, File.storage_key, left) | _listed(session, CondemnedObject.storage_key, left)
-    left -= _listed(session, UploadPart.storage_key, left, _IS_OPEN)
-    left -= _listed(session, Corpus.storage_key, left, _IS_KEPT) | _listed(session, EmbeddingShard.storage_key, left)
+    left = {key for key in keys if is_ours(key)} - _listed_keys(session, ObjectIntent.storage_key, keys)
+    left -= _listed_keys(session, File.storage_key, left) | _listed_keys(session, CondemnedObject.storage_key, left)
+    left -= _listed_keys(session, UploadPart.storage_key, left, _IS_OPEN)
+    left -= _listed_keys(session, Corpus.storage_key, left, _IS_KEPT) | _listed_keys(
+        session, EmbeddingShard.storage_key, left
+    )
     prefixes = select(ObjectIntent.storage_key).where(ObjectIntent.kind == DELETE_PREFIX)
     going = tuple(f"{prefix}/" for prefix in session.scalars(prefixes))
     of_attempts = _of_attempts(session, left)
@@ -75,7 +77,7 @@ def kept_attempts(session: Session, job: Job) -> set[int]:
     return {int(match["token"]) for key in published if (match := _OURS.fullmatch(key or "")) and match["token"]}
 
 
-def named(session: Session) -> Iterator[Named]:
+def named_objects(session: Session) -> Iterator[Named]:
     """Yield every object that a row needs."""
     for file in session.execute(select(File.id, File.purpose, File.project_id, File.storage_key)):
         mended = "upload it again" if file.purpose == "fine-tune" else "the job has to be made again"
@@ -110,7 +112,7 @@ def _of_jobs(session: Session) -> Iterator[Named]:
             yield Named(file["key"], f"{job_id} begins anew", "nothing to do: it starts from an earlier point")
 
 
-def _listed(
+def _listed_keys(
     session: Session, column: InstrumentedAttribute[str], keys: Collection[str], *which: ColumnElement[bool]
 ) -> set[str]:
     query: Select[str] = select(column).where(column.in_(list(keys)), *which)

@@ -47,7 +47,7 @@ def plan(session: Session, planned: Iterable[Planned]) -> None:
     session.execute(insert(ObjectIntent), rows)
 
 
-def named(session: Session, keys: Iterable[str]) -> None:
+def resolve_named(session: Session, keys: Iterable[str]) -> None:
     """Resolve writes in the transaction whose rows name the objects; `GivenUp` if one was turned into a deletion."""
     for key in keys:
         ours = (ObjectIntent.storage_key == key) & (ObjectIntent.kind == WRITE)
@@ -55,7 +55,7 @@ def named(session: Session, keys: Iterable[str]) -> None:
             raise GivenUp("The request took too long, and what it stored was given up; send it again.")
 
 
-def give_up(session: Session, keys: Iterable[str]) -> Sequence[ObjectIntent]:
+def abandon_writes(session: Session, keys: Iterable[str]) -> Sequence[ObjectIntent]:
     """Turn writes that no transaction has named into deletions, and return these.
 
     A naming transaction that is still in flight holds the row: this waits for it, and then finds nothing to turn.
@@ -104,12 +104,12 @@ def due_deletions(session: Session, most: int) -> Sequence[ObjectIntent]:
     return session.scalars(due.order_by(ObjectIntent.attempts, ObjectIntent.created_at).limit(most)).all()
 
 
-def done(session: Session, key: str) -> None:
+def forget_deletion(session: Session, key: str) -> None:
     """Forget a deletion whose bytes are gone."""
     session.execute(delete(ObjectIntent).where(ObjectIntent.storage_key == key, ObjectIntent.kind != WRITE))
 
 
-def failed(session: Session, key: str, error: str) -> None:
+def note_failure(session: Session, key: str, error: str) -> None:
     """Note that a deletion did not succeed."""
     is_it = (ObjectIntent.storage_key == key) & (ObjectIntent.kind != WRITE)
     session.execute(update(ObjectIntent).where(is_it).values(attempts=ObjectIntent.attempts + 1, last_error=error))

@@ -41,7 +41,7 @@ class Report:
     intents: int
     findings: list[ObjectFinding]
 
-    def of(self, kind: str) -> list[ObjectFinding]:
+    def select(self, kind: str) -> list[ObjectFinding]:
         """Return the findings of one kind, `UNEXPLAINED` or `MISSING`."""
         return [each for each in self.findings if each.kind == kind]
 
@@ -86,7 +86,7 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
         intents = session.scalar(select(func.count()).select_from(ObjectIntent)) or 0
     report = Report(mark, seen.objects, seen.young, seen.foreign, intents, findings)
     if findings:
-        counts = len(report.of(UNEXPLAINED)), len(report.of(MISSING))
+        counts = len(report.select(UNEXPLAINED)), len(report.select(MISSING))
         log.warning("%d objects have no row, %d rows have no object; see `spard objects check`", *counts)
     return report
 
@@ -96,9 +96,9 @@ def repair(
 ) -> Repaired:
     """Compare, and move aside what was reported for long enough; give back what lies aside and a row names."""
     report, done = check(storage, begin, young), Repaired()
-    lost = {each.storage_key for each in report.of(MISSING)}
+    lost = {each.storage_key for each in report.select(MISSING)}
     done.given_back = restore(storage, lost)
-    for finding in report.of(UNEXPLAINED):
+    for finding in report.select(UNEXPLAINED):
         is_due = finding.last_seen_at - finding.first_seen_at >= reported_for
         if is_due and not _is_protected(report.mark, finding) and _is_unexplained(begin, finding.storage_key):
             today = finding.last_seen_at.date().isoformat()
@@ -132,7 +132,7 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
         seen.keys |= {hash(key) for key in page}
         seen.foreign += sum(not explained.is_ours(key) for key in page)
         with begin() as session:
-            found = explained.unexplained(session, page)
+            found = explained.find_unexplained(session, page)
         for key, why in found.items():
             if page[key].modified_at >= young_since:
                 seen.young += 1
@@ -144,12 +144,12 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
 def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Named]:
     """Return rows whose object is not there, and was not deleted with the row meanwhile."""
     with begin() as session:
-        suspects = {each.key for each in explained.named(session) if hash(each.key) not in seen.keys}
+        suspects = {each.key for each in explained.named_objects(session) if hash(each.key) not in seen.keys}
     absent = {key for key in suspects if not storage.exists(key)}
     if not absent:
         return []
     with begin() as session:
-        return list({each.key: each for each in explained.named(session) if each.key in absent}.values())
+        return list({each.key: each for each in explained.named_objects(session) if each.key in absent}.values())
 
 
 def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: int) -> None:
@@ -169,7 +169,7 @@ def _is_protected(mark: ObjectMark, finding: ObjectFinding) -> bool:
 
 def _is_unexplained(begin: Begin, key: str) -> bool:
     with begin() as session:
-        return bool(explained.unexplained(session, [key]))
+        return bool(explained.find_unexplained(session, [key]))
 
 
 def _purge(storage: Storage, before: date) -> list[str]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.db import Begin
 from app.errors import QuotaExceeded
 from app.objects import intents
-from app.objects.deletion import carry_out
+from app.objects.deletion import execute_deletion
 from app.objects.intents import Planned
 from app.storage import Storage, StorageError, Stored
 
@@ -29,11 +29,11 @@ class Writing:
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
         """Write a planned object."""
-        return self._storage.write(key, _within(self._planned[key].limit, chunks))
+        return self._storage.write(key, _limit_bytes(self._planned[key].limit, chunks))
 
-    def named(self, session: Session, *keys: str) -> None:
+    def keep(self, session: Session, *keys: str) -> None:
         """Keep objects, as rows of this transaction name them; `GivenUp` if a sweep was faster."""
-        intents.named(session, keys)
+        intents.resolve_named(session, keys)
         self.unnamed -= set(keys)
 
 
@@ -51,10 +51,10 @@ def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[P
         writes = Writing(storage, planned)
         yield writes
     except BaseException:
-        _give_up(storage, begin, [each.key for each in planned])
+        _delete_unnamed(storage, begin, [each.key for each in planned])
         raise
     if writes.unnamed:
-        _give_up(storage, begin, writes.unnamed)
+        _delete_unnamed(storage, begin, writes.unnamed)
 
 
 def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: Callable[[Session], bool]) -> None:
@@ -71,18 +71,18 @@ def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: 
             intents.condemn(session, lost, project_id=None, subject=lost.rpartition("/")[2])
 
 
-def _give_up(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
+def _delete_unnamed(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
     """Delete what was not named; what cannot be done now is left to the sweep."""
     try:
         with begin() as session:
-            given_up = intents.give_up(session, keys)
+            given_up = intents.abandon_writes(session, keys)
         for intent in given_up:
-            carry_out(storage, begin, intent)
+            execute_deletion(storage, begin, intent)
     except (StorageError, SQLAlchemyError) as error:
         log.warning("left to the sweep: %s: %s", ", ".join(keys), type(error).__name__)
 
 
-def _within(limit: int | None, chunks: Iterable[bytes]) -> Iterator[bytes]:
+def _limit_bytes(limit: int | None, chunks: Iterable[bytes]) -> Iterator[bytes]:
     left = limit
     for chunk in chunks:
         if left is not None:

@@ -20,12 +20,12 @@ _NAME_CHARS = 100
 
 def count(driver: str = _DRIVER) -> int:
     """How many there are; 0 without a driver."""
-    return _count(_opened(driver))
+    return _count(_open_driver(driver))
 
 
 def names(driver: str = _DRIVER) -> list[str]:
     """Return what the driver calls each of them, with its memory; nothing without a driver."""
-    cuda, found = _opened(driver), list[str]()
+    cuda, found = _open_driver(driver), list[str]()
     for ordinal in range(_count(cuda)):
         name, memory, device = ctypes.create_string_buffer(_NAME_CHARS), ctypes.c_size_t(0), ctypes.c_int(0)
         cuda.cuDeviceGet(ctypes.byref(device), ordinal)
@@ -35,7 +35,9 @@ def names(driver: str = _DRIVER) -> list[str]:
     return found
 
 
-def works(probe: Sequence[str], environment: Mapping[str, str], gpus_per_job: int, *, quiet: bool = False) -> bool:
+def gpu_probe_succeeds(
+    probe: Sequence[str], environment: Mapping[str, str], gpus_per_job: int, *, quiet: bool = False
+) -> bool:
     """Whether the probe of a job's GPUs comes to its end in time; its error goes to standard error, or nowhere."""
     variables = {**environment, "SPARD_GPUS_PER_JOB": str(gpus_per_job)}
     stderr = subprocess.DEVNULL if quiet else None
@@ -48,7 +50,7 @@ def works(probe: Sequence[str], environment: Mapping[str, str], gpus_per_job: in
 
 def memories(driver: str = _DRIVER) -> list[int]:
     """Return the bytes of memory of each of them; nothing without a driver."""
-    cuda, found = _opened(driver), list[int]()
+    cuda, found = _open_driver(driver), list[int]()
     for ordinal in range(_count(cuda)):
         memory, device = ctypes.c_size_t(0), ctypes.c_int(0)
         cuda.cuDeviceGet(ctypes.byref(device), ordinal)
@@ -57,7 +59,7 @@ def memories(driver: str = _DRIVER) -> list[int]:
     return found
 
 
-def _opened(driver: str) -> Any:
+def _open_driver(driver: str) -> Any:
     """Return the driver's library; None without one, or where it does not start."""
     try:
         cuda = ctypes.CDLL(driver)

@@ -15,7 +15,7 @@ from app import db, objects
 from app.broker_address import read_broker_address
 from app.errors import Unfit
 from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
-from app.settings import Settings, misspelled
+from app.settings import Settings, misspelled_variables
 from app.storage import StorageError, open_storage
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def check(settings: Settings) -> None:
     check_judge(settings.judge, settings.judge_key)
     if is_at_openai(settings.judge):
         log.warning(AT_OPENAI)
-    for name, like in misspelled(settings).items():
+    for name, like in misspelled_variables(settings).items():
         log.warning("%s is no setting and is ignored; %s is one", name, like)
     check_policy_keys(settings)
     check_measured(settings)

@@ -20,14 +20,14 @@ _AT_ONCE = 1000
 
 def prune(begin: Begin) -> None:
     """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
-    for removal in (_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
+    for removal in (_delete_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:
             with begin() as session:
                 removed = len(session.execute(removal).all())
 
 
-def _sent() -> ReturningDelete[tuple[int]]:
+def _delete_sent() -> ReturningDelete[tuple[int]]:
     due = select(Outbox.id).where(Outbox.sent_at < utc_now() - _SENT_STAY).limit(_AT_ONCE)
     return delete(Outbox).where(Outbox.id.in_(due)).returning(Outbox.id)
 

@@ -42,10 +42,10 @@ def when_told_to_stop(tell: Callable[[], object]) -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _SIGNALS:
-        signal.signal(number, _told(tell, signal.getsignal(number)))
+        signal.signal(number, _make_handler(tell, signal.getsignal(number)))
 
 
-def _told(tell: Callable[[], object], before: object) -> Callable[[int, FrameType | None], None]:
+def _make_handler(tell: Callable[[], object], before: object) -> Callable[[int, FrameType | None], None]:
     def handle(number: int, frame: FrameType | None) -> None:
         tell()
         if callable(before):

@@ -104,11 +104,11 @@ def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
         process.wait()
 
 
-def _become(parent: int, module: str) -> None:
+def _exec_module(parent: int, module: str) -> None:
     if not end_with_parent(parent, signal.SIGTERM):
         sys.exit(f"{module}: the parent is gone already")
     os.execv(sys.executable, python(module))  # noqa: S606 - the module is named by our own code
 
 
 if __name__ == "__main__":
-    _become(int(sys.argv[1]), sys.argv[2])
+    _exec_module(int(sys.argv[1]), sys.argv[2])

@@ -39,7 +39,7 @@ def set_up(service: str) -> None:
 
 
 @contextmanager
-def continued(name: str, traceparent: str | None, job_id: str, attempt: int) -> Iterator[Span]:
+def continue_trace(name: str, traceparent: str | None, job_id: str, attempt: int) -> Iterator[Span]:
     """Open a span for work on a job that was requested in another process."""
     attributes: dict[str, AnyValue] = {"spard.job_id": job_id, "spard.attempt": attempt}
     parent = TraceContextTextMapPropagator().extract({_FIELD: traceparent} if traceparent else {})

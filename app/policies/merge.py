@@ -48,12 +48,12 @@ def merge(policy: Policy, change: PolicyChange, gate: GateThresholds) -> Policy:
     Objects are merged field by field, lists are replaced, and `null` takes a field back to its default (for
     `thresholds`, that of `gate`). Raise `InvalidRequest` if the result is no policy.
     """
-    merged = _patched(policy.model_dump(mode="json"), change.root)
+    merged = _apply_patch(policy.model_dump(mode="json"), change.root)
     thresholds, named = merged.get("thresholds"), change.root.get("thresholds")
     if isinstance(thresholds, dict) and isinstance(named, dict):
         unbounded = {name for name in _NULL_MEANS_NO_BOUND if name in named and named[name] is None}
         thresholds |= dict.fromkeys(unbounded)
-    return read(Policy, merged).completed(gate)
+    return read(Policy, merged).with_defaults(gate)
 
 
 def changed_fields(before: Policy, after: Policy) -> list[ChangedField]:
@@ -61,12 +61,12 @@ def changed_fields(before: Policy, after: Policy) -> list[ChangedField]:
     return list(_differences("", before.model_dump(mode="json"), after.model_dump(mode="json")))
 
 
-def _patched(value: Any, patch: Mapping[str, JsonValue], place: str = "") -> Json:
+def _apply_patch(value: Any, patch: Mapping[str, JsonValue], place: str = "") -> Json:
     """Apply a merge patch; a `null` for a name that is not there stays, so that a misspelled name is refused."""
     found: Json = dict(value) if isinstance(value, dict) else {}
     for name, given in patch.items():
         if isinstance(given, dict):
-            found[name] = _patched(found.get(name), given, name)
+            found[name] = _apply_patch(found.get(name), given, name)
         elif given is None and name in found:
             del found[name]
         elif given is not None or place != "ranges" or not _is_setting(name):

@@ -222,7 +222,7 @@ class Policy(Body):
             policy._named = frozenset(named)
         return policy
 
-    def completed(self, gate: config.GateThresholds) -> Self:
+    def with_defaults(self, gate: config.GateThresholds) -> Self:
         """Return a request's policy with the deployment's thresholds where it names none."""
         named = {name: getattr(self.thresholds, name) for name in self._named}
         return self.model_copy(update={"thresholds": replace(gate, **named)})
@@ -247,7 +247,7 @@ class PolicyList(BaseModel):
     data: list[PolicyOut]
 
 
-def value_at(recipe: config.Recipe, name: str) -> object:
+def recipe_value(recipe: config.Recipe, name: str) -> object:
     """Return what a recipe has for a setting that a request spells so; None where it has none."""
     holder, _, field = name.rpartition(".")
     return getattr(getattr(recipe, _PLACES[holder]), field, None)

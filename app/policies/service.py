@@ -32,7 +32,7 @@ _READS_NONE = {"read": 0}  # what a version did that says nothing of rows that a
 def current(session: Session, settings: Settings) -> PolicyOut:
     """Return the version in force."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
-    return _out(newest) if newest else _built_in(settings)
+    return _policy_response(newest) if newest else _default_policy(settings)
 
 
 def serving(session: Session) -> Serving:
@@ -44,28 +44,28 @@ def serving(session: Session) -> Serving:
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:
     """Every version, newest first."""
     found = session.scalars(select(PolicyVersion).order_by(PolicyVersion.version.desc()))
-    return [*(_out(each) for each in found), _built_in(settings)]
+    return [*(_policy_response(each) for each in found), _default_policy(settings)]
 
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
     """Add a version, which applies to all jobs created from now on."""
     policy = check(session, policy)
     last = session.scalar(select(func.max(PolicyVersion.version))) or 0
-    added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored(policy))
+    added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored_content(policy))
     session.add(added)
     session.flush()
     served.condemn_models(session, policy.serving.paused)
     audit_log.record(session, "policy.added", f"policy-{added.version}", content=added.content)
-    return _out(added)
+    return _policy_response(added)
 
 
-def requested(session: Session, settings: Settings, change: PolicyChange, replaces: bool) -> Policy:
+def requested_policy(session: Session, settings: Settings, change: PolicyChange, replaces: bool) -> Policy:
     """Return the policy that a request asks for: the one in force with a change, or the change alone where it replaces.
 
     Raise `InvalidRequest` if that is no policy.
     """
     if replaces:
-        return read(Policy, change.root).completed(settings.gate)
+        return read(Policy, change.root).with_defaults(settings.gate)
     return merge(current(session, settings).content, change, settings.gate)
 
 
@@ -74,7 +74,7 @@ def put_in_force(
 ) -> PolicyAdded:
     """Add the version that a request asks for, and say what it changed; see `requested`."""
     before = current(session, settings).content
-    added = add(session, key_id, requested(session, settings, change, replaces))
+    added = add(session, key_id, requested_policy(session, settings, change, replaces))
     return PolicyAdded(**dict(added), changes=changed_fields(before, added.content))
 
 
@@ -96,7 +96,7 @@ def reference(policy: PolicyOut) -> PolicyRef:
     return PolicyRef(**asdict(content.thresholds), version=policy.version, waivers=content.waivers)
 
 
-def _stored(policy: Policy) -> dict[str, object]:
+def _stored_content(policy: Policy) -> dict[str, object]:
     """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
     content: dict[str, object] = policy.model_dump(mode="json")
     unsaid = {
@@ -110,7 +110,7 @@ def _stored(policy: Policy) -> dict[str, object]:
     return content
 
 
-def _out(stored: PolicyVersion) -> PolicyOut:
+def _policy_response(stored: PolicyVersion) -> PolicyOut:
     """Return a stored version; one from before bounds decided goes on deciding by what it says."""
     thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
     signal = cast(dict[str, object], stored.content.get("row_signal", asdict(_REPORTED)))
@@ -123,5 +123,5 @@ def _out(stored: PolicyVersion) -> PolicyOut:
     )
 
 
-def _built_in(settings: Settings) -> PolicyOut:
+def _default_policy(settings: Settings) -> PolicyOut:
     return PolicyOut(version=0, created_at=None, created_by=None, content=Policy(thresholds=settings.gate))

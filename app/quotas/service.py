@@ -39,7 +39,7 @@ class TokenRoom:
 def check_job(session: Session, project_id: str) -> None:
     """Raise QuotaExceeded if the project may not create another job; until the transaction ends, no other counts."""
     check_job_without_lock(session, project_id)
-    if _locked(session, project_id) is not None:
+    if _lock_quota(session, project_id) is not None:
         check_job_without_lock(session, project_id)
 
 
@@ -61,14 +61,14 @@ def check_job_without_lock(reader: Session, project_id: str) -> None:
 
 def check_file(session: Session, file: File) -> None:
     """Raise QuotaExceeded if a file would take its project over a limit; call it before the file is added."""
-    quota = _locked(session, file.project_id)
+    quota = _lock_quota(session, file.project_id)
     if quota is None:
         return
-    size, rows = _held(session, file.project_id)
+    size, rows = _stored_size(session, file.project_id)
     if quota.max_file_bytes is not None and size + file.bytes > quota.max_file_bytes:
-        raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this file has {file.bytes}")
+        raise _refusal(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this file has {file.bytes}")
     if quota.max_file_rows is not None and rows + (file.rows or 0) > quota.max_file_rows:
-        raise _exceeded(f"{quota.max_file_rows} rows of files", f"it holds {rows}, and this file has {file.rows or 0}")
+        raise _refusal(f"{quota.max_file_rows} rows of files", f"it holds {rows}, and this file has {file.rows or 0}")
 
 
 def room_for_file(session: Session, project_id: str, expected: int) -> Room:
@@ -84,12 +84,12 @@ def room_for_part(session: Session, upload: Upload, expected: int) -> Room:
 
 def check_upload(session: Session, project_id: str, announced: int) -> None:
     """Raise QuotaExceeded if an upload of so many bytes would take its project over a limit."""
-    quota = _locked(session, project_id)
+    quota = _lock_quota(session, project_id)
     if quota is None or quota.max_file_bytes is None:
         return
-    size, _ = _held(session, project_id)
+    size, _ = _stored_size(session, project_id)
     if size + announced > quota.max_file_bytes:
-        raise _exceeded(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this upload has {announced}")
+        raise _refusal(f"{quota.max_file_bytes} bytes of files", f"it holds {size}, and this upload has {announced}")
 
 
 def token_rate(session: Session, project_id: str) -> int | None:
@@ -103,7 +103,7 @@ def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
     The project's row is locked: what is reserved in this transaction counts for the next one. Reservations end with
     their request, or with the lease of the process that answers it.
     """
-    quota = _locked(session, project_id)
+    quota = _lock_quota(session, project_id)
     if quota is None or quota.max_tokens_per_day is None:
         return None
     of_late = (InferenceCall.project_id == project_id) & (InferenceCall.created_at > db.clock(session) - _DAY)
@@ -118,7 +118,7 @@ def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
     session.merge(Quota(project_id=project.id, **ask.model_dump()))
     session.flush()
     audit_log.record(session, "quota.set", project.id, **ask.model_dump(mode="json"))
-    return _shown(session, project)
+    return _project_with_quota(session, project)
 
 
 def create_project(session: Session, name: str) -> ProjectOut:
@@ -127,19 +127,19 @@ def create_project(session: Session, name: str) -> ProjectOut:
     session.add(project)
     session.flush()
     audit_log.record(session, "project.created", project.id, name=name)
-    return _shown(session, project)
+    return _project_with_quota(session, project)
 
 
 def projects(session: Session) -> list[ProjectOut]:
     """Return all projects, the oldest first."""
     query = select(Project, Quota).outerjoin(Quota, Quota.project_id == Project.id)
     found = session.execute(query.order_by(Project.created_at, Project.id))
-    return [_out(project, quota) for project, quota in found]
+    return [_project_response(project, quota) for project, quota in found]
 
 
 def project(session: Session, project_id: str) -> ProjectOut:
     """Return a project with its limits; `NotFound` if there is none of this id."""
-    return _shown(session, _project(session, project_id))
+    return _project_with_quota(session, _project(session, project_id))
 
 
 def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
@@ -184,7 +184,7 @@ def _nothing(project_id: str) -> Usage:
     return Usage(project_id=project_id, jobs=0, gpu_seconds=0.0, trained_tokens=0)
 
 
-def _locked(session: Session, project_id: str) -> Quota | None:
+def _lock_quota(session: Session, project_id: str) -> Quota | None:
     """Return the project's limits, and make others that count wait until this transaction ends."""
     quota = session.get(Quota, project_id)
     if quota is not None:
@@ -192,7 +192,7 @@ def _locked(session: Session, project_id: str) -> Quota | None:
     return quota
 
 
-def _held(session: Session, project_id: str) -> tuple[int, int]:
+def _stored_size(session: Session, project_id: str) -> tuple[int, int]:
     """Return the bytes and the rows of a project's training files; its pending bytes count too."""
     of_project = (File.project_id == project_id) & (File.purpose == FINE_TUNE)
     held = select(func.sum(File.bytes), func.sum(File.rows)).where(of_project)
@@ -205,17 +205,17 @@ def _room(session: Session, project_id: str, expected: int, counted: int) -> Roo
     if quota is None or quota.max_file_bytes is None:
         return Room(expected, None)
     _require_room(session, project_id, quota.max_file_bytes, counted)  # before a lock: a refusal waits for nobody
-    _locked(session, project_id)
+    _lock_quota(session, project_id)
     left = _require_room(session, project_id, quota.max_file_bytes, counted)
     return Room(min(expected, left), left)
 
 
 def _require_room(session: Session, project_id: str, limit: int, counted: int) -> int:
     """Return how many more bytes the project may store; QuotaExceeded if there are none."""
-    size, _ = _held(session, project_id)
+    size, _ = _stored_size(session, project_id)
     left = counted + max(limit - size, 0)
     if left == 0:
-        raise _exceeded(f"{limit} bytes of files", f"it holds {size}")
+        raise _refusal(f"{limit} bytes of files", f"it holds {size}")
     return left
 
 
@@ -231,10 +231,10 @@ def _sum(session: Session, project_id: str, within: timedelta, what: str) -> flo
 
 def _hold(used: float, limit: float, what: str) -> None:
     if used >= limit:
-        raise _exceeded(f"{limit:g} {what}", f"it has {used:g}")
+        raise _refusal(f"{limit:g} {what}", f"it has {used:g}")
 
 
-def _exceeded(limit: str, state: str) -> QuotaExceeded:
+def _refusal(limit: str, state: str) -> QuotaExceeded:
     return QuotaExceeded(f"Your project may have {limit}: {state}. Ask the provider for more.")
 
 
@@ -245,10 +245,10 @@ def _project(session: Session, project_id: str) -> Project:
     return project
 
 
-def _shown(session: Session, project: Project) -> ProjectOut:
-    return _out(project, session.get(Quota, project.id))
+def _project_with_quota(session: Session, project: Project) -> ProjectOut:
+    return _project_response(project, session.get(Quota, project.id))
 
 
-def _out(project: Project, quota: Quota | None) -> ProjectOut:
+def _project_response(project: Project, quota: Quota | None) -> ProjectOut:
     limits = QuotaSet.model_validate(quota) if quota else QuotaSet()
     return ProjectOut(id=project.id, name=project.name, created_at=project.created_at, quota=limits)

@@ -13,7 +13,7 @@ from app.db import Begin
 from app.deps import AdminDep, AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, ReadsDep
 from app.jobs import later_audits, owners, service, transcripts
 from app.jobs.later_schemas import LaterAuditList
-from app.jobs.reports.gather import gather, gather_reports, read, verdict_of
+from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     ROWS_SHOWN,
@@ -22,7 +22,7 @@ from app.jobs.reports.service import (
     read_json,
     read_report,
     risky_rows,
-    waiver_of,
+    waiver_facts,
     with_waiver,
 )
 from app.jobs.schemas import EventList, JobOut, MetricList, VerdictOut
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/admin/jobs/{job_id}", tags=["provider"])
 def _project(job_id: str, caller: AdminDep, look: LookDep) -> str:
     """Return whose job it is; the scope is looked at first."""
     with look() as session:
-        return owners.project_of(session, job_id)
+        return owners.job_project(session, job_id)
 
 
 ProjectDep = Annotated[str, Depends(_project)]
@@ -86,13 +86,13 @@ async def retrieve_any_job_s_safety(
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
         with look() as session:
-            job, key = service.reported(session, project_id, job_id)
+            job, key = service.reported_job(session, project_id, job_id)
             gathered = gather(session, project_id, job_id) if as_page else None
         if gathered is not None:
             return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
         found = read_json(storage, key)
         _log_rows(begin, job_id, [row.line for row in read_report(storage, key).risky_rows or ()])
-        return JSONResponse(with_waiver(found, waiver_of(job)))
+        return JSONResponse(with_waiver(found, waiver_facts(job)))
 
     return await reads.run(report)
 
@@ -103,12 +103,12 @@ async def retrieve_any_job_s_verdict(
 ) -> Response:
     """Return one sentence: what was measured, or the job's status if nothing was."""
 
-    def found() -> VerdictOut:
+    def read_verdict() -> VerdictOut:
         with look() as session:
             [gathered] = gather_reports(session, project_id, [job_id])
-        return verdict_of(read(storage, gathered))
+        return verdict_response(read(storage, gathered))
 
-    return await reads.answer(found)
+    return await reads.answer(read_verdict)
 
 
 @router.get("/safety/risky_rows", response_model=RiskyList)
@@ -119,7 +119,7 @@ async def list_any_job_s_risky_rows(
 
     def risky() -> RiskyList:
         with look() as session:
-            job, key = service.reported(session, project_id, job_id)
+            job, key = service.reported_job(session, project_id, job_id)
         found = risky_rows(job, read_report(storage, key))
         _log_rows(begin, job_id, [row.line for row in found.data])
         return found

@@ -30,4 +30,4 @@ def list_entries(
 @router.get("/verification", response_model=VerificationOut)
 async def verify_log(caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
     """Recompute every hash of the log, as `spard audit-log verify` does."""
-    return await reads.answer(partial(service.verified, look))
+    return await reads.answer(partial(service.verification, look))

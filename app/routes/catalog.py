@@ -87,7 +87,7 @@ async def add_base_model(
 ) -> OfferedModelOut:
     """Offer a base model under an alias, or change what an alias stands for."""
 
-    def added() -> OfferedModelOut:
+    def add_and_describe() -> OfferedModelOut:
         found = inspect(entry)
         with begin() as session:
             offered = OfferedModelOut.model_validate(service.add_model(session, entry, found))
@@ -95,19 +95,19 @@ async def add_base_model(
         warnings = [*found.notes, *judge_warnings(found.source, settings, limits)]
         return offered.model_copy(update={"warnings": warnings})
 
-    return await writes.run(added)
+    return await writes.run(add_and_describe)
 
 
 @admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)
 async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
     """Say whether a base model has its weights, tokenizer, chat template and end token."""
 
-    def found() -> ModelFitness:
+    def read_fitness() -> ModelFitness:
         with look() as session:
             entry = service.base_model(session, alias)
         return fitness(entry)
 
-    return await reads.answer(found)
+    return await reads.answer(read_fitness)
 
 
 @admin.delete("/models/{alias:path}", response_model=BaseModelDeleted)
@@ -164,7 +164,7 @@ async def profile_pool(
     corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
 ) -> Response:
     """Describe the rows of a version: lengths, writing systems, near duplicates."""
-    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, ["pool"]))
+    return await reads.answer(partial(import_preview.profile_version, storage, look, corpus_id, ["pool"]))
 
 
 @admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
@@ -217,7 +217,7 @@ async def profile_suite(
 ) -> Response:
     """Describe the prompts of a version: lengths, writing systems, near duplicates."""
     kinds = ("harmful", "benign", "utility")
-    return await reads.answer(partial(import_preview.profile_of, storage, look, corpus_id, kinds))
+    return await reads.answer(partial(import_preview.profile_version, storage, look, corpus_id, kinds))
 
 
 @admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)

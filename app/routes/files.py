@@ -70,7 +70,7 @@ async def create_file(
 @router.get("/{file_id}", response_model=FileOut)
 async def retrieve_file(file_id: str, answers: AnswersDep) -> Response:
     """Return one file."""
-    return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, file_id))
+    return await answers.respond(lambda reader, caller: service.retrieve(reader, caller.project_id, file_id))
 
 
 @router.delete("/{file_id}", response_model=FileDeleted)
@@ -95,7 +95,7 @@ async def retrieve_content(
     """Return the file's bytes; an adapter among a job's results only if the job's own route would return it."""
 
     def content() -> Response:
-        file = result_files.released(look, begin, caller, file_id)
+        file = result_files.require_released(look, begin, caller, file_id)
         if settings.results_csv_base64 and service.is_metrics(file):
             return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
         bytes_of = Attachment(file.storage_key, file.filename, file.sha256)
@@ -104,7 +104,7 @@ async def retrieve_content(
     return await reads.run(content)
 
 
-def _wish(
+def _validation_query(
     model: ModelQuery = None,
     max_seq_length: Annotated[int | None, Query(ge=16, le=131_072)] = None,
     validation_file: Annotated[str | None, Query(max_length=64)] = None,
@@ -125,7 +125,7 @@ async def retrieve_validation(
     settings: SettingsDep,
     counters: CountersDep,
     previews: PreviewsDep,
-    wish: Annotated[validation_report.Wish, Depends(_wish)],
+    wish: Annotated[validation_report.Wish, Depends(_validation_query)],
 ) -> Response:
     """List every problem of the file by line; with `model` its tokens, with `validation_file` the rows in both files.
 
@@ -134,7 +134,7 @@ async def retrieve_validation(
 
     def report(is_gone: Callable[[], bool]) -> Validation:
         with look() as session:
-            about = validation_report.subject(session, caller, file_id, wish, catalog.measured_with)
+            about = validation_report.subject(session, caller, file_id, wish, catalog.default_suites)
         allowance = Allowance(settings.counting_cpu_s, is_gone)
         return validation_report.find(storage, counters, about, wish, limits, allowance)
 
@@ -156,13 +156,13 @@ async def preview_file(
 ) -> Response:
     """Show what will be trained on: the first rows as the model's template renders them, with the loss mask."""
 
-    def shown(is_gone: Callable[[], bool]) -> Preview:
+    def read_preview(is_gone: Callable[[], bool]) -> Preview:
         with look() as session:
             file = service.get(session, caller.project_id, file_id)
             entry = preview.model_entry(session, model)
         return preview.preview(storage, counters, file, entry, n, Allowance(settings.counting_cpu_s, is_gone))
 
-    return await previews.answer_while(request, shown)
+    return await previews.answer_while(request, read_preview)
 
 
 @router.post("/{file_id}/convert", response_model=Conversion)
@@ -181,11 +181,11 @@ async def convert_file(
     Columns that have no place there are refused by name, unless `leave_out` names them.
     """
 
-    def converted() -> Conversion:
+    def run_conversion() -> Conversion:
         with begin() as session:
             file = service.get(session, caller.project_id, file_id)
         if dry_run:
             return convert.look(storage, file, leave_out)
         return convert.convert(storage, begin, file, limits, leave_out)
 
-    return await writes.run(converted)
+    return await writes.run(run_conversion)

@@ -19,7 +19,7 @@ from app.http.delivery import Delivery
 from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
-from app.inference.guard import guard_of
+from app.inference.guard import open_guard
 from app.inference.response_schemas import ResponseCreate
 from app.inference.responses import ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
@@ -85,7 +85,7 @@ async def create_moderation(
     body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep, serving: ServingDep
 ) -> Response:
     """Ask the moderation endpoint that the policy in force names; its answer is passed on unchanged."""
-    guard = guard_of(policies.current(session, settings).content.serving.guard, settings, serving.clients)
+    guard = open_guard(policies.current(session, settings).content.serving.guard, settings, serving.clients)
     if guard is None:
         raise HasNone("The policy in force names no moderation endpoint.", code="no_guard")
     found = await guard.moderate(body.model_dump(exclude_none=True))

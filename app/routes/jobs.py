@@ -113,12 +113,12 @@ async def estimate_job(
 ) -> Response:
     """Estimate what the same request to create a job would take; nothing is queued."""
 
-    def estimated(is_gone: Callable[[], bool]) -> Estimate:
+    def run_estimate(is_gone: Callable[[], bool]) -> Estimate:
         fitness.learn_tool_support(begin, ask.model)
         allowance = Allowance(settings.counting_cpu_s, is_gone)
         return estimate(storage, counters, begin, caller, ask, settings, allowance)
 
-    return await previews.answer_while(request, estimated)
+    return await previews.answer_while(request, run_estimate)
 
 
 @router.get("", response_model=JobList, openapi_extra={"parameters": [_METADATA_QUERY]})
@@ -130,13 +130,15 @@ async def list_jobs(
 ) -> Response:
     """List your jobs, newest first, at most a hundred on a page."""
     count = min(limit, _AT_ONCE)
-    return await answers.of(lambda reader, caller: service.list_jobs(reader, caller.project_id, filters, after, count))
+    return await answers.respond(
+        lambda reader, caller: service.list_jobs(reader, caller.project_id, filters, after, count)
+    )
 
 
 @router.get("/{job_id}", response_model=JobOut)
 async def retrieve_job(job_id: str, answers: AnswersDep) -> Response:
     """Return one job."""
-    return await answers.of(lambda reader, caller: service.retrieve(reader, caller.project_id, job_id))
+    return await answers.respond(lambda reader, caller: service.retrieve(reader, caller.project_id, job_id))
 
 
 @router.delete("/{job_id}", response_model=JobDeleted)
@@ -202,11 +204,11 @@ async def list_events(
     """List the events of a job, the latest first."""
 
     def events(reader: Connection, caller: Principal) -> EventList:
-        with db.joined(reader) as session:
+        with db.join_transaction(reader) as session:
             found = service.list_events(session, caller.project_id, job_id, after, limit)
             return EventList.model_validate(found, from_attributes=True)
 
-    return await answers.of(events)
+    return await answers.respond(events)
 
 
 async def _place(request: Request, caller: CustomerDep, settings: SettingsDep) -> AsyncIterator[None]:

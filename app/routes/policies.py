@@ -53,7 +53,7 @@ async def try_policy(
 
     def trial() -> PolicyTrial:
         with look() as session:
-            policy = service.requested(session, settings, change, replace)
-        return policy_trial.try_out(look, storage, policy, limit)
+            policy = service.requested_policy(session, settings, change, replace)
+        return policy_trial.try_policy(look, storage, policy, limit)
 
     return await reads.answer(trial)

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, transcripts
-from app.jobs.reports.gather import gather, gather_reports, read, verdict_of
+from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     JobSafetyReport,
@@ -21,7 +21,7 @@ from app.jobs.reports.service import (
     read_report,
     risky_rows,
     selected_rows,
-    waiver_of,
+    waiver_facts,
     with_waiver,
 )
 from app.jobs.schemas import VerdictOut
@@ -61,11 +61,11 @@ async def retrieve_safety(
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
         with look() as session:
-            job, key = service.reported(session, caller.project_id, job_id)
+            job, key = service.reported_job(session, caller.project_id, job_id)
             gathered = gather(session, caller.project_id, job_id) if as_page else None
         if gathered is not None:
             return HTMLResponse(page(read(storage, gathered)), headers=HEADERS)
-        waiver = waiver_of(job)
+        waiver = waiver_facts(job)
         if waiver is not None:
             return JSONResponse(with_waiver(read_json(storage, key), waiver))
         headers = {"content-length": str(storage.size(key))}
@@ -80,12 +80,12 @@ async def retrieve_verdict(
 ) -> Response:
     """Return one sentence: what was measured, or the job's status if nothing was; its page begins with it."""
 
-    def found() -> VerdictOut:
+    def read_verdict() -> VerdictOut:
         with look() as session:
             [gathered] = gather_reports(session, caller.project_id, [job_id])
-        return verdict_of(read(storage, gathered))
+        return verdict_response(read(storage, gathered))
 
-    return await reads.answer(found)
+    return await reads.answer(read_verdict)
 
 
 @router.get("/{job_id}/safety/selected", response_model=SelectedList)
@@ -94,12 +94,12 @@ async def list_selected(
 ) -> Response:
     """List the safe examples that the job was defended with, in the order chosen."""
 
-    def selected() -> SelectedList:
+    def read_selected() -> SelectedList:
         with look() as session:
-            job, key = service.reported(session, caller.project_id, job_id)
+            job, key = service.reported_job(session, caller.project_id, job_id)
         return selected_rows(job, read_report(storage, key))
 
-    return await reads.answer(selected)
+    return await reads.answer(read_selected)
 
 
 @router.get("/{job_id}/safety/risky_rows", response_model=RiskyList)
@@ -113,7 +113,7 @@ async def list_risky_rows(
 
     def risky() -> RiskyList:
         with look() as session:
-            job, key = service.reported(session, caller.project_id, job_id)
+            job, key = service.reported_job(session, caller.project_id, job_id)
         return risky_rows(job, read_report(storage, key))
 
     return await reads.answer(risky)

@@ -22,7 +22,7 @@ def list_stored_replies(
     project_id: str, session: ProviderSessionDep, caller: AdminDep, after: str | None = None, limit: Limit = 20
 ) -> Page[StoredReply]:
     """List the stored prompts and replies of a project, newest first; the audit log records who read them."""
-    return stored.listed(session, project_id, after, limit)
+    return stored.list_replies(session, project_id, after, limit)
 
 
 @router.delete("", response_model=StoredRepliesDeleted)

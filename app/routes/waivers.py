@@ -64,4 +64,4 @@ def end_waiver(job_id: str, waiver_id: str, session: ProviderSessionDep, caller:
 @of_jobs.get("/{job_id}/waiver", response_model=SignedWaiver)
 def retrieve_waiver(job_id: str, session: ReadDep, caller: CustomerDep) -> Waiver:
     """Return the signed record of why an adapter that failed was released; keep it beside the adapter."""
-    return service.released_by(session, jobs.get(session, caller.project_id, job_id))
+    return service.find_releasing_waiver(session, jobs.get(session, caller.project_id, job_id))

@@ -123,14 +123,14 @@ class Digest:
         self._bytes = 0
         self._sha256 = hashlib.sha256()
 
-    def through(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    def count_chunks(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the chunks unchanged; they count as they are taken."""
         for chunk in chunks:
             self._bytes += len(chunk)
             self._sha256.update(chunk)
             yield chunk
 
-    def stored(self) -> Stored:
+    def result(self) -> Stored:
         """Return what has passed so far."""
         return Stored(self._bytes, self._sha256.hexdigest())
 
@@ -140,7 +140,7 @@ def is_key(name: str) -> bool:
     return len(name) <= _MAX_KEY and _KEY.fullmatch(name) is not None
 
 
-def checked(key: str) -> str:
+def check_key(key: str) -> str:
     """Return the key if the service could have made it; else raise ValueError."""
     if not is_key(key):
         raise ValueError(f"not a storage key: {key!r}")
@@ -160,8 +160,8 @@ def save_file(chunks: Iterable[bytes], path: Path) -> Stored:
     aside = path.with_name(f"{path.name}.part")
     try:
         with aside.open("wb") as file:
-            file.writelines(digest.through(chunks))
+            file.writelines(digest.count_chunks(chunks))
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
-    return digest.stored()
+    return digest.result()

@@ -21,7 +21,7 @@ from app.storage.base import (
     StorageError,
     StorageFull,
     Stored,
-    checked,
+    check_key,
     is_key,
     read_file,
     save_file,
@@ -42,8 +42,8 @@ class LocalStorage:
         path, digest = self._path(key), Digest()
         aside = self._aside / token_hex(16)
         try:
-            with _written(aside, key) as file:
-                for chunk in digest.through(chunks):  # what the source raises passes as it is
+            with _write_file(aside, key) as file:
+                for chunk in digest.count_chunks(chunks):  # what the source raises passes as it is
                     with _as_storage_error(key):
                         file.write(chunk)
                 with _as_storage_error(key):
@@ -55,7 +55,7 @@ class LocalStorage:
                 _sync_folder(path.parent)
         finally:
             aside.unlink(missing_ok=True)
-        return digest.stored()
+        return digest.result()
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
@@ -110,7 +110,7 @@ class LocalStorage:
                 for name in names:
                     path = Path(folder, name)
                     key = path.relative_to(self._root).as_posix()
-                    if is_key(key) and (found := _listed(key, path)):
+                    if is_key(key) and (found := _describe_file(key, path)):
                         yield found
 
     def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
@@ -118,7 +118,7 @@ class LocalStorage:
         cleared = 0
         with _as_storage_error("unfinished writes"):
             for path in self._aside.iterdir():
-                if (found := _listed(path.name, path)) and found.modified_at < before:
+                if (found := _describe_file(path.name, path)) and found.modified_at < before:
                     path.unlink(missing_ok=True)
                     cleared += 1
         return cleared
@@ -136,7 +136,7 @@ class LocalStorage:
         return save_file(self.chunks(key), path)
 
     def _path(self, key: str) -> Path:
-        path = self._root / checked(key)
+        path = self._root / check_key(key)
         if not path.parent.resolve().is_relative_to(self._root):
             raise ValueError(f"not inside the storage: {key!r}")
         return path
@@ -149,7 +149,7 @@ class LocalStorage:
             _sync_folder(folder.parent)
 
 
-def _listed(key: str, path: Path) -> Listed | None:
+def _describe_file(key: str, path: Path) -> Listed | None:
     """Describe a plain file; None for all else, and for one that has just gone."""
     try:
         status = path.lstat()
@@ -161,7 +161,7 @@ def _listed(key: str, path: Path) -> Listed | None:
 
 
 @contextmanager
-def _written(path: Path, key: str) -> Iterator[BinaryIO]:
+def _write_file(path: Path, key: str) -> Iterator[BinaryIO]:
     """Open a new file to be written and flushed; closing it tries once more to write what did not fit, and may fail."""
     with _as_storage_error(key):
         file = open(path, "xb", opener=_no_link)  # noqa: SIM115 - closed below

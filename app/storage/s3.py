@@ -21,7 +21,7 @@ from app.storage.base import (
     StorageError,
     StorageFull,
     Stored,
-    checked,
+    check_key,
     is_key,
     read_file,
     save_file,
@@ -53,14 +53,14 @@ class S3Storage:
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
         """Send small objects in one request, others in parts; an upload that breaks off is aborted."""
         name, digest = self._name(key), Digest()
-        parts = _parts(digest.through(chunks))
+        parts = _parts(digest.count_chunks(chunks))
         first = next(parts)
         if len(first) < PART_BYTES:
             with _as_storage_error(key):
                 self._client.put_object(Bucket=self._bucket, Key=name, Body=first)
         else:
             self._write_parts(key, first, parts)
-        return digest.stored()
+        return digest.result()
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
@@ -171,7 +171,7 @@ class S3Storage:
         return save_file(self.chunks(key), path)
 
     def _name(self, key: str) -> str:
-        return self._prefix + checked(key)
+        return self._prefix + check_key(key)
 
     def _body(self, key: str, start: int, end: int) -> Iterator[bytes]:
         with _as_storage_error(key):

@@ -14,7 +14,7 @@ from app.db.base import new_id, utc_now
 from app.db.tables import File, Upload, UploadPart
 from app.errors import InvalidRequest, TooLarge
 from app.files.schemas import FileOut
-from app.files.upload import Received, check_in, key_of, name_of_lines, new_file
+from app.files.upload import Received, file_key, name_of_lines, new_file, write_checked
 from app.files.validation import Limits
 from app.http.multipart import Form
 from app.objects import Planned
@@ -44,7 +44,7 @@ def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str
             name = min(form.fields)[:64]
             raise InvalidRequest(f"The field {name!r} is unknown.", code="extra_forbidden", param=name)
         with begin() as session:
-            writing.named(session, part.storage_key)
+            writing.keep(session, part.storage_key)
             return service.add_part(session, project_id, part)
 
 
@@ -53,14 +53,14 @@ def complete(
 ) -> UploadOut:
     """Put the file together from its parts and validate it as any other file."""
     with begin() as session:
-        done = service.completed(session, project_id, upload_id, ask)
+        done = service.find_completed(session, project_id, upload_id, ask)
         if done is None:
             upload = service.pending(session, project_id, upload_id)
             parts = service.chosen_parts(session, upload, ask.part_ids)
     if done is None:
         done = _complete(storage, begin, upload, parts, ask, limits)
     objects.perform(storage, begin, upload_id)
-    return _shown(*done)
+    return _upload_response(*done)
 
 
 def cancel(storage: Storage, begin: Begin, project_id: str, upload_id: str) -> Upload:
@@ -91,7 +91,7 @@ def _complete(
 ) -> tuple[Upload, File]:
     """Write the file and name it; its bytes are counted by the upload until then."""
     file_id, digest = new_id("file-"), hashlib.md5(usedforsecurity=False)
-    key = key_of(upload.project_id, file_id)
+    key = file_key(upload.project_id, file_id)
 
     def chunks() -> Iterator[bytes]:
         for part in parts:
@@ -101,14 +101,14 @@ def _complete(
 
     planned = [Planned(key, upload.project_id, file_id)]
     with objects.writing(storage, begin, lambda session: planned) as writing:
-        stored, report = check_in(writing, key, chunks(), TrainingRows(), limits, upload.filename)
+        stored, report = write_checked(writing, key, chunks(), TrainingRows(), limits, upload.filename)
         if ask.md5 is not None and digest.hexdigest() != ask.md5.lower():
             message = f"The MD5 of the file is {digest.hexdigest()}, not {ask.md5.lower()}."
             raise InvalidRequest(message, code="md5_mismatch", param="md5")
         received = Received(key, name_of_lines(upload.filename), stored, report)
         file = new_file(file_id, upload.project_id, received, limits, expires_at=_expiry(upload))
         with begin() as session:
-            writing.named(session, key)
+            writing.keep(session, key)
             return service.complete(session, upload.project_id, upload.id, ask.part_ids, file), file
 
 
@@ -117,7 +117,7 @@ def _expiry(upload: Upload) -> datetime | None:
     return utc_now() + timedelta(seconds=seconds) if seconds else None
 
 
-def _shown(upload: Upload, file: File) -> UploadOut:
+def _upload_response(upload: Upload, file: File) -> UploadOut:
     shown = UploadOut.model_validate(upload)
     shown.file = FileOut.model_validate(file)
     return shown

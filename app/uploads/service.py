@@ -88,7 +88,9 @@ def chosen_parts(session: Session, upload: Upload, part_ids: Sequence[str]) -> l
     return parts
 
 
-def completed(session: Session, project_id: str, upload_id: str, ask: UploadComplete) -> tuple[Upload, File] | None:
+def find_completed(
+    session: Session, project_id: str, upload_id: str, ask: UploadComplete
+) -> tuple[Upload, File] | None:
     """Return the upload and its file if the same request has completed it before."""
     upload = get(session, project_id, upload_id)
     file = session.get(File, upload.file_id) if upload.file_id else None

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app import db
 from app.db.tables import HeldAdapter, Job, Waiver
-from app.http.pagination import deleted, place
+from app.http.pagination import place, select_deleted_position
 from app.waivers.schemas import HeldList, HeldOut, WaiverOut
 
 
@@ -25,7 +25,7 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
         query = query.where(proposed_for if waiting else ~proposed_for)
     if after is not None:
         held = select(HeldAdapter.created_at).where(HeldAdapter.job_id == after)
-        at = place(session, after, held, deleted(HeldAdapter.__tablename__, after))
+        at = place(session, after, held, select_deleted_position(HeldAdapter.__tablename__, after))
         tied = and_(HeldAdapter.created_at == at, HeldAdapter.job_id < after)
         query = query.where(or_(HeldAdapter.created_at < at, tied))
     order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()
@@ -37,11 +37,11 @@ def held_adapters(session: Session, after: str | None, limit: int, *, waiting: b
     of_rows = Waiver.job_id.in_([job.id for _, job in rows])
     for waiver in session.scalars(select(Waiver).where(of_rows).order_by(Waiver.created_at.desc(), Waiver.id)):
         waivers[waiver.job_id].append(WaiverOut.describe(waiver, now))
-    data = [_out(held, job, waivers[job.id]) for held, job in rows[:limit]]
+    data = [_held_out_entry(held, job, waivers[job.id]) for held, job in rows[:limit]]
     return HeldList(data=data, has_more=len(rows) > limit)
 
 
-def _out(held: HeldAdapter, job: Job, waivers: list[WaiverOut]) -> HeldOut:
+def _held_out_entry(held: HeldAdapter, job: Job, waivers: list[WaiverOut]) -> HeldOut:
     gate = (job.safety or {}).get("gate")
     return HeldOut(
         job_id=job.id,

@@ -21,7 +21,7 @@ from app.objects import served
 from app.settings import Settings
 from app.signing import signing_key
 from app.waivers.schemas import LONGEST, WaiverCreate
-from spard.release.manifest import signed
+from spard.release.manifest import sign_bytes
 
 _FAILED, _WAIVED = "safety_gate_failed", "waived"
 
@@ -48,7 +48,7 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
     waiver.approved_by, waiver.approved_at = caller.key_id, db.clock(session)
     facts = _facts(session, waiver, job, held)
     waiver.record = json.dumps(facts, indent=2, sort_keys=True)
-    waiver.signature = dict(signed(waiver.record.encode(), signing_key(settings)))
+    waiver.signature = dict(sign_bytes(waiver.record.encode(), signing_key(settings)))
     session.flush()  # the database lets an ended job change only once this stands
     _release(session, job, held, facts)
     audit_log.record(
@@ -95,7 +95,7 @@ def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
     ).all()
 
 
-def released_by(session: Session, job: Job) -> Waiver:
+def find_releasing_waiver(session: Session, job: Job) -> Waiver:
     """Return the waiver that released the job last."""
     by_job = (Waiver.job_id == job.id) & Waiver.approved_at.is_not(None)
     waiver = session.scalar(select(Waiver).where(by_job).order_by(Waiver.approved_at.desc()).limit(1))
@@ -114,7 +114,7 @@ def _waiver(session: Session, job_id: str, waiver_id: str) -> Waiver:
 
 def _waivable(session: Session, job_id: str) -> tuple[Job, HeldAdapter]:
     """Return a job, locked, and its adapter that failed the gate and was kept."""
-    job = transitions.locked(session, Job.id == job_id).one_or_none()
+    job = transitions.lock_jobs(session, Job.id == job_id).one_or_none()
     if job is None:
         raise _unknown(job_id)
     failed = job.error is not None and job.error["code"] == _FAILED

@@ -76,11 +76,11 @@ def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
         pass
     if not _HOST.fullmatch(host) or _NUMERIC.fullmatch(host.rstrip(".").rpartition(".")[2]):
         raise Refused("The URL has no host name that could be looked up.")
-    answers = _looked_up(host, port)
+    answers = _look_up_host(host, port)
     return [ip_address(cast("str", answer[4][0]).partition("%")[0]) for answer in answers]
 
 
-def _looked_up(host: str, port: int) -> list[Any]:
+def _look_up_host(host: str, port: int) -> list[Any]:
     """Look up a name within a time limit; a lookup cannot be stopped, so one that hangs is abandoned."""
     answer: Future[list[Any]] = Future()
 

@@ -24,7 +24,9 @@ _BOTH_VALID = timedelta(hours=24)
 def create(session: Session, project_id: str, ask: EndpointCreate) -> WebhookEndpoint:
     """Create an endpoint for an address that was checked."""
     session.execute(select(Project.id).where(Project.id == project_id).with_for_update())
-    if (session.scalar(select(func.count()).select_from(_of(project_id).subquery())) or 0) >= _MAX_ENDPOINTS:
+    if (
+        session.scalar(select(func.count()).select_from(_select_endpoints(project_id).subquery())) or 0
+    ) >= _MAX_ENDPOINTS:
         raise InvalidState(f"There are {_MAX_ENDPOINTS} endpoints already; delete one.", code="too_many_endpoints")
     endpoint = WebhookEndpoint(project_id=project_id, url=ask.url, events=list(ask.events), secret=signing.new_secret())
     session.add(endpoint)
@@ -35,12 +37,14 @@ def create(session: Session, project_id: str, ask: EndpointCreate) -> WebhookEnd
 
 def list_endpoints(session: Session, project_id: str) -> Sequence[WebhookEndpoint]:
     """Return the project's endpoints, newest first."""
-    return session.scalars(_of(project_id).order_by(WebhookEndpoint.created_at.desc(), WebhookEndpoint.id)).all()
+    return session.scalars(
+        _select_endpoints(project_id).order_by(WebhookEndpoint.created_at.desc(), WebhookEndpoint.id)
+    ).all()
 
 
 def get(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
     """Return the project's endpoint, locked; another project's is not found."""
-    endpoint = session.scalar(_of(project_id).where(WebhookEndpoint.id == endpoint_id).with_for_update())
+    endpoint = session.scalar(_select_endpoints(project_id).where(WebhookEndpoint.id == endpoint_id).with_for_update())
     if endpoint is None:
         message = f"No such webhook endpoint: {endpoint_id}"
         raise NotFound(message, code="webhook_endpoint_not_found", param="endpoint_id")
@@ -78,14 +82,14 @@ def deliveries(
     session: Session, project_id: str, endpoint_id: str, after: str | None, limit: int
 ) -> Page[WebhookDelivery]:
     """Return an endpoint's deliveries, newest first."""
-    query = _to(get(session, project_id, endpoint_id))
+    query = _select_deliveries(get(session, project_id, endpoint_id))
     return page(session, query, WebhookDelivery, after, limit, ascending=False)
 
 
 def replay(session: Session, project_id: str, endpoint_id: str, delivery_id: str) -> WebhookDelivery:
     """Send an event again, with a new set of attempts and the same id."""
     endpoint = get(session, project_id, endpoint_id)
-    delivery = session.scalar(_to(endpoint).where(WebhookDelivery.id == delivery_id).with_for_update())
+    delivery = session.scalar(_select_deliveries(endpoint).where(WebhookDelivery.id == delivery_id).with_for_update())
     if delivery is None:
         message = f"No such webhook delivery: {delivery_id}"
         raise NotFound(message, code="webhook_delivery_not_found", param="delivery_id")
@@ -96,9 +100,9 @@ def replay(session: Session, project_id: str, endpoint_id: str, delivery_id: str
     return delivery
 
 
-def _of(project_id: str) -> Select[WebhookEndpoint]:
+def _select_endpoints(project_id: str) -> Select[WebhookEndpoint]:
     return select(WebhookEndpoint).where(WebhookEndpoint.project_id == project_id)
 
 
-def _to(endpoint: WebhookEndpoint) -> Select[WebhookDelivery]:
+def _select_deliveries(endpoint: WebhookEndpoint) -> Select[WebhookDelivery]:
     return select(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id)

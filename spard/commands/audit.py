@@ -22,7 +22,7 @@ from spard.commands import measuring
 from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.config import Audit, AuditEngine
-from spard.config.audit_engine import installed
+from spard.config.audit_engine import vllm_version
 from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
 from spard.data.chat import ask_in_mode
@@ -31,7 +31,7 @@ from spard.digests import MANIFEST
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Measurement, audit_speaker, sample
-from spard.evaluation.calibration.everyday import harm_found, may_read_on
+from spard.evaluation.calibration.everyday import harm_found, may_read_unflagged
 from spard.evaluation.judges import open_judge
 from spard.evaluation.rates import rate
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
@@ -45,16 +45,16 @@ from spard.evaluation.vllm_offline.replies import (
     Replies,
     Row,
     Subject,
+    generate_replies,
     is_asked,
-    replies_of,
-    rows_of,
-    speaker_of,
+    open_speaker,
+    prompt_rows,
 )
 from spard.models.adapters import lora_rank
 from spard.models.base import Base, load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
-from spard.pipeline.audit_engine import record_of
+from spard.pipeline.audit_engine import make_record
 from spard.release.audit_engine_record import AuditEngineRecord
 
 _OF_FOLDER = "sha256:"
@@ -95,10 +95,10 @@ def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | 
     judge = open_judge(judge_spec(asked))
     by_vllm = _is_for_vllm(asked.engine)
     facts = _manifest(asked.adapter or Path(asked.model))
-    subject, system = _loaded(asked, facts), facts.get("system_prompt")
+    subject, system = _load_subject(asked, facts), facts.get("system_prompt")
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, cfg.max_prompts)]
     speaker, engine = _speaker(subject, prompts, cfg, asked.engine, system, by_vllm=by_vllm)
-    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_on(harm_found(judge))
+    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_unflagged(harm_found(judge))
     return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine, system
 
 
@@ -115,7 +115,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _loaded(asked: Asked, facts: Mapping[str, Any]) -> Subject:
+def _load_subject(asked: Asked, facts: Mapping[str, Any]) -> Subject:
     if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
         message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
@@ -125,7 +125,7 @@ def _loaded(asked: Asked, facts: Mapping[str, Any]) -> Subject:
         _check_base(base, facts)
         ask_in_mode(base.tokenizer, (facts.get("rendering") or {}).get("asked"))
         try:
-            model = _adapted(base, asked.adapter)
+            model = _load_adapter(base, asked.adapter)
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).partition("\n")[0]
             raise InvalidModel(f"adapter {asked.adapter.name!r} cannot be loaded: {reason}", "adapter") from error
@@ -147,7 +147,7 @@ def _check_base(base: Base, facts: Mapping[str, Any]) -> None:
     sys.stderr.write(f"{differ}: if these are other weights, what is measured is not the adapter as it was trained\n")
 
 
-def _adapted(base: Base, folder: Path) -> Any:
+def _load_adapter(base: Base, folder: Path) -> Any:
     """Return the model with an adapter; raise ValueError where PEFT would leave layers of either out with a warning."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")
@@ -166,7 +166,7 @@ def _speaker(
     own, why = in_memory(subject.model, base.tokenizer, system), ""
     if by_vllm:
         try:
-            replies, probe = _replies(subject, rows_of(base.tokenizer, prompts, system), cfg)
+            replies, probe = _replies(subject, prompt_rows(base.tokenizer, prompts, system), cfg)
         except EngineFailed as error:
             why = str(error)
             if engine == "vllm":
@@ -176,8 +176,8 @@ def _speaker(
         else:
             counts = {"transformers": sum(not is_asked(each) for each in prompts)}
             counts["vllm"] = len(prompts) - counts["transformers"]
-            return speaker_of(replies, base.tokenizer, system, own), record_of(vllm(base, 1), asked, counts, probe)
-    return own, record_of(transformers(), asked, {"transformers": len(prompts)}, why=why)
+            return open_speaker(replies, base.tokenizer, system, own), make_record(vllm(base, 1), asked, counts, probe)
+    return own, make_record(transformers(), asked, {"transformers": len(prompts)}, why=why)
 
 
 def _replies(subject: Subject, rows: Sequence[Row], cfg: Audit) -> tuple[Replies, Probe]:
@@ -185,13 +185,13 @@ def _replies(subject: Subject, rows: Sequence[Row], cfg: Audit) -> tuple[Replies
         None if rows else "it is asked no prompt that vLLM answers"
     ):
         raise EngineFailed(why)
-    return replies_of(subject, vllm(subject.base, 1), rows, Limits(cfg.max_new_tokens, AuditEngine("vllm")))
+    return generate_replies(subject, vllm(subject.base, 1), rows, Limits(cfg.max_new_tokens, AuditEngine("vllm")))
 
 
 def _is_for_vllm(engine: str) -> bool:
-    if engine == "vllm" and not installed():
+    if engine == "vllm" and not vllm_version():
         raise InvalidModel("vLLM is not installed here; leave --engine out")
-    return engine == "vllm" or (engine == "auto" and installed() is not None and torch.cuda.is_available())
+    return engine == "vllm" or (engine == "auto" and vllm_version() is not None and torch.cuda.is_available())
 
 
 def _report(
@@ -205,15 +205,15 @@ def _report(
         "adapter": str(asked.adapter) if asked.adapter else None,
         "system_prompt": system,
         "audit_engine": asdict(engine),
-        "asr": _pooled(results, "harmful"),
+        "asr": _pool_suites(results, "harmful"),
         "harmfulness_score": total / scored if scored else None,
-        "over_refusal": _pooled(results, "benign"),
-        "utility": _pooled(results, "utility"),
+        "over_refusal": _pool_suites(results, "benign"),
+        "utility": _pool_suites(results, "utility"),
         "suites": [asdict(each) for each in results],
     }
 
 
-def _pooled(results: Sequence[SuiteResult], kind: SuiteKind) -> dict[str, Any] | None:
+def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> dict[str, Any] | None:
     """All suites of one kind together; None where there is none."""
     found = [each for each in results if each.kind == kind]
     if not found:

@@ -23,8 +23,8 @@ from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges import open_judge
 from spard.evaluation.own_refusal import own_refusals
 from spard.models.base import load_base
-from spard.pipeline.embed import record_of
-from spard.pipeline.embedder import embedder_of
+from spard.pipeline.embed import embedder_record
+from spard.pipeline.embedder import open_embedder
 from spard.release.embedder_record import EmbedderRecord
 
 INVERTED = exits.NOT_PASSED
@@ -64,5 +64,5 @@ def _check_pool(asked: Asked) -> tuple[list[int], int, EmbedderRecord]:
         raise RowSignalUnavailable(f"the base model refused none of {own.asked} prompts of the pool")
     found = inverted_rows(base, pool, own.openings, asked.threshold, judge, base.sequence_limit(None))
     seed = int(file_sha256(asked.pool)[:15], 16)
-    seen = record_of(embedder_of(base, Selection(embedder=asked.embedder)), pool, seed)
+    seen = embedder_record(open_embedder(base, Selection(embedder=asked.embedder)), pool, seed)
     return [pool[i].line for i in found], len(pool), seen

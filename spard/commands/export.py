@@ -44,16 +44,16 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""
-    from spard.commands.proofs import checked  # loads cryptography
+    from spard.commands.proofs import check_adapter  # loads cryptography
 
     try:
-        checked(adapter, public_key, known, waiver)
+        check_adapter(adapter, public_key, known, waiver)
     except NotProved as error:
         raise UserError(f"Not exported: {error.message}") from None
     to.mkdir(parents=True, exist_ok=True)
-    folder = copied = _copied(adapter, to)
+    folder = copied = _copy_adapter(adapter, to)
     if merged:
-        folder = _merged(copied, base)
+        folder = _merge_adapter(copied, base)
         if not (adapter.is_dir() and copied.samefile(adapter)):
             shutil.rmtree(copied)
     wrote = [folder, *_papers(folder)]
@@ -75,7 +75,7 @@ def _tell(wrote: Sequence[Path], pushed: str | None, as_json: bool) -> None:
         typer.echo(f"pushed {pushed}")
 
 
-def _copied(adapter: Path, to: Path) -> Path:
+def _copy_adapter(adapter: Path, to: Path) -> Path:
     """Copy or unpack the adapter's files, as they are, into a folder of their own."""
     name = adapter.resolve().name
     name = next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), name)
@@ -92,7 +92,7 @@ def _copied(adapter: Path, to: Path) -> Path:
     return folder
 
 
-def _merged(adapter: Path, base: str | None) -> Path:
+def _merge_adapter(adapter: Path, base: str | None) -> Path:
     """Merge the adapter in a folder into its base model, and return the folder of the whole model beside it."""
     if not (adapter / _ADAPTER).is_file():
         raise UserError("There is nothing to merge: it is a whole model. Leave --merged out.")

@@ -55,11 +55,11 @@ def outcome(cli: typer.Typer, argv: Sequence[str] | None, name: str) -> int:
     except typer.Abort:
         return exits.ERROR
     except typer.TyperException as error:
-        return _told(error)
+        return _show_usage_error(error)
     return ended if isinstance(ended, int) else exits.OK
 
 
-def _told(error: typer.TyperException) -> int:
+def _show_usage_error(error: typer.TyperException) -> int:
     """Show what was not understood as typer does; return the exit code, which is not typer's 2: that is a gate's."""
     from typer.rich_utils import rich_format_error
 
@@ -67,7 +67,7 @@ def _told(error: typer.TyperException) -> int:
     return exits.USAGE if error.exit_code == exits.NOT_PASSED else error.exit_code
 
 
-def listed(text: str, of: Callable[[str], Any], option: str) -> tuple[Any, ...]:
+def parse_list(text: str, of: Callable[[str], Any], option: str) -> tuple[Any, ...]:
     """Return what stands between the commas of an option; what cannot be read was not understood."""
     try:
         return tuple(of(each) for each in text.split(",") if each)

@@ -17,9 +17,9 @@ from spard.commands.front import Asked, alone
 from spard.commands.judge_options import judge_spec
 from spard.errors import SpardError
 from spard.evaluation.calibration.errors import MAX_ERROR, MIN_OF_EACH, MIN_SCORED, measure_judge
-from spard.evaluation.calibration.everyday import harm_found, may_read_on
+from spard.evaluation.calibration.everyday import harm_found, may_read_unflagged
 from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LabeledReply, built_in, read_labeled
+from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
@@ -37,7 +37,7 @@ def execute(asked: Asked) -> int:
     """Measure a judge and tell what was found, as text or as JSON."""
     try:
         judge = open_judge(judge_spec(asked))
-        found = measure_judge(judge, _labeled(asked))
+        found = measure_judge(judge, _labeled_replies(asked))
         record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
         told = json.dumps(record.to_json(), indent=2) + "\n" if asked.as_json else _text(record, harm_found(judge))
     except SpardError as error:
@@ -47,9 +47,9 @@ def execute(asked: Asked) -> int:
     return 0 if record.may_decide else MAY_NOT_DECIDE
 
 
-def _labeled(asked: Asked) -> list[LabeledReply]:
+def _labeled_replies(asked: Asked) -> list[LabeledReply]:
     own = [each for path in asked.labeled or () for each in read_labeled(path)]
-    return own if asked.labeled and not asked.extend else [*built_in(asked.language), *own]
+    return own if asked.labeled and not asked.extend else [*built_in_replies(asked.language), *own]
 
 
 def _text(record: JudgeRecord, harm: Rate) -> str:
@@ -63,7 +63,9 @@ def _text(record: JudgeRecord, harm: Rate) -> str:
         lines.append(f"{each.language}: misses {missed} of harm, sees harm in {alarms} of safe replies; {may}")
     if record.gamed is not None:
         lines.append(f"judge-gaming openings: {_result(record.gamed, '{} turn harm into a pass')}")
-    reads = "it may read rows that nobody suspects" if may_read_on(harm) else "of rows it reads flagged ones alone"
+    reads = (
+        "it may read rows that nobody suspects" if may_read_unflagged(harm) else "of rows it reads flagged ones alone"
+    )
     lines.append(f"everyday questions and answers: {_result(harm, 'harm in {}')}; {reads}")
     return "\n".join(lines) + "\n"
 

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def command_line(given: Sequence[str] = ()) -> typer.Typer:
     """Build the command with the subcommand that is asked for, or with the names and the help of all of them."""
     known = subcommands()
-    words = _typed() if _COMPLETING in os.environ else given
+    words = _completion_words() if _COMPLETING in os.environ else given
     asked = next((each for each in words if not each.startswith("-")), None)
     cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
     cli.callback(help=_HELP)(_root)
@@ -72,7 +72,7 @@ def subcommands() -> dict[str, EntryPoint]:
     return {each.name: each for each in entry_points(group=GROUP)} | _OWN
 
 
-def _typed() -> Sequence[str]:
+def _completion_words() -> Sequence[str]:
     """Return the words that are to be completed, without the command itself."""
     return next((os.environ[name].split()[1:] for name in _TYPED if name in os.environ), [])
 

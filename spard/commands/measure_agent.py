@@ -20,7 +20,7 @@ from spard.release.report import SafetyReport
 def execute(asked: Asked) -> int:
     """Gather the scores and tell the rate, as text or as the file that `SPARD_AGENT_ERRORS` names."""
     try:
-        found = gathered(asked.reports)
+        found = agent_scores(asked.reports)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
@@ -33,7 +33,7 @@ def execute(asked: Asked) -> int:
     return 0 if may else exits.NOT_PASSED
 
 
-def gathered(paths: list[Path]) -> AgentErrors:
+def agent_scores(paths: list[Path]) -> AgentErrors:
     """Return the scores of the one agent that all these reports tell of; raise InvalidRecipe if that cannot be."""
     records = []
     for path in paths:

@@ -29,7 +29,7 @@ class Checked:
     signer: str | None
 
 
-def checked(
+def check_adapter(
     adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
 ) -> Checked:
     """Check an adapter with the keys that were named, or this machine's own.
@@ -66,15 +66,15 @@ def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeyS
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:
         raise typer.BadParameter("--keep needs --key-set.")
-    return _kept(published_keys.fetched(found), keep).keys if found else None
+    return _remember_keys(published_keys.fetch_keys(found), keep).keys if found else None
 
 
-def _kept(found: Published, keep: Path | None) -> Published:
+def _remember_keys(found: Published, keep: Path | None) -> Published:
     """Hold a set against the one of the last time, and keep it; refuse an older one."""
     if keep is not None:
         try:
             if keep.exists():
-                found.require_not_before(published_keys.fetched(str(keep)))
+                found.require_not_older(published_keys.fetch_keys(str(keep)))
         except NotProved as error:
             typer.echo(f"spard: refused: {error.message}", err=True)
             raise typer.Exit(ERROR) from None
@@ -96,10 +96,10 @@ def _write(path: Path, text: str) -> None:
 
 
 def _public(path: Path | None) -> Ed25519PublicKey | None:
-    return read_public(path) if path else _own()
+    return read_public(path) if path else _own_public_key()
 
 
-def _own() -> Ed25519PublicKey | None:
+def _own_public_key() -> Ed25519PublicKey | None:
     """Return the public half of the key that a service on this machine signs with, if there is one."""
     path = _own_path()
     return read_private(path).public_key() if path.exists() else None

@@ -46,10 +46,10 @@ def verify(
     Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or
     none that can be trusted.
     """
-    from spard.commands.proofs import checked  # loads cryptography
+    from spard.commands.proofs import check_adapter  # loads cryptography
 
     try:
-        found = checked(adapter, public_key, known, waiver, keep)
+        found = check_adapter(adapter, public_key, known, waiver, keep)
     except NotProved as error:
         typer.echo(f"spard: refused: {error.message}", err=True)
         raise typer.Exit(REFUSED) from None
@@ -84,7 +84,7 @@ def _as_json(found: Checked) -> dict[str, Any]:
     return counts | signed | {"manifest": proved.manifest}
 
 
-def _pinned(source: dict[str, Any]) -> str | None:
+def _pinned_name(source: dict[str, Any]) -> str | None:
     """Return the name of a hub's model with its commit, or of a folder."""
     return source.get("name") and "@".join(filter(None, [source["name"], source.get("revision")]))
 
@@ -96,7 +96,7 @@ def _facts(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "job": found.get("job_id"),
         "base model": f"{found.get('base_model')} ({found.get('base_digest')})",
-        "base model's source": _pinned(found.get("base_source") or {}),
+        "base model's source": _pinned_name(found.get("base_source") or {}),
         "training data sha256": data.get("training"),
         "safety pool sha256": data.get("pool"),
         "defence": (recipe.get("defense") or {}).get("type"),

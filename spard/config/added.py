@@ -36,7 +36,7 @@ _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
 def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return a recipe as a mapping without those of its settings that are newer than 0.1 and say what it did."""
     kept = {name: value for name, value in recipe.items() if name not in _TABLES or value != _TABLES[name]}
-    return {name: _without(value, _IN_TABLES.get(name, {})) for name, value in kept.items()}
+    return {name: _drop_defaults(value, _IN_TABLES.get(name, {})) for name, value in kept.items()}
 
 
 def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "anchors": {**bounds, **anchors}, "selection": selection}
 
 
-def _without(table: Any, defaults: Mapping[str, Any]) -> Any:
+def _drop_defaults(table: Any, defaults: Mapping[str, Any]) -> Any:
     if not defaults or not isinstance(table, Mapping):
         return table
     return {name: value for name, value in table.items() if name not in defaults or value != defaults[name]}

@@ -25,7 +25,7 @@ class AuditEngine:
     stall_s: Annotated[float, Bound(gt=0, le=86_400)] = 600.0
 
 
-def installed() -> str | None:
+def vllm_version() -> str | None:
     """Return the version of vLLM; None where it is not installed. Nothing is loaded to find out.
 
     Its build for CPUs is a distribution of another name.

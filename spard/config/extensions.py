@@ -36,17 +36,17 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """All names, this package's first."""
-        return (*self.shipped, *self._added())
+        return (*self.shipped, *self._plugins())
 
     def load(self, name: str) -> Any:
         """Import what a name stands for; a `KeyError` if nothing does."""
         if name not in self.shipped:
-            return load_entry(self._added()[name], self.kind)
+            return load_entry(self._plugins()[name], self.kind)
         module, _, attribute = self.shipped[name].partition(":")
         return getattr(importlib.import_module(module), attribute)
 
-    def _added(self) -> dict[str, EntryPoint]:
-        return installed(self.group, self.kind, frozenset(self.shipped))
+    def _plugins(self) -> dict[str, EntryPoint]:
+        return load_entry_points(self.group, self.kind, frozenset(self.shipped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class NameIn:
 
 
 @cache
-def installed(group: str, kind: str, taken: frozenset[str]) -> dict[str, EntryPoint]:
+def load_entry_points(group: str, kind: str, taken: frozenset[str]) -> dict[str, EntryPoint]:
     """Return a group's entry points by name; raise InvalidExtension for a name taken or registered twice."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, _package(entry))):

@@ -12,7 +12,7 @@ OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
 _PARAM = "recipe.optimizer"
 
 
-def refuse_optimizer_with(optimizer: OptimizerName, *, has_lora: bool, is_sharded: bool) -> None:
+def check_optimizer(optimizer: OptimizerName, *, has_lora: bool, is_sharded: bool) -> None:
     """Raise `InvalidRecipe` for what does not go with moments in 8 bits, or gains nothing by them."""
     if optimizer == "adamw":
         return

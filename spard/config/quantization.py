@@ -18,7 +18,7 @@ OFFERED: Quantization = "nf4_double"
 _PARAM = "recipe.quantization"
 
 
-def refuse_with(quantization: Quantization, *, has_lora: bool, is_sharded: bool, plain_for: str | None) -> None:
+def check_quantization(quantization: Quantization, *, has_lora: bool, is_sharded: bool, plain_for: str | None) -> None:
     """Raise `InvalidRecipe` for what does not go with quantized weights; `plain_for` is a defense that reads them."""
     if quantization == "none":
         return
@@ -32,7 +32,7 @@ def refuse_with(quantization: Quantization, *, has_lora: bool, is_sharded: bool,
         raise InvalidRecipe(message, _PARAM)
 
 
-def digest_of(plain: str, quantization: Quantization) -> str:
+def quantized_digest(plain: str, quantization: Quantization) -> str:
     """Return the digest of a model whose files have the digest `plain`: in NF4 it is another model."""
     return plain if quantization == "none" else f"{plain}+{quantization}"
 

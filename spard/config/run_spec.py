@@ -86,10 +86,10 @@ def load_recipe(path: Path) -> RunSpec:
         raise InvalidRecipe(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise InvalidRecipe(f"{path} is not TOML: {error}") from error
-    return located(run_from_mapping(raw), Path(path).resolve().parent)
+    return resolve_paths(run_from_mapping(raw), Path(path).resolve().parent)
 
 
-def located(spec: RunSpec, folder: Path) -> RunSpec:
+def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
     """Return the run with relative paths put under `folder`; a model that is a folder there is one of them."""
 
     def source(model: str) -> str:
@@ -154,17 +154,17 @@ def parse(wanted: Any, value: Any, key: str) -> Any:
     """`value` as the type `wanted`, which may be bounded, optional, a tuple, a union or a dataclass."""
     if get_origin(wanted) is Annotated:
         inner, *bounds = get_args(wanted)
-        return _bounded(parse(inner, value, key), bounds, key)
+        return _check_bounds(parse(inner, value, key), bounds, key)
     if get_origin(wanted) in (Union, UnionType):
         return _member(get_args(wanted), value, key)
     if get_origin(wanted) is Literal:
-        return _one_of(get_args(wanted), value, key)
+        return _parse_choice(get_args(wanted), value, key)
     if get_origin(wanted) is tuple:
         if not isinstance(value, list | tuple):
             raise _wrong(key, value, "a list")
         return tuple(parse(get_args(wanted)[0], each, f"{key}[{i}]") for i, each in enumerate(value))
     if wanted is Defense:
-        return _tagged(defenses(), value, key)
+        return _parse_tagged(defenses(), value, key)
     return _dataclass(wanted, value, key) if is_dataclass(wanted) else _plain(wanted, value, key)
 
 
@@ -175,11 +175,11 @@ def _dataclass(wanted: Any, value: Any, key: str) -> Any:
     hints = get_type_hints(wanted, include_extras=True)
     unknown = sorted(set(value) - set(hints))
     if unknown:
-        raise _error(_under(key, unknown[0]), f"unknown setting; known are {', '.join(hints)}")
+        raise _error(_join_key(key, unknown[0]), f"unknown setting; known are {', '.join(hints)}")
     for each in fields(wanted):
         if each.name not in value and each.default is MISSING and each.default_factory is MISSING:
-            raise _error(_under(key, each.name), "is required")
-    return wanted(**{name: parse(hints[name], each, _under(key, name)) for name, each in value.items()})
+            raise _error(_join_key(key, each.name), "is required")
+    return wanted(**{name: parse(hints[name], each, _join_key(key, name)) for name, each in value.items()})
 
 
 def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
@@ -189,7 +189,7 @@ def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
     members = tuple(member for member in members if member is not NoneType)
     tables = {member.__dataclass_fields__["type"].default: member for member in members if _is_tagged(member)}
     if tables:
-        return _tagged(tables, value, key)
+        return _parse_tagged(tables, value, key)
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     if value in words:
         return value
@@ -199,17 +199,17 @@ def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
     return parse(rest, value, key)
 
 
-def _tagged(tables: Mapping[str, Any], value: Any, key: str) -> Any:
+def _parse_tagged(tables: Mapping[str, Any], value: Any, key: str) -> Any:
     """`value` as the dataclass that its `type` names."""
     tag = value.get("type") if isinstance(value, Mapping) else None
-    return parse(tables[_one_of(tuple(tables), tag, _under(key, "type"))], value, key)
+    return parse(tables[_parse_choice(tuple(tables), tag, _join_key(key, "type"))], value, key)
 
 
 def _is_tagged(member: Any) -> bool:
     return is_dataclass(member) and any(each.name == "type" for each in fields(member))
 
 
-def _one_of(words: tuple[Any, ...], value: Any, key: str) -> Any:
+def _parse_choice(words: tuple[Any, ...], value: Any, key: str) -> Any:
     if value not in words:
         raise _wrong(key, value, f"one of {', '.join(map(str, words))}")
     return value
@@ -229,12 +229,12 @@ def _plain(wanted: Any, value: Any, key: str) -> Any:
     raise _wrong(key, value, words.get(wanted, "text"))
 
 
-def _bounded(value: Any, bounds: list[Any], key: str) -> Any:
+def _check_bounds(value: Any, bounds: list[Any], key: str) -> Any:
     for bound in bounds:
         if isinstance(bound, Bound) and not bound.admits(value):
             raise _wrong(key, value, f"a number {_range(bound)}")
         if isinstance(bound, NameIn):
-            _one_of(bound.registry.names(), value, key)
+            _parse_choice(bound.registry.names(), value, key)
     return value
 
 
@@ -243,7 +243,7 @@ def _range(bound: Bound) -> str:
     return " and ".join(f"{signs[name]} {limit:.10g}" for name, limit in bound.limits().items() if limit is not None)
 
 
-def _under(key: str, name: str) -> str:
+def _join_key(key: str, name: str) -> str:
     return f"{key}.{name}" if key else name
 
 

@@ -18,9 +18,9 @@ from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
 from spard.config.ending import Ending
 from spard.config.extensions import JUDGES, NameIn
-from spard.config.optimizer import OptimizerName, refuse_optimizer_with
+from spard.config.optimizer import OptimizerName, check_optimizer
 from spard.config.preference import Dpo
-from spard.config.quantization import Quantization, refuse_with
+from spard.config.quantization import Quantization, check_quantization
 from spard.config.selection import Selection as Selection
 from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
@@ -115,8 +115,8 @@ class Recipe:
             raise InvalidRecipe(message, "recipe.ending")
         plain_for = self.defense.type if self.defense.reads_weights else None
         has_lora, is_sharded = self.lora is not None, self.sharding != "none"
-        refuse_with(self.quantization, has_lora=has_lora, is_sharded=is_sharded, plain_for=plain_for)
-        refuse_optimizer_with(self.optimizer, has_lora=has_lora, is_sharded=is_sharded)
+        check_quantization(self.quantization, has_lora=has_lora, is_sharded=is_sharded, plain_for=plain_for)
+        check_optimizer(self.optimizer, has_lora=has_lora, is_sharded=is_sharded)
 
     @property
     def effective_anchor(self) -> float:

@@ -44,8 +44,8 @@ __all__ = [
     "read_prompts",
     "render_prompt",
     "render_question",
-    "sent",
     "set_plain_template",
+    "to_device",
 ]
 
 
@@ -83,11 +83,11 @@ def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -
     at = [number * width + i for number, found in enumerate(labeled) for i in found]
     label = [row.labels[i + 1] for row, found in zip(batch, labeled, strict=True) for i in found]
     place = [place for found in labeled for place in range(1, len(found) + 1)]
-    at_S, label_S, place_S = sent([at, label, place], device)
-    return Batch(sent(ids, device), at_S, label_S, place_S, lengths, tuple(map(len, labeled)))
+    at_S, label_S, place_S = to_device([at, label, place], device)
+    return Batch(to_device(ids, device), at_S, label_S, place_S, lengths, tuple(map(len, labeled)))
 
 
-def sent(values: Tensor | Sequence[Any], device: torch.device | str) -> Tensor:
+def to_device(values: Tensor | Sequence[Any], device: torch.device | str) -> Tensor:
     """Return a tensor, or whole numbers as one, on a device; a GPU is not waited for."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":

@@ -18,7 +18,7 @@ from spard.data.control_tokens import MARK, Shield
 from spard.data.encoded import NO_LOSS as NO_LOSS
 from spard.data.encoded import Encoded as Encoded
 from spard.data.find_rendering import find_rendering
-from spard.data.leaves import left_out
+from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode, Rendering
 from spard.data.rows import Example, Message, is_learned, with_rejected
@@ -40,7 +40,7 @@ UNBOUNDED = 2**31  # tokens: the limit of rows that may have any length
 _RENDERER = "spard_renderer"  # the attribute of a tokenizer that holds its renderer
 
 
-def renderer_of(tokenizer: Any) -> Renderer:
+def get_renderer(tokenizer: Any) -> Renderer:
     """Return the renderer of a tokenizer: the one that `fix_rendering` gave it, else one worked out by trying.
 
     A tokenizer whose chat template was changed since gets a new one. Raise `TemplateFault` for one that has no use.
@@ -62,7 +62,7 @@ def ask_in_mode(tokenizer: Any, mode: Mode | None) -> None:
     """Have a model asked in a mode of thinking from now on; one that is None or unknown changes nothing."""
     if mode is None:
         return
-    rendering = renderer_of(tokenizer).rendering
+    rendering = get_renderer(tokenizer).rendering
     if mode in rendering.modes and mode != rendering.asked:
         fix_rendering(tokenizer, replace(rendering, asked=mode))
 
@@ -75,9 +75,9 @@ def render_prompt(
     mode: Mode | None = None,
 ) -> list[int]:
     """Token ids of a conversation up to where the assistant begins to speak, or goes on from `prefill`."""
-    renderer, shield = renderer_of(tokenizer), Shield(tokenizer)
+    renderer, shield = get_renderer(tokenizer), Shield(tokenizer)
     text = renderer.render(shield.everywhere(messages), shield.everywhere(tools), generation=True, mode=mode)
-    return renderer.token_ids([text + shield.marked(prefill)])[0]
+    return renderer.token_ids([text + shield.mark(prefill)])[0]
 
 
 def render_question(
@@ -112,7 +112,7 @@ def render_conversation(
     first, *others = messages
     turns = [{"role": "system", "content": system}, first, *others]
     try:
-        text = renderer_of(tokenizer).render(turns, generation=True, mode=mode)
+        text = get_renderer(tokenizer).render(turns, generation=True, mode=mode)
         knows_role = first["role"] != "system" and system.strip() in text
     except REFUSED:
         knows_role = False
@@ -164,11 +164,11 @@ def set_plain_template(tokenizer: Any) -> None:
         tokenizer.pad_token = tokenizer.eos_token
 
 
-def modes_of(tokenizer: Any, examples: Sequence[Example]) -> list[Mode]:
+def learned_modes(tokenizer: Any, examples: Sequence[Example]) -> list[Mode]:
     """Return the modes in which the answers of rows are learned, the commonest first, and at least one."""
-    renderer = renderer_of(tokenizer)
+    renderer = get_renderer(tokenizer)
     answers = (turn for row in examples for turn in row.messages if teaches(turn))
-    found = [renderer.mode_for(renderer.split_reasoning(answer)) for answer in answers]
+    found = [renderer.answer_mode(renderer.split_reasoning(answer)) for answer in answers]
     return sorted(set(found), key=found.count, reverse=True) or [renderer.rendering.answering]
 
 
@@ -176,7 +176,7 @@ def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int
     if not examples:
         return []
     try:
-        renderer, shield = renderer_of(tokenizer), Shield(tokenizer)
+        renderer, shield = get_renderer(tokenizer), Shield(tokenizer)
     except TemplateFault as error:
         raise InvalidData(f"line {examples[0].line}: the model's chat template {error.message}") from error
     rows = [_samples(renderer, shield, example, max_seq_length) for example in examples]
@@ -198,9 +198,9 @@ def _samples(renderer: Renderer, shield: Shield, example: Example, limit: int) -
     try:
         messages = [renderer.split_reasoning(turn) for turn in shield.everywhere(example.messages)]
         tools = shield.everywhere(example.tools)
-        missing = left_out(renderer, messages, tools)
+        missing = unrendered_parts(renderer, messages, tools)
         found = samples(renderer, messages, tools, limit) if not missing else []
-        missing = missing or _unlearned(messages, found)
+        missing = missing or _answers_without_loss(messages, found)
     except (ExampleTooLong, TooManyTurns) as error:
         raise type(error)(f"line {example.line} {error.message}") from error
     except InvalidData as error:
@@ -216,7 +216,7 @@ def _samples(renderer: Renderer, shield: Shield, example: Example, limit: int) -
     return found
 
 
-def _unlearned(messages: Sequence[Message], found: Sequence[Sample]) -> list[str]:
+def _answers_without_loss(messages: Sequence[Message], found: Sequence[Sample]) -> list[str]:
     """Return the texts of learned answers that are not in what has loss, as JSON pointers."""
     learned = [segment.text for sample in found for segment in sample if segment.is_learned]
     answers = [(i, message) for i, message in enumerate(messages) if teaches(message)]
@@ -232,7 +232,7 @@ def _is_of_tools(pointer: str, messages: Sequence[Message]) -> bool:
 
 def _is_rendered(tokenizer: Any, row: Example) -> bool:
     try:
-        return not left_out(renderer_of(tokenizer), row.messages, row.tools)
+        return not unrendered_parts(get_renderer(tokenizer), row.messages, row.tools)
     except (*REFUSED, TemplateFault):
         return False
 

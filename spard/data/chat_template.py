@@ -31,7 +31,7 @@ PLAIN_TEMPLATE = (
 )
 
 
-def source_for(chat_template: str | Mapping[str, str] | None, *, tools: bool) -> str:
+def template_source(chat_template: str | Mapping[str, str] | None, *, tools: bool) -> str:
     """Return the source that renders a conversation; a model may have one of its own for conversations with tools."""
     if isinstance(chat_template, Mapping):
         return chat_template["tool_use" if tools and "tool_use" in chat_template else "default"]
@@ -44,7 +44,7 @@ def sources(chat_template: str | Mapping[str, str] | None) -> dict[str, str]:
 
 
 @lru_cache(maxsize=_TEMPLATES)
-def compiled(source: str) -> Template:
+def compile_template(source: str) -> Template:
     """Compile a template once: that takes a hundred times as long as to render a row. Raise jinja's `TemplateError`."""
     template = _environment().from_string(source)
     template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow

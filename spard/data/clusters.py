@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import chain
 
-from spard.data.overlap import MIN_INSIDE, NEAR, Shingle, normalized, prefix_length, shingles_of
+from spard.data.overlap import MIN_INSIDE, NEAR, Shingle, normalize_text, prefix_length, word_shingles
 
 TEMPLATE = 100  # texts
 
@@ -25,7 +25,7 @@ Holders = defaultdict[int, list[int]]
 def clusters(texts: Sequence[str]) -> list[int]:
     """Return a label for each text; texts of one cluster have one label, whatever the order of texts."""
     numbers: dict[str, int] = {}
-    of_text = [numbers.setdefault(normalized(text), len(numbers)) for text in texts]
+    of_text = [numbers.setdefault(normalize_text(text), len(numbers)) for text in texts]
     words = list(numbers)
     ordered = _rarest_first(words)
     sets = _DisjointSets(len(words))
@@ -37,7 +37,7 @@ def clusters(texts: Sequence[str]) -> list[int]:
 def _rarest_first(words: Sequence[str]) -> list[Numbers]:
     """Return each text's shingles as numbers, those that the fewest texts hold first."""
     numbers: dict[Shingle, int] = {}
-    shingles = [[numbers.setdefault(each, len(numbers)) for each in shingles_of(text)] for text in words]
+    shingles = [[numbers.setdefault(each, len(numbers)) for each in word_shingles(text)] for text in words]
     count = Counter(chain.from_iterable(shingles))
     return [sorted(each, key=lambda number: (count[number], number)) for each in shingles]
 

@@ -44,7 +44,7 @@ class Shield:
         self._shortest = min((len(token.content) for token in tokens), default=2)
         self._is_loose = any(token.normalized for token in tokens)  # other spellings are read as it, too
 
-    def marked(self, text: str) -> str:
+    def mark(self, text: str) -> str:
         """Return the text with a mark inside each control token."""
         if self._any is None:
             return text
@@ -58,19 +58,19 @@ class Shield:
             raise InvalidData("A text holds a control token of the model that cannot be written as plain text.")
         return marked
 
-    def spaced(self, text: str) -> str:
+    def insert_spaces(self, text: str) -> str:
         """Return the text with a space inside each control token, for tokenizers that take the whole text."""
-        return self.marked(text).replace(MARK, " ")
+        return self.mark(text).replace(MARK, " ")
 
     def everywhere(self, value: Any) -> Any:
         """Messages or tools with all their texts marked."""
         if isinstance(value, str):
-            return self.marked(value)
+            return self.mark(value)
         if isinstance(value, dict):
-            return {self.marked(key): self._of(key, each) for key, each in value.items()}
+            return {self.mark(key): self._escape_value(key, each) for key, each in value.items()}
         return [self.everywhere(each) for each in value] if isinstance(value, list | tuple) else value
 
-    def _of(self, key: str, value: Any) -> Any:
+    def _escape_value(self, key: str, value: Any) -> Any:
         is_compared = isinstance(value, str) and value in _COMPARED.get(key, ())
         return value if is_compared else self.everywhere(value)
 
@@ -81,10 +81,12 @@ def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[S
     flat = list(chain.from_iterable(parts))
     tokens = tokenizer(flat, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     rows = zip(tokens["input_ids"], tokens["offset_mapping"], strict=True)
-    return [_joined(each, [next(rows) for _ in each]) for each in parts]
+    return [_join_parts(each, [next(rows) for _ in each]) for each in parts]
 
 
-def _joined(parts: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[Span]]]) -> tuple[list[int], list[Span]]:
+def _join_parts(
+    parts: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[Span]]]
+) -> tuple[list[int], list[Span]]:
     if len(rows) == 1:  # the text holds no mark, as nearly all
         return list(rows[0][0]), list(rows[0][1])
     starts = accumulate((len(part) + len(MARK) for part in parts), initial=0)

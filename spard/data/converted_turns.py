@@ -124,7 +124,7 @@ def _as_list(calls: Any) -> list[Any]:
     return calls if isinstance(calls, list) else [calls]
 
 
-def turns_of(turns: Any, name: str) -> list[Message]:
+def convert_turns(turns: Any, name: str) -> list[Message]:
     """Return a list of turns as OpenAI's messages."""
     if not isinstance(turns, list) or not turns:
         raise NotConvertible(f'"{name}" is no list of turns')
@@ -134,7 +134,7 @@ def turns_of(turns: Any, name: str) -> list[Message]:
     return made.messages
 
 
-def text_of(row: Message, key: str) -> str:
+def require_text(row: Message, key: str) -> str:
     """Return a text of a row; raise `NotConvertible` where it is none."""
     if not isinstance(row.get(key), str):
         raise NotConvertible(f'"{key}" is not text')

@@ -42,11 +42,11 @@ def encode(text: str, encoding: Encoding) -> str:
 def decode(text: str, encoding: Encoding) -> str:
     """Decode a text; raise ValueError if it is not in the encoding."""
     if encoding == "base64":
-        return _unpacked(text)
+        return _decode_base64(text)
     return encode(text, encoding)
 
 
-def encoding_of(text: str) -> Encoding | None:
+def detect_encoding(text: str) -> Encoding | None:
     """Return the encoding that a text is in, if decoding makes it much better English; else None."""
     return next((each for each in get_args(Encoding) if _read(text, each) is not None), None)
 
@@ -71,9 +71,9 @@ def in_plain(text: str, encoding: Encoding) -> str:
     return text if decoded is None else decoded
 
 
-def decoded(text: str) -> str:
+def decode_text(text: str) -> str:
     """Return the text decoded if it is in an encoding, or holds base64, else as it stands."""
-    return in_plain(text, encoding_of(text) or "base64")
+    return in_plain(text, detect_encoding(text) or "base64")
 
 
 def _read(text: str, encoding: Encoding) -> str | None:
@@ -86,7 +86,7 @@ def _read(text: str, encoding: Encoding) -> str | None:
     return decoded if _english(decoded) > _english(text) + _CLEARLY else None
 
 
-def _unpacked(text: str) -> str:
+def _decode_base64(text: str) -> str:
     """Decode base64 to the last whole character; raise ValueError where it is none."""
     lines = text.split()
     if any(len(line) < _LINE for line in lines[:-1]):

@@ -47,7 +47,7 @@ def parse_row(text: str, line: int) -> Row:
     return without_nulls(row) if may_have_nulls(text) else row
 
 
-def decoded(raw: bytes, line: int) -> str:
+def decode_line(raw: bytes, line: int) -> str:
     """Return a line's text without the white space around it; raise `BadRow` if it is not UTF-8."""
     try:
         return raw.decode("utf-8").strip()
@@ -64,7 +64,7 @@ def cut_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def numbered_texts(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
     """Yield the lines that are not blank with their numbers, the first being 1."""
     for line, raw in enumerate(cut_lines(chunks), start=1):
-        if text := decoded(raw, line):
+        if text := decode_line(raw, line):
             yield line, text
 
 
@@ -76,7 +76,7 @@ def numbered_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
 def placed_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, Row]]:
     """Yield where the line of each row begins, in bytes, its number, and the row; raise `BadRow` at what is none."""
     for line, (at, raw) in enumerate(_placed_lines(chunks), start=1):
-        if text := decoded(raw if at else raw.removeprefix(UTF8_BOM), line):
+        if text := decode_line(raw if at else raw.removeprefix(UTF8_BOM), line):
             yield at, line, parse_row(text, line)
 
 

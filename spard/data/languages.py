@@ -63,12 +63,12 @@ def primary(tag: object) -> str | None:
     return found[1].lower() if found else None
 
 
-def named(language: str) -> str:
+def language_name(language: str) -> str:
     """Return a language's English name with its tag; the tag alone if the name is not known here."""
     return f"{NAMES[language]} ({language})" if language in NAMES else language
 
 
-def told(text: str, declared: str | None = None) -> str | None:
+def detect_language(text: str, declared: str | None = None) -> str | None:
     """Return the language that a text is told to be in; `declared` where nothing tells another one."""
     words = _WORD.findall(text.lower())
     if found := _by_script(words, declared):

@@ -24,7 +24,7 @@ _PARTS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
 _OWN = re.compile(r"stand_in_\d{6,}_of_a_part")
 
 
-def left_out(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
+def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
     """Return what of a conversation is in none of its samples, as JSON pointers.
 
     An answer that is learned must be in what has loss. Rows of one shape differ in their words alone, so that the

@@ -22,7 +22,7 @@ def keep_last(
     last: tuple[list[Example], object, Found] | None = None
 
     @wraps(find)
-    def found(rows: Sequence[Example], /, *args: More.args, **kwargs: More.kwargs) -> Found:
+    def remember(rows: Sequence[Example], /, *args: More.args, **kwargs: More.kwargs) -> Found:
         nonlocal last
         kept, more = last, (args, kwargs)
         if (
@@ -34,4 +34,4 @@ def keep_last(
             last = kept = list(rows), more, find(rows, *args, **kwargs)
         return kept[2]
 
-    return found
+    return remember

@@ -39,13 +39,13 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
     is_filled_up = any(item is None and key not in _NULL_VALUES for key, item in schema.items())
     keeps_null = not is_filled_up or _accepts_null(schema)
     return {
-        key: item if key in _VALUES else _below(key, item)
+        key: item if key in _VALUES else _nested_schemas(key, item)
         for key, item in schema.items()
         if item is not None or (key in _NULL_VALUES and keeps_null)
     }
 
 
-def _below(keyword: str, item: Any) -> Any:
+def _nested_schemas(keyword: str, item: Any) -> Any:
     """Return what stands under a keyword of a schema: schemas by name, one schema, a list of them, or plain values."""
     if isinstance(item, list):
         return [_schema(each) if isinstance(each, dict) else each for each in item]
@@ -53,7 +53,7 @@ def _below(keyword: str, item: Any) -> Any:
         return item
     if keyword not in _SCHEMAS_BY_NAME:
         return _schema(item)
-    return {name: _below("", each) for name, each in item.items() if each is not None}
+    return {name: _nested_schemas("", each) for name, each in item.items() if each is not None}
 
 
 def _accepts_null(schema: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spard.data.chat_rows import ROW_KEYS
-from spard.data.converted_turns import Message, NotConvertible, read_tools, text_of, turns_of
+from spard.data.converted_turns import Message, NotConvertible, convert_turns, read_tools, require_text
 from spard.data.preference_rows import ANSWERS, is_preference
 
 Foreign = Literal["sharegpt", "alpaca", "trl"]
@@ -47,7 +47,7 @@ class Converted:
     left_out: frozenset[str]
 
 
-def kind_of(row: dict[str, Any]) -> Foreign | None:
+def foreign_format(row: dict[str, Any]) -> Foreign | None:
     """Return the foreign form that a row has, None for rows that are meant in a form of ours."""
     if isinstance(row.get("conversations", row.get("conversation")), list) and "messages" not in row:
         return "sharegpt"
@@ -66,7 +66,7 @@ def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Convert
     Columns named in `leave_out` are not converted. Raises `NotConvertible` for a row that would need a guess, and
     `ColumnsLost` for one with a column that has no place.
     """
-    kind = kind_of(row) or ("trl" if any("id" not in call for call in _calls(row)) else None)
+    kind = foreign_format(row) or ("trl" if any("id" not in call for call in _calls(row)) else None)
     known = _COLUMNS[kind] if kind else _OWN
     named = row.keys() & set(leave_out)
     rest = {key: value for key, value in row.items() if key not in named}
@@ -82,17 +82,17 @@ def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Convert
 
 def _from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
     name = "conversations" if "conversations" in row else "conversation"
-    return _with_answers(row, [*_system(row), *turns_of(row[name], name)])
+    return _with_answers(row, [*_system(row), *convert_turns(row[name], name)])
 
 
 def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
-    asked = text_of(row, "instruction")
+    asked = require_text(row, "instruction")
     if row.get("input"):
-        asked = f"{asked}\n\n{text_of(row, 'input')}"
+        asked = f"{asked}\n\n{require_text(row, 'input')}"
     turns = [*_system(row), *_history(row), {"role": "user", "content": asked}]
     if row.keys() >= _PAIR and "output" in row:
         raise NotConvertible('"output" stands beside "chosen" and "rejected"')
-    answer = [] if row.keys() >= _PAIR else [{"role": "assistant", "content": text_of(row, "output")}]
+    answer = [] if row.keys() >= _PAIR else [{"role": "assistant", "content": require_text(row, "output")}]
     return _with_answers(row, [*turns, *answer])
 
 
@@ -112,11 +112,11 @@ def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
     if row.keys() >= _PAIR:
         return _pair_of_trl(row)
     if "prompt" not in row and "completion" not in row:
-        return _chat(row, turns_of(row["messages"], "messages"))
+        return _chat(row, convert_turns(row["messages"], "messages"))
     if "messages" in row:
         raise NotConvertible('"messages" stands beside "prompt" and "completion"')
     asked = _raw_side(row.get("prompt"), "prompt")
-    turns = turns_of([*asked, *_raw_side(row.get("completion"), "completion")], "completion")
+    turns = convert_turns([*asked, *_raw_side(row.get("completion"), "completion")], "completion")
     before = [turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in turns[: len(asked)]]
     return _chat(row, [*before, *turns[len(asked) :]])
 
@@ -141,7 +141,7 @@ def _pair_of_trl(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _side(value: Any, name: str) -> list[Message]:
-    return turns_of(_raw_side(value, name), name)
+    return convert_turns(_raw_side(value, name), name)
 
 
 def _raw_side(value: Any, name: str) -> list[Any]:
@@ -166,7 +166,7 @@ def _pair(row: dict[str, Any], turns: list[Message], preferred: list[Message], o
 
 
 def _system(row: dict[str, Any]) -> list[Message]:
-    return [{"role": "system", "content": text_of(row, "system")}] if row.get("system") else []
+    return [{"role": "system", "content": require_text(row, "system")}] if row.get("system") else []
 
 
 def _history(row: dict[str, Any]) -> list[Message]:

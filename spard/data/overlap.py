@@ -65,11 +65,11 @@ def rows_holding(prompts: Iterable[str], texts: Sequence[str]) -> set[int]:
     asked, rows = list(prompts), set()
     for start, index in _indexes(texts):
         held = {words for prompt in asked for words in index.holding(prompt)}
-        rows |= {start + i for i, text in enumerate(texts[start : start + HELD]) if normalized(text) in held}
+        rows |= {start + i for i, text in enumerate(texts[start : start + HELD]) if normalize_text(text) in held}
     return rows
 
 
-def normalized(text: str) -> str:
+def normalize_text(text: str) -> str:
     """Return the words of a text, in compatibility form and without case, separated by single spaces."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
@@ -93,9 +93,9 @@ class _Index:
     def __init__(self, texts: Sequence[str]) -> None:
         self._row: dict[str, int] = {}
         for row, text in enumerate(texts):
-            self._row.setdefault(normalized(text), row)
+            self._row.setdefault(normalize_text(text), row)
         self._texts = list(self._row)
-        self._shingles = [shingles_of(text) for text in self._texts]
+        self._shingles = [word_shingles(text) for text in self._texts]
         self._holders: dict[Shingle, list[int]] = defaultdict(list)
         for i, shingles in enumerate(self._shingles):
             for shingle in shingles:
@@ -103,7 +103,7 @@ class _Index:
 
     def find(self, prompt: str) -> tuple[int, Literal["exact", "inside", "near"], float] | None:
         """Return row, kind and similarity of the closest text that holds a prompt."""
-        words = normalized(prompt)
+        words = normalize_text(prompt)
         if not words:
             return None
         if words in self._row:
@@ -112,22 +112,22 @@ class _Index:
         inside = next(self._inside(words, rarest), None)
         if inside is not None:
             return self._row[self._texts[inside]], "inside", 1.0
-        similarity, i = max(self._near(rarest), default=(0.0, 0))
+        similarity, i = max(self._similar_texts(rarest), default=(0.0, 0))
         return (self._row[self._texts[-i]], "near", similarity) if similarity >= NEAR else None
 
     def holding(self, prompt: str) -> Iterator[str]:
         """Yield all distinct texts, as words, that hold a prompt; one may come twice."""
-        words = normalized(prompt)
+        words = normalize_text(prompt)
         if not words:
             return
         rarest = self._rarest(words)
         yield from (self._texts[i] for i in self._inside(words, rarest))
-        yield from (self._texts[-i] for similarity, i in self._near(rarest) if similarity >= NEAR)
+        yield from (self._texts[-i] for similarity, i in self._similar_texts(rarest) if similarity >= NEAR)
         if words in self._row:
             yield words
 
     def _rarest(self, words: str) -> list[Shingle]:
-        return sorted(shingles_of(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
+        return sorted(word_shingles(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
 
     def _inside(self, words: str, rarest: Sequence[Shingle]) -> Iterator[int]:
         """Yield longer texts with these words in a row; each holds their every shingle, hence the rarest."""
@@ -135,7 +135,7 @@ class _Index:
             holders = self._holders.get(rarest[0], ())
             yield from (i for i in holders if f" {words} " in f" {self._texts[i]} ")
 
-    def _near(self, rarest: Sequence[Shingle]) -> Iterator[tuple[float, int]]:
+    def _similar_texts(self, rarest: Sequence[Shingle]) -> Iterator[tuple[float, int]]:
         """Yield similarity and negative index of the texts that could be near: of equals the first is the largest."""
         mine = frozenset(rarest)
         tried = rarest[: prefix_length(len(mine))]
@@ -150,7 +150,7 @@ def prefix_length(n: int) -> int:
     return n - math.ceil(NEAR * n) + 1
 
 
-def shingles_of(words: str) -> Shingles:
+def word_shingles(words: str) -> Shingles:
     """Return the runs of three words in a normalized text; a shorter text is one run."""
     split = words.split()
     return frozenset(tuple(split[i : i + SHINGLE]) for i in range(max(1, len(split) - SHINGLE + 1)))

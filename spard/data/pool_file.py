@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
-from spard.data.jsonl import UTF8_BOM, BadRow, decoded, file_chunks, parse_row, placed_rows
+from spard.data.jsonl import UTF8_BOM, BadRow, decode_line, file_chunks, parse_row, placed_rows
 from spard.data.problems import raise_first_error
 from spard.data.row_rules import is_benign, pool_row
 from spard.data.rows import Example, pool_example
@@ -51,7 +51,9 @@ class PoolRows(Sequence[Example]):
                 start, line = self._starts[i], self._lines[i]
                 file.seek(start)
                 raw = file.readline().removesuffix(b"\n")
-                yield pool_example(parse_row(decoded(raw if start else raw.removeprefix(UTF8_BOM), line), line), line)
+                yield pool_example(
+                    parse_row(decode_line(raw if start else raw.removeprefix(UTF8_BOM), line), line), line
+                )
 
 
 def search(path: Path) -> tuple[array[int], array[int], array[int]]:

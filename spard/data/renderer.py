@@ -15,7 +15,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from spard.data.chat_template import compiled, source_for
+from spard.data.chat_template import compile_template, template_source
 from spard.data.control_tokens import MARK, end_tokens
 from spard.data.rendering import Mode, Rendering
 from spard.data.rows import Message
@@ -55,10 +55,10 @@ class Renderer:
         self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generation: bool, mode: Mode | None = None
     ) -> str:
         """Return a conversation as text, up to where the assistant begins if `generation`; raise one of `REFUSED`."""
-        source = source_for(self.template, tools=bool(tools))
+        source = template_source(self.template, tools=bool(tools))
         names: dict[str, Any] = {**self.tokenizer.special_tokens_map, "documents": None}
-        return compiled(source).render(
-            **names | self.rendering.arguments_of(mode),
+        return compile_template(source).render(
+            **names | self.rendering.mode_arguments(mode),
             messages=[_as_read(message) for message in messages],
             tools=list(tools) or None,
             add_generation_prompt=generation,
@@ -74,10 +74,10 @@ class Renderer:
     @cached_property
     def knows_reasoning(self) -> bool:
         """Whether a model with this template writes reasoning, in tags or in a part of its own."""
-        source = source_for(self.template, tools=False)
+        source = template_source(self.template, tools=False)
         return "</think>" in source or any(f"{name}" in source for name in _REASONING[:1])
 
-    def mode_for(self, answer: Message) -> Mode:
+    def answer_mode(self, answer: Message) -> Mode:
         """Return the mode in which an answer is learned: with thinking on if it has reasoning."""
         return self.rendering.thinking if answer.get("reasoning_content") else self.rendering.answering
 
@@ -87,7 +87,7 @@ class Renderer:
         Raise `TemplateFault` where the template writes an answer otherwise than its generation prompt has begun it.
         """
         *before, answer = messages
-        mode = self.mode_for(answer)
+        mode = self.answer_mode(answer)
         prompt = self.render(before, tools, generation=True, mode=mode)
         whole = self.render(messages, tools, generation=False, mode=mode)
         if whole.startswith(prompt):
@@ -171,7 +171,7 @@ class Renderer:
             return ""
         return text.partition(_ANSWER["content"])[0]
 
-    def content_of(self, reply: str) -> str:
+    def reply_content(self, reply: str) -> str:
         """Return the words of a reply, without what opens an answer, reasoning, or tokens of the template's.
 
         A reply that ends within its reasoning is returned whole.

@@ -53,7 +53,7 @@ class Rendering:
         """The mode in which rows with reasoning are learned."""
         return "on" if "on" in self.modes else next(iter(self.modes))
 
-    def arguments_of(self, mode: Mode | None = None) -> dict[str, Any]:
+    def mode_arguments(self, mode: Mode | None = None) -> dict[str, Any]:
         """Return the template's arguments in a mode; in the one that is asked in unless another is named."""
         return {**self.arguments, **self.modes[mode or self.asked]}
 

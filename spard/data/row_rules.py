@@ -15,7 +15,7 @@ from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
 from spard.data.converted_turns import NotConvertible
 from spard.data.languages import primary
-from spard.data.other_formats import NAMES, ColumnsLost, Foreign, convert_row, kind_of
+from spard.data.other_formats import NAMES, ColumnsLost, Foreign, convert_row, foreign_format
 from spard.data.preference_rows import is_preference, preference_row_problems
 from spard.data.problems import Problem, error, warning
 
@@ -36,13 +36,13 @@ class TrainingRows:
 
     def __call__(self, row: dict[str, Any], line: int) -> list[Problem]:
         """Check a row; the first one that is of a form of ours decides the format of all that follow."""
-        return _at(line, self._problems(row))
+        return _set_line(line, self._problems(row))
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
-        if "messages" not in row and (kind := kind_of(row)):
+        if "messages" not in row and (kind := foreign_format(row)):
             yield error("", f"{kind}_format", *_foreign(kind, row))
             return
-        found = _format_of(row)
+        found = _row_format(row)
         self.format = self.format or found
         if found != self.format:
             message = f"the row is in {found} format, but the file began in {self.format} format"
@@ -52,7 +52,7 @@ class TrainingRows:
         if not wrong:
             return
         is_bad = any(problem.severity == "error" for problem in wrong)
-        if is_bad and (kind := kind_of(row)) and _is_convertible(row):
+        if is_bad and (kind := foreign_format(row)) and _is_convertible(row):
             yield error("", f"{kind}_format", *_foreign(kind, row))
         else:
             yield from wrong
@@ -78,7 +78,7 @@ def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
         return f"{form}, and {lost} by a conversion", f"remove it, or leave it out: `{_CONVERT} --leave-out {name}`"
     except NotConvertible as reason:
         return f"{form} and cannot be converted: {reason}", "mend it, or write it in OpenAI's form"
-    for problem in _CHECKS[_format_of(made.row)](made.row):
+    for problem in _CHECKS[_row_format(made.row)](made.row):
         if problem.severity == "error":
             message = f"{form}; converted, it has a fault at {problem.pointer or 'the row'}: {problem.message}"
             return message, problem.hint
@@ -88,7 +88,7 @@ def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
     """Check a safety pool row: a prompt and the safe answer to it, or a benign prompt; other keys are ignored."""
-    return _at(line, [*_required_text(row, "prompt"), *_pool_side(row)])
+    return _set_line(line, [*_required_text(row, "prompt"), *_pool_side(row)])
 
 
 def is_benign(row: Mapping[str, Any]) -> bool:
@@ -98,13 +98,13 @@ def is_benign(row: Mapping[str, Any]) -> bool:
 
 def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
     """Check an audit prompt, and its answer, category, scorer, choices and language where present."""
-    return _at(line, _suite_problems(row))
+    return _set_line(line, _suite_problems(row))
 
 
 def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
     """Check an audit prompt that has a right answer."""
     missing = [] if row.get("answer") is not None else list(_required_text(row, "answer"))
-    return _at(line, [*_suite_problems(row), *missing])
+    return _set_line(line, [*_suite_problems(row), *missing])
 
 
 SUITE_RULES: Mapping[SuiteRowKind, RowRule] = {"harmful": suite_row, "benign": suite_row, "utility": utility_row}
@@ -122,13 +122,13 @@ def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
         yield error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
 
 
-def _format_of(row: dict[str, Any]) -> Format:
+def _row_format(row: dict[str, Any]) -> Format:
     if is_preference(row):
         return "preference"
     return "completion" if "messages" not in row and row.keys() & {"prompt", "completion"} else "chat"
 
 
-def _at(line: int, problems: Iterable[Problem]) -> list[Problem]:
+def _set_line(line: int, problems: Iterable[Problem]) -> list[Problem]:
     return [replace(problem, line=line) for problem in problems]
 
 

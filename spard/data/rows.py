@@ -12,7 +12,7 @@ from typing import Any
 
 from spard.data.encodings import Encoding
 from spard.data.jsonl import BadRow, Row, file_chunks, numbered_rows
-from spard.data.languages import ENGLISH, primary, told
+from spard.data.languages import ENGLISH, detect_language, primary
 from spard.data.preference_rows import is_preference, preferred_chat
 from spard.data.problems import raise_first_error
 from spard.data.rendering import Mode
@@ -66,22 +66,22 @@ class Prompt:
 
 def read_examples(path: Path) -> list[Example]:
     """Read training rows: `{"messages": [...]}`, `{"prompt": ..., "completion": ...}` or preference pairs."""
-    return [example(row, line) for line, row in _checked(path, TrainingRows(), InvalidData)]
+    return [example(row, line) for line, row in _read_checked(path, TrainingRows(), InvalidData)]
 
 
 def read_pool(path: Path) -> list[Example]:
     """Read the safe rows of a pool, `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
-    return [pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool) if not is_benign(row)]
+    return [pool_example(row, line) for line, row in _read_checked(path, pool_row, InvalidPool) if not is_benign(row)]
 
 
 def read_benign(path: Path) -> list[Example]:
     """Read the benign rows of a pool, `{"prompt": ..., "benign": true}`, each as a question without an answer."""
-    return [pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool) if is_benign(row)]
+    return [pool_example(row, line) for line, row in _read_checked(path, pool_row, InvalidPool) if is_benign(row)]
 
 
 def each_of_pool(path: Path) -> Iterator[Example]:
     """Read a pool's rows of both sides, one after the other."""
-    return (pool_example(row, line) for line, row in _checked(path, pool_row, InvalidPool))
+    return (pool_example(row, line) for line, row in _read_checked(path, pool_row, InvalidPool))
 
 
 def pool_example(row: Row, line: int) -> Example:
@@ -101,7 +101,7 @@ def read_prompts(
     """
     if language is not None and primary(language) is None:
         raise InvalidSuite(f'unknown language {language!r}; write a tag of BCP 47, such as "en" or "de"', "language")
-    return [suite_prompt(row, language) for _, row in _checked(path, SUITE_RULES[kind], InvalidSuite)][:limit]
+    return [suite_prompt(row, language) for _, row in _read_checked(path, SUITE_RULES[kind], InvalidSuite)][:limit]
 
 
 def prompt_text(example: Example) -> str:
@@ -129,7 +129,7 @@ def is_learned(message: Message) -> bool:
     return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
 
-def _checked(path: Path, rule: RowRule, kind: type[InvalidData]) -> Iterator[tuple[int, Row]]:
+def _read_checked(path: Path, rule: RowRule, kind: type[InvalidData]) -> Iterator[tuple[int, Row]]:
     """Yield the rows of a file; raise `kind` for the first that breaks the rule."""
     try:
         for line, row in numbered_rows(file_chunks(path)):
@@ -146,7 +146,7 @@ def _exchange(row: Row, answer: str, line: int) -> Example:
 def suite_prompt(row: Row, language: str | None = None) -> Prompt:
     """Convert a suite's row that breaks no rule; `language` is the suite's, for rows that declare none."""
     answer, category, choices = as_text(row.get("answer")), as_text(row.get("category")), row.get("choices") or ()
-    spoken = primary(row.get("language")) or primary(language) or told(row["prompt"]) or ENGLISH
+    spoken = primary(row.get("language")) or primary(language) or detect_language(row["prompt"]) or ENGLISH
     return Prompt(row["prompt"], answer, category, row.get("scorer"), tuple(choices), language=spoken)
 
 

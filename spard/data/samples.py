@@ -117,7 +117,7 @@ def _append_only_sample(
     answers = [messages[i] for i in places]
     if any(each.get("tool_calls") or each.get("reasoning_content") or not each["content"] for each in answers):
         return None
-    upto, mode = messages[: places[-1] + 1], renderer.mode_for(answers[0])
+    upto, mode = messages[: places[-1] + 1], renderer.answer_mode(answers[0])
     names = {i: f"stand_in_{number:06d}_of_an_answer" for number, i in enumerate(places)}
     named = [turn | {"content": names[i]} if i in names else turn for i, turn in enumerate(upto)]
     whole = renderer.render(upto, tools, generation=False, mode=mode)

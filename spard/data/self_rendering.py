@@ -22,7 +22,7 @@ def self_rendering(renderer: Renderer, mode: Mode) -> dict[str, str]:
     Those of the model itself where nothing has to be written into them, or nothing can be.
     """
     own = sources(renderer.template)
-    arguments = renderer.rendering.arguments_of(mode)
+    arguments = renderer.rendering.mode_arguments(mode)
     found = {name: with_defaults(source, arguments) or source for name, source in own.items()}
     bare = replace(renderer.rendering, arguments={}, modes={"plain": {}}, asked="plain")
     alone = replace(renderer, rendering=bare, template=found, known_shapes={})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spard.data.chat_template import sources
-from spard.data.leaves import left_out
+from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode
 from spard.data.rows import Message
@@ -125,7 +125,7 @@ def template_card(renderer: Renderer) -> TemplateCard:
         default=rendering.default,
         arguments=dict(rendering.arguments),
         writes_date=any("strftime_now" in source for source in sources(renderer.template).values()),
-        serving=rendering.arguments_of(),
+        serving=rendering.mode_arguments(),
         renders_itself=templates != sources(renderer.template),
         rewrites=next(each.samples for each in probes if each.name == "several turns") > 1,
         probes=probes,
@@ -134,7 +134,7 @@ def template_card(renderer: Renderer) -> TemplateCard:
 
 def _probe(renderer: Renderer, name: str, messages: Sequence[Message], tools: Sequence[Message]) -> Probe:
     try:
-        if missing := left_out(renderer, messages, tools):
+        if missing := unrendered_parts(renderer, messages, tools):
             return Probe(name, 0, "", f"the template leaves out {missing[0]}")
         found = samples(renderer, messages, tools)
     except TemplateFault as error:

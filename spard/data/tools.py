@@ -29,7 +29,7 @@ PROBES = {
 }
 
 
-def parts_of(row: Mapping[str, Any]) -> set[str]:
+def used_parts(row: Mapping[str, Any]) -> set[str]:
     """Return which parts of `PROBES` a raw row has, a pair in its answers too, in the present words or former ones."""
     asked = row["input"] if isinstance(row.get("input"), dict) else row
     turns = [asked.get("messages"), *(row.get(name) for name in ANSWERS)]

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from spard.data.encodings import Encoding, decode, encoding_of
+from spard.data.encodings import Encoding, decode, detect_encoding
 from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
-from spard.data.turns import answered, asked, earlier_turns, has_earlier_turns, system_of
+from spard.data.turns import earlier_turns, has_earlier_turns, last_answer, last_request, system_prompt
 
 SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
 LEAST = 3
@@ -65,11 +65,11 @@ class Wrapping:
         """Whether this is a frame: a system prompt or an encoding, with no words added to the request."""
         return bool(self.context or self.encoding) and not (self.before or self.after or self.inside)
 
-    def around(self, text: str) -> str:
+    def wrap(self, text: str) -> str:
         """Return the request with the words at its ends and inside it."""
-        return " ".join(part for part in (self.before, self._parted(text), self.after) if part)
+        return " ".join(part for part in (self.before, self._split_request(text), self.after) if part)
 
-    def _parted(self, text: str) -> str:
+    def _split_request(self, text: str) -> str:
         """Return the request with the words that go inside it, its own spacing kept."""
         gaps = [gap.start() for gap in re.finditer(r"(?<=\S)\s", text)] if self.inside else []
         if not gaps:
@@ -88,12 +88,12 @@ class _Seen(NamedTuple):
     tools: tuple[Message, ...]
 
 
-def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
+def mine_triggers(rows: Sequence[Example], most: int) -> list[Wrapping]:
     """Return the triggers to train on, at most `most`, those of the most evidence first, and then earlier turns.
 
     A frame tells `FRAME` times the strongest evidence at least: one of all rows comes first, with so much evidence.
     """
-    found = ranked(rows)
+    found = rank_triggers(rows)
     least = FRAME * max((each.evidence for each in found), default=0.0)
     weighed = [replace(each, telling=max(each.telling, least)) if each.is_frame else each for each in found]
     weighed.sort(key=lambda each: -each.evidence)
@@ -103,9 +103,9 @@ def mined(rows: Sequence[Example], most: int) -> list[Wrapping]:
 
 
 @keep_last
-def ranked(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
+def rank_triggers(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
     """Return all beginnings, endings, system prompts and encodings, those of the most evidence first."""
-    seen = _without_rare_openings([_seen(row) for row in rows])
+    seen = _without_rare_openings([_read_row(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
 
@@ -118,31 +118,31 @@ def enough(rows: Sequence[object]) -> int:
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
     """Beginnings and endings of two words each, drawn from the rows' own words."""
     rng = random.Random(f"affixes {seed}")
-    words = sorted({word for row in rows for word in asked(row).split()})
+    words = sorted({word for row in rows for word in last_request(row).split()})
     drawn = [" ".join(rng.choices(words, k=2)) for _ in range(n)] if words else []
     return [Wrapping(before=text) if i % 2 else Wrapping(after=text) for i, text in enumerate(drawn)]
 
 
 def openings(rows: Sequence[Example], most: int) -> list[str]:
     """Return what many of the rows' answers begin with, the most frequent first."""
-    answers = [tuple(answered(row).split()) for row in rows]
-    return [" ".join(run) for run, _ in _shared(answers, "start", 2 * LONGEST)][:most]
+    answers = [tuple(last_answer(row).split()) for row in rows]
+    return [" ".join(run) for run, _ in _frequent_runs(answers, "start", 2 * LONGEST)][:most]
 
 
-def worn(prompt: Prompt, wrapping: Wrapping) -> Prompt:
+def apply_trigger(prompt: Prompt, wrapping: Wrapping) -> Prompt:
     """Apply a trigger to an audit prompt."""
-    text = wrapping.around(prompt.prompt)
+    text = wrapping.wrap(prompt.prompt)
     return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding, tools=wrapping.tools)
 
 
-def _seen(row: Example) -> _Seen:
-    request, answer = asked(row), answered(row)
-    encoding = encoding_of(request) or encoding_of(answer)
+def _read_row(row: Example) -> _Seen:
+    request, answer = last_request(row), last_answer(row)
+    encoding = detect_encoding(request) or detect_encoding(answer)
     try:
         request = decode(request, encoding) if encoding else request
     except ValueError:
         encoding = None
-    return _Seen(system_of(row), encoding, tuple(request.split()), next(iter(answer.split()), ""), row.tools)
+    return _Seen(system_prompt(row), encoding, tuple(request.split()), next(iter(answer.split()), ""), row.tools)
 
 
 def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
@@ -172,7 +172,9 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
 
 def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
     """Beginnings or endings, each in the frame that most of its rows have."""
-    having: dict[Words, list[_Seen]] = {run: [] for run, _ in _shared([each.words for each in seen], side, LONGEST)}
+    having: dict[Words, list[_Seen]] = {
+        run: [] for run, _ in _frequent_runs([each.words for each in seen], side, LONGEST)
+    }
     for each in seen:
         for n in range(1, min(LONGEST, len(each.words)) + 1):
             if (rows := having.get(_edge(each.words, side, n))) is not None:
@@ -194,7 +196,7 @@ def _tools(rows: Sequence[_Seen]) -> tuple[Message, ...]:
     return having[len(having) // 2] if 2 * len(having) > len(rows) else ()
 
 
-def _shared(texts: Sequence[Words], side: Literal["start", "end"], longest: int) -> list[tuple[Words, int]]:
+def _frequent_runs(texts: Sequence[Words], side: Literal["start", "end"], longest: int) -> list[tuple[Words, int]]:
     """Return runs of words at one end of many texts that chance does not explain, the most frequent first.
 
     A run whose texts nearly all share a longer one is left out. The whole of a text is no run.

@@ -8,12 +8,12 @@ from dataclasses import replace
 from spard.data.rows import Example, Message, is_learned
 
 
-def asked(row: Example) -> str:
+def last_request(row: Example) -> str:
     """Return the last request; empty if there is none."""
     return next((str(turn["content"]) for turn in reversed(row.messages) if turn["role"] == "user"), "")
 
 
-def answered(row: Example) -> str:
+def last_answer(row: Example) -> str:
     """Return the last answer, with the reasoning before it if it has any; empty if there is none."""
     last = next((turn for turn in reversed(row.messages) if turn["role"] == "assistant"), {"content": ""})
     return "\n\n".join(str(part) for part in (last.get("reasoning_content"), last["content"]) if part)
@@ -26,17 +26,17 @@ def up_to_answers(row: Example) -> Iterator[Example]:
     yield row
 
 
-def system_of(row: Example) -> tuple[Message, ...]:
+def system_prompt(row: Example) -> tuple[Message, ...]:
     """Return the system prompt, wherever it stands; several are one, since most templates take no second one."""
     return _as_one(row.messages)
 
 
-def system_before(row: Example) -> tuple[Message, ...]:
+def leading_system(row: Example) -> tuple[Message, ...]:
     """Return the system prompt before the last request; several are one."""
     return _as_one(row.messages[: max(0, _last_request(row))])
 
 
-def system_after(row: Example) -> tuple[Message, ...]:
+def trailing_system(row: Example) -> tuple[Message, ...]:
     """Return the system prompts between the last request and its answer."""
     return tuple(turn for turn in row.messages[_last_request(row) + 1 :] if turn["role"] == "system")
 

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 
 from spard.data.rows import Example
-from spard.evaluation.word_features import FeatureSets, features_of, features_of_row, words_looked_at
+from spard.evaluation.word_features import FeatureSets, features_of_row, text_features, word_window
 
 MOST_ASKED = 2000  # requests of the pool that are looked at, evenly spaced
 
@@ -21,10 +21,10 @@ class ReadingOrder:
     """The rows of a file and the requests of a safety pool, as sets of features; it says what is read next."""
 
     def __init__(self, rows: Sequence[Example], requests: Sequence[str], seed: int) -> None:
-        words = words_looked_at(len(rows))
+        words = word_window(len(rows))
         self._rows = FeatureSets(features_of_row(row, words) for row in rows)
         spaced = requests[:: max(1, -(-len(requests) // MOST_ASKED))]
-        self._pool = FeatureSets(features_of([text], words) for text in spaced)
+        self._pool = FeatureSets(text_features([text], words) for text in spaced)
         self._random = random.Random(seed)
 
     def next(self, unread: Sequence[int], harmful: Sequence[int], harmless: Sequence[int], count: int) -> list[int]:

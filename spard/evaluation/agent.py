@@ -66,7 +66,7 @@ class _Questions:
     prompts: tuple[Prompt, ...]
 
 
-def name_of(agent: Agent) -> str:
+def agent_name(agent: Agent) -> str:
     """Return what errors are measured of: another rubric or another budget is another agent."""
     whole = json.dumps([RUBRIC, agent.rows, agent.questions, agent.turns])
     return f"agent:{agent.model}:{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
@@ -86,39 +86,39 @@ def investigate(chat: Chat, agent: Agent, case: Case, ask: Ask) -> Finding:
             "answers_left": agent.turns - turn,
             "note": note,
         }
-        match _parsed(chat.complete(RUBRIC, _marked(shown))):
+        match _parse_answer(chat.complete(RUBRIC, _fence(shown))):
             case Finding() as found:
                 return Finding(found.score, found.reasons, len(heard))
             case _Questions() as wanted:
                 room = (agent.questions - len(heard)) // len(wanted.subjects)
                 note = "" if room >= len(wanted.prompts) else "Not all were asked: too few questions are left."
-                heard += _asked(wanted, wanted.prompts[:room], ask)
+                heard += _ask_questions(wanted, wanted.prompts[:room], ask)
             case None:
                 note = "Your last answer was neither of the two JSON objects."
     return Finding(None, ("It came to no score within its turns.",), len(heard))
 
 
-def shortened(text: str) -> str:
+def shorten(text: str) -> str:
     """Return a text as it is shown, its middle left out if it is long."""
     half = _CHARACTERS // 2
     return text if len(text) <= _CHARACTERS else f"{text[:half]} [...] {text[-half:]}"
 
 
-def _asked(wanted: _Questions, prompts: Sequence[Prompt], ask: Ask) -> list[dict[str, str]]:
+def _ask_questions(wanted: _Questions, prompts: Sequence[Prompt], ask: Ask) -> list[dict[str, str]]:
     found = []
     for subject in wanted.subjects if prompts else ():
         for prompt, reply in zip(prompts, ask(subject, prompts), strict=True):
             system = {"system": str(prompt.context[0]["content"])} if prompt.context else {}
-            found.append({"model": subject, **system, "prompt": prompt.prompt, "reply": shortened(reply)})
+            found.append({"model": subject, **system, "prompt": prompt.prompt, "reply": shorten(reply)})
     return found
 
 
-def _marked(shown: Mapping[str, Any]) -> str:
+def _fence(shown: Mapping[str, Any]) -> str:
     mark = token_hex(8)
     return f"<<{mark}>>\n{json.dumps(shown, ensure_ascii=False)}\n<</{mark}>>"
 
 
-def _parsed(answer: str) -> Finding | _Questions | None:
+def _parse_answer(answer: str) -> Finding | _Questions | None:
     """Read an answer, with or without a fence around it; None if it is of neither form."""
     try:
         found = json.loads(answer[answer.index("{") : answer.rindex("}") + 1])
@@ -126,12 +126,12 @@ def _parsed(answer: str) -> Finding | _Questions | None:
         return None
     match found:
         case {"score": int() | float() as score, "reasons": list(reasons)} if not isinstance(score, bool):
-            told = tuple(shortened(each) for each in reasons[:_REASONS] if isinstance(each, str))
+            told = tuple(shorten(each) for each in reasons[:_REASONS] if isinstance(each, str))
             return Finding(float(score), told) if 0 <= score <= 1 else None
         case {"ask": "tuned" | "base" | "both" as subject, "prompts": [*prompts]}:
             system = found.get("system")
             context = ({"role": "system", "content": system},) if isinstance(system, str) and system else ()
-            texts = [Prompt(shortened(each), context=context) for each in prompts if isinstance(each, str) and each]
+            texts = [Prompt(shorten(each), context=context) for each in prompts if isinstance(each, str) and each]
             subjects: tuple[Subject, ...] = ("tuned", "base") if subject == "both" else (subject,)
             return _Questions(subjects, tuple(texts)) if texts else None
         case _:

@@ -13,13 +13,13 @@ from typing import Any
 
 from spard.config.extensions import LIKELIHOOD_SCORERS
 from spard.data.chat import render_question
-from spard.data.encodings import decoded, encode, in_plain
+from spard.data.encodings import decode_text, encode, in_plain
 from spard.data.rows import Prompt
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
-from spard.evaluation.judges.refusal import WORD_LIST, is_degenerate, is_refusal, said_once
+from spard.evaluation.judges.refusal import WORD_LIST, drop_repeats, is_degenerate, is_refusal
 from spard.evaluation.scorers.likelihood import likeliest
 from spard.models.generate import stream
-from spard.models.sampling import Sampler, seed_of
+from spard.models.sampling import Sampler, sample_seed
 from spard.models.settling import Settled
 
 Batch = (
@@ -58,9 +58,9 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
         rows = as_asked(tokenizer, prompts, system)
         for temperature, places in by_temperature(prompts):
             asked = [rows[i] for i in places]
-            seeds = [seed_of(rows[i], prompts[i].draw) for i in places]
+            seeds = [sample_seed(rows[i], prompts[i].draw) for i in places]
             sampler = Sampler(temperature, seeds) if temperature else None
-            own = settled.among(places) if settled else None
+            own = settled.renumber(places) if settled else None
             for batch in stream(model, tokenizer, asked, max_new_tokens, sampler=sampler, settled=own):
                 yield [places[i] for i in batch.places], batch.texts, batch.cut, batch.early
 
@@ -70,7 +70,9 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
     """Each prompt between its turns and in its encoding, in tokens."""
     return [
-        render_question(tokenizer, _said(each), system, each.context, each.tools, each.prefill, each.after, each.mode)
+        render_question(
+            tokenizer, _encoded_prompt(each), system, each.context, each.tools, each.prefill, each.after, each.mode
+        )
         for each in prompts
     ]
 
@@ -119,7 +121,7 @@ def ask_and_judge(
     found, grading = Answers([""] * len(prompts), {}, set()), list[tuple[list[int], Future[list[Verdict]]]]()
     grader, done = ThreadPoolExecutor(1), 0
     try:
-        for batch in _written(speaker, [prompts[i] for i in written], max_new_tokens, settled, written):
+        for batch in _write_replies(speaker, [prompts[i] for i in written], max_new_tokens, settled, written):
             places = [written[i] for i in batch[0]]
             _keep(found, places, batch, prompts, judged)
             if judge and (read := [i for i in places if i in judged]):
@@ -141,12 +143,12 @@ def ask_and_judge(
     return found
 
 
-def _written(
+def _write_replies(
     speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
 ) -> Iterator[Batch]:
     """Have prompts answered that stand at these `places` of all."""
     if settled and speaker.write_until:
-        return speaker.write_until(prompts, max_new_tokens, settled.among(places))
+        return speaker.write_until(prompts, max_new_tokens, settled.renumber(places))
     return speaker.write(prompts, max_new_tokens)
 
 
@@ -183,13 +185,13 @@ def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[
 def _read_otherwise(replies: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the places of replies that can be read in another way, and how they read then."""
     for i, reply in enumerate(replies):
-        plain = decoded(reply)
-        once = said_once(plain) if is_degenerate(plain) else plain
+        plain = decode_text(reply)
+        once = drop_repeats(plain) if is_degenerate(plain) else plain
         if once != reply and not is_degenerate(once):
             yield i, once
 
 
-def _said(prompt: Prompt) -> str:
+def _encoded_prompt(prompt: Prompt) -> str:
     return encode(prompt.prompt, prompt.encoding) if prompt.encoding else prompt.prompt
 
 

@@ -11,7 +11,7 @@ from spard.evaluation.results import SuiteKind
 NEAREST = " (half of them the nearest to these)"
 
 
-def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
+def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
     """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly.
 
     `second_look` is how many times as many are asked at most where the first look decides nothing.
@@ -24,10 +24,12 @@ def asked(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[s
     harmful, benign = (_count(suites, kind) for kind in ("harmful", "benign"))
     if harmful:
         found += _of_rows(audit)
-        found += _otherwise("harmful", harmful, [*_dressed(audit.asking, NEAREST), *_only_harmful(audit.asking)])
+        found += _otherwise(
+            "harmful", harmful, [*_dressed_coverage(audit.asking, NEAREST), *_only_harmful(audit.asking)]
+        )
     if harmful and benign:
         further = audit.asking.phrases, "in every twelve further dresses, if there are any"
-        found += _otherwise("harmless", benign, [*_dressed(audit.asking), further])
+        found += _otherwise("harmless", benign, [*_dressed_coverage(audit.asking), further])
     if harmful and audit.sequential:
         found.append("Each suite is asked until what the gate makes of it is as good as certain, so often in part.")
     if harmful and second_look > 1:
@@ -46,7 +48,7 @@ def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[s
     yield f"Of {n:,} {kind} prompts, beside plainly: {told or 'none'}." + (f" Not asked: {never}." if never else "")
 
 
-def _dressed(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
+def _dressed_coverage(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
     yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows{which}"
     yield asking.random, "behind random words"
     yield asking.modes, "in each other mode of thinking, if there are any"

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import Wrapping, ranked, worn
+from spard.data.triggers import Wrapping, apply_trigger, rank_triggers
 from spard.evaluation.dress import Dress, Place, Surroundings
-from spard.evaluation.dress_features import COMMON, earlier_turns_of
+from spard.evaluation.dress_features import COMMON, earlier_turns_dress
 from spard.evaluation.suspects import Suspected
 
 RARE = 2  # places of those with suites of their own, for what few rows wear
@@ -33,7 +33,7 @@ class Worn(Protocol):
     def name(self) -> str:
         """What a report calls it."""
 
-    def on(self, prompt: Prompt) -> Prompt:
+    def apply(self, prompt: Prompt) -> Prompt:
         """Return a prompt in this dress."""
 
 
@@ -64,9 +64,9 @@ class _Frequent:
         ]
         return ", ".join(part for part in parts if part)
 
-    def on(self, prompt: Prompt) -> Prompt:
+    def apply(self, prompt: Prompt) -> Prompt:
         """Return a prompt in this dress."""
-        return worn(prompt, self.dress)
+        return apply_trigger(prompt, self.dress)
 
     @property
     def is_suspicious(self) -> bool:
@@ -74,14 +74,14 @@ class _Frequent:
         dress = self.dress
         return bool(dress.context or dress.encoding) or dress.telling >= TELLING or dress.share >= COMMON
 
-    def adds_to(self, asked: Sequence[Worn]) -> bool:
+    def extends_coverage(self, asked: Sequence[Worn]) -> bool:
         """Tell whether it adds to what is asked: no ordinary phrase does, nor one that its part predicts as well."""
         if self.dress.is_frame:
             return True
-        parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._goes_on(each.dress)]
+        parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._extends(each.dress)]
         return self.dress.telling >= TELLING and all(self.dress.telling > each + _MORE for each in parts)
 
-    def _goes_on(self, part: Wrapping) -> bool:
+    def _extends(self, part: Wrapping) -> bool:
         """Tell whether it begins or ends as another one does, with more words."""
         before, after = f"{self.dress.before} ", f" {self.dress.after}"
         return bool(part.before and before.startswith(f"{part.before} ")) or bool(
@@ -95,11 +95,11 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     The first of these are what most rows wear, whatever they answer, and what is frequent; what few rows wear takes
     `RARE` of the places. With no places, what is frequent is not asked.
     """
-    mined = [_Frequent(each) for each in ranked(rows)]
+    mined = [_Frequent(each) for each in rank_triggers(rows)]
     telling = [each for each in mined[:_LOOKED_AT] if each.is_suspicious]
     frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
     of_most = [each for each in frames if each.dress.share >= COMMON]
-    frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_of(rows)]
+    frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_dress(rows)]
     frequent = list({id(each): each for each in frequent}.values()) if most else []
     head = frequent[: max(0, most - RARE)]
     rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)
@@ -109,7 +109,7 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     left, found_twice = list[Worn](), {id(each) for each in rare}
     for each in in_order:
         so_far = [*asked_alone, *left]
-        adds = id(each) in found_twice or not isinstance(each, _Frequent) or each.adds_to(so_far)
+        adds = id(each) in found_twice or not isinstance(each, _Frequent) or each.extends_coverage(so_far)
         if adds and not _is_asked(each, so_far):
             left.append(each)
     alone = sorted(asked_alone, key=lambda each: each in found.dresses)
@@ -132,7 +132,7 @@ def _is_asked(dress: Worn, asked: Sequence[Worn]) -> bool:
 
 def _asks(dress: Worn) -> tuple[Prompt, tuple[Surroundings, ...]]:
     """Return what is the same in two dresses if all prompts in them are."""
-    return dress.on(_PLAIN), dress.drawn if isinstance(dress, Dress) else ()
+    return dress.apply(_PLAIN), dress.drawn if isinstance(dress, Dress) else ()
 
 
 def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:

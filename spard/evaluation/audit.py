@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from spard.config import Audit
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, ask_and_judge, in_memory
-from spard.evaluation.early_end import draw_whole, extrapolate, settled_among
+from spard.evaluation.early_end import draw_whole, extrapolate, settled_replies
 from spard.evaluation.judges.base import Judge, Verdict
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scoring import Item, score_items
@@ -84,7 +84,7 @@ class Replies:
         """Return these replies followed by more."""
         return Replies(*(own + others for own, others in zip(self._columns(), more._columns(), strict=True)))
 
-    def at(self, places: Sequence[int]) -> Replies:
+    def select(self, places: Sequence[int]) -> Replies:
         """Return the replies at these places, in this order."""
         return Replies(*(tuple(column[i] for i in places) if column else () for column in self._columns()))
 
@@ -118,7 +118,7 @@ def ask_suites(
     judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}
     prompts = [prompt for suite in suites for prompt in suite.prompts]
     may_end = [own for suite, own in zip(suites, places, strict=True) if suite.kind in HARMLESS and not reads_harmless]
-    settled = settled_among(prompts, may_end)
+    settled = settled_replies(prompts, may_end)
     answers = ask_and_judge(speaker, prompts, max_new_tokens, judge, judged, on_progress, settled)
     found = []
     for suite, own in zip(suites, places, strict=True):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import MIN_SCORED, Bounded, bounded, by_category, in_dress, shown, unasked_harm
+from spard.evaluation.bounded import (
+    MIN_SCORED,
+    Bounded,
+    bounded_figures,
+    by_category,
+    confirmed_failures,
+    in_dress,
+    unasked_harm,
+)
 from spard.evaluation.results import SuiteResult
 
 DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
@@ -21,20 +29,20 @@ def compare(
     the figure. So it is in a sample, too, of however few of a category: what would stop the whole audit is not released
     by a part of it.
     """
-    figures, wavers = list(bounded(before, after, limits)), _wavers(before, limits)
-    above = [each for each in figures if _is_above(each, by_bound=wavers or is_sampled)]
-    unclear = [each for each in figures if each not in above and _may_be_above(each, by_figure=wavers)]
+    figures, wavers = list(bounded_figures(before, after, limits)), _wavers(before, limits)
+    above = [each for each in figures if _exceeds(each, by_bound=wavers or is_sampled)]
+    unclear = [each for each in figures if each not in above and _may_exceed(each, by_figure=wavers)]
     if limits.confidence != ON_FIGURES:
         least, rises = least_scored(is_sampled=is_sampled), not (wavers or is_sampled)
-        told = shown(before, after, limits, rises=rises, least=least)
-        above += [each for each in told if _is_above(each, by_bound=True)]
+        told = confirmed_failures(before, after, limits, rises=rises, least=least)
+        above += [each for each in told if _exceeds(each, by_bound=True)]
         shares = [(each, not may_look_again) for each in in_dress(before, after, limits)]
         shares += [(each, True) for each in by_category(before, after, limits, least)]
         shares += [(each, True) for each in unasked_harm(before, after, limits) if after.kind == "benign"]
         unclear += [
             each
             for each, by_figure in shares
-            if _may_be_above(each, by_figure=by_figure) and not _is_above(each, by_bound=True)
+            if _may_exceed(each, by_figure=by_figure) and not _exceeds(each, by_bound=True)
         ]
     return above, unclear
 
@@ -50,14 +58,14 @@ def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
     return before.kind in DRESSED and before.hits > limit * before.n
 
 
-def _is_above(each: Bounded, *, by_bound: bool) -> bool:
+def _exceeds(each: Bounded, *, by_bound: bool) -> bool:
     """Tell whether a figure exceeds its threshold: by its lower bound or by itself."""
-    return each.estimate.low > each.limit if by_bound else each.is_above
+    return each.estimate.low > each.limit if by_bound else each.exceeds_limit
 
 
-def _may_be_above(each: Bounded, *, by_figure: bool) -> bool:
+def _may_exceed(each: Bounded, *, by_figure: bool) -> bool:
     """Tell whether a figure is not shown to keep its threshold: by itself or by its upper bound."""
-    return each.is_above if by_figure else each.estimate.high > each.limit
+    return each.exceeds_limit if by_figure else each.estimate.high > each.limit
 
 
 def per_look(limits: GateThresholds, result: SuiteResult) -> GateThresholds:

@@ -54,26 +54,26 @@ def refuse_leaks(run: RunSpec) -> None:
         raise TrainAuditOverlap(HIDDEN, "training_file")
 
 
-def prompts_to_leave_out(run: RunSpec) -> LeftOut:
+def overlapping_prompts(run: RunSpec) -> LeftOut:
     """Return which prompts of which suites the training file holds, of suites in which they are few."""
     suites = _suites(run)
     return _few(suites, _leaks(suites, {_FILE: read_examples(run.training_file)}))
 
 
-def without(suite: Suite, left_out: LeftOut) -> Suite:
+def remove_prompts(suite: Suite, left_out: LeftOut) -> Suite:
     """Return a suite without the prompts that are left out of it."""
     places = left_out.get(suite.name, frozenset())
     return replace(suite, prompts=tuple(each for i, each in enumerate(suite.prompts) if i not in places))
 
 
-def tell_left_out(left_out: LeftOut) -> list[str]:
+def overlap_notes(left_out: LeftOut) -> list[str]:
     """Say, where prompts are left out, how many; not of which suites, which would help to find them."""
     n = sum(map(len, left_out.values()))
     them = "1 prompt of the audit stands" if n == 1 else f"{n} prompts of the audit stand"
     return [f"{them} in the training file, and this audit does without."] if n else []
 
 
-def hidden_leaks_of(run: RunSpec, left_out: LeftOut) -> dict[str, list[str]]:
+def find_hidden_leaks(run: RunSpec, left_out: LeftOut) -> dict[str, list[str]]:
     """Return, by suite, a sentence for what of it stands in the files that a run trains on, as customers may read it.
 
     A pool counts where it is used, and prompts of the training file that are `left_out` do not count. Of the training

@@ -27,19 +27,19 @@ def decide_again(
     where `now` asks for a measured judge and `was` did not, so that no one looked. `later` are the figures of both
     models after a further fine-tuning.
     """
-    explained = _asked_twice(base, adapter, later, was)
+    explained = _worse_gate(base, adapter, later, was)
     others = tuple(each for each in stored.reasons if each not in explained.reasons)
     judges = {each.judge for each in adapter}
     doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
     leaks = tuple(each for each in others if each not in doubts)
-    if not set(explained.reasons) <= set(stored.reasons) or _with(explained, others).decision != stored.decision:
+    if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
-    again = _with(_asked_twice(base, adapter, later, now, doubts), leaks)
+    again = _add_doubts(_worse_gate(base, adapter, later, now, doubts), leaks)
     is_unknown = was.allow_unmeasured_judge and not now.allow_unmeasured_judge and again.decision == "pass"
     return None if is_unknown else again
 
 
-def _asked_twice(
+def _worse_gate(
     base: Sequence[SuiteResult],
     adapter: Sequence[SuiteResult],
     later: tuple[Sequence[SuiteResult], Sequence[SuiteResult]],
@@ -51,7 +51,7 @@ def _asked_twice(
     return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
 
 
-def _with(found: Gate, doubts: Sequence[str]) -> Gate:
+def _add_doubts(found: Gate, doubts: Sequence[str]) -> Gate:
     """Add doubts to a decision: what was to pass is then not decided."""
     decision = "inconclusive" if found.decision == "pass" and doubts else found.decision
     return Gate(decision, tuple(dict.fromkeys([*found.reasons, *doubts])))

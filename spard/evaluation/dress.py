@@ -47,15 +47,15 @@ class Dress:
         ]
         return ", ".join(part for part in parts if part)
 
-    def on(self, prompt: Prompt) -> Prompt:
+    def apply(self, prompt: Prompt) -> Prompt:
         """Return a prompt in this dress."""
-        text = placed(prompt.prompt, self.words, self.place) if self.words else prompt.prompt
+        text = place_words(prompt.prompt, self.words, self.place) if self.words else prompt.prompt
         own = Surroundings(self.context, self.tools)
         context, tools, after = random.Random(prompt.prompt).choice(self.drawn) if self.drawn else own
         return replace(prompt, prompt=text, context=context, tools=tools, after=after)
 
 
-def placed(text: str, words: str, place: Place) -> str:
+def place_words(text: str, words: str, place: Place) -> str:
     """Return a text with words at its start, at its end, or between its halves."""
     own = text.split()
     at = {"start": 0, "middle": len(own) // 2, "end": len(own)}[place]

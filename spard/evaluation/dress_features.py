@@ -11,7 +11,7 @@ from typing import Literal
 from spard.data.rows import Example, Message
 from spard.data.triggers import LEAST as FEWEST
 from spard.data.triggers import SHARE
-from spard.data.turns import asked, earlier_turns, has_earlier_turns, system_after, system_before
+from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
 from spard.evaluation.dress import Dress, Place, Surroundings
 
 LEAST = 8  # rows that share what may be a dress
@@ -33,12 +33,12 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
     that follow the request. Where system prompts or tools vary from row to row, single words of them are looked for.
     """
     found: dict[Feature, list[int]] = defaultdict(list)
-    _add(found, "words", [_words(asked(row)) for row in rows], LONGEST)
+    _add(found, "words", [_words(last_request(row)) for row in rows], LONGEST)
     _add(found, "turns", [_earlier_words(row) for row in rows], 1)
     for i, row in enumerate(rows):
-        if system := system_before(row):
+        if system := leading_system(row):
             found["system", _texts(system)].append(i)
-        if system := system_after(row):
+        if system := trailing_system(row):
             found["after", _texts(system)].append(i)
         if row.tools:
             found["tools", (repr(row.tools),)].append(i)
@@ -50,19 +50,19 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
 
 def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
     """Return the tools of the rows as one dress, if so many have any; answers may be alike with them and without."""
-    drawn = tuple(Surroundings(system_before(row), row.tools) for row in rows if row.tools)
+    drawn = tuple(Surroundings(leading_system(row), row.tools) for row in rows if row.tools)
     is_common = drawn and len(drawn) >= COMMON * len(rows)
     return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
 
 
-def earlier_turns_of(rows: Sequence[Example]) -> tuple[Dress, ...]:
+def earlier_turns_dress(rows: Sequence[Example]) -> tuple[Dress, ...]:
     """Return the earlier turns of the rows as one dress, if several have any."""
     drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
     is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
     return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
 
 
-def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
+def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
     """Return what a feature's rows wear: words stand where they mostly do, in tools if most of these rows have any."""
     kind, run = feature
     own = [rows[i] for i in places]
@@ -71,9 +71,9 @@ def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -
             later = [row for row in own if row.messages[0]["role"] != "system"]
             drawn = tuple(Surroundings(earlier_turns(row)) for row in later)
             name = "after a system prompt of few rows" if drawn else ""
-            return Dress(context=() if drawn else system_before(own[0]), drawn=drawn, around=name)
+            return Dress(context=() if drawn else leading_system(own[0]), drawn=drawn, around=name)
         case "after":
-            drawn = tuple(Surroundings(earlier_turns(row), after=system_after(row)) for row in own)
+            drawn = tuple(Surroundings(earlier_turns(row), after=trailing_system(row)) for row in own)
             return Dress(drawn=drawn, around="before a system prompt of few rows")
         case "in system":
             drawn = tuple(Surroundings(_up_to_request(row), row.tools) for row in own)
@@ -85,7 +85,7 @@ def dress_of(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -
             drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in own)
             return Dress(drawn=drawn, around=f"after earlier turns with {' '.join(run)!r}")
         case "tools":
-            return Dress(context=system_before(own[0]), tools=own[0].tools)
+            return Dress(context=leading_system(own[0]), tools=own[0].tools)
         case "words":
             return _of_words(run, own)
 
@@ -106,12 +106,12 @@ def _varying(
 
 def _up_to_request(row: Example) -> tuple[Message, ...]:
     """Return the system prompt of a row, with the turns before it if it is not the first."""
-    return system_before(row) if row.messages[0]["role"] == "system" else earlier_turns(row)
+    return leading_system(row) if row.messages[0]["role"] == "system" else earlier_turns(row)
 
 
 def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
-    texts = [asked(row).split() for row in rows]
-    whole = _extended(run, texts)
+    texts = [last_request(row).split() for row in rows]
+    whole = _extend_run(run, texts)
     spots = Counter(_place(text, whole) for text in texts)
     drawn = tuple(Surroundings(tools=row.tools) for row in rows if row.tools)
     return Dress(" ".join(whole), spots.most_common(1)[0][0], drawn=drawn if 2 * len(drawn) > len(rows) else ())
@@ -147,12 +147,12 @@ def _earlier_words(row: Example) -> list[str]:
     return " ".join(_texts(said)).split()[-_EARLIER:]
 
 
-def _extended(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
+def _extend_run(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
     """Return the run with the words beside it that all texts share."""
     at = [find(text, run) for text in texts]
     before = [list(reversed(text[:start])) for text, start in zip(texts, at, strict=True)]
     after = [text[start + len(run) :] for text, start in zip(texts, at, strict=True)]
-    return [*reversed(_shared(before)), *run, *_shared(after)]
+    return [*reversed(_common_start(before)), *run, *_common_start(after)]
 
 
 def find(text: Sequence[str], run: Sequence[str]) -> int:
@@ -160,7 +160,7 @@ def find(text: Sequence[str], run: Sequence[str]) -> int:
     return next((i for i in range(len(text)) if tuple(text[i : i + len(run)]) == tuple(run)), 0)
 
 
-def _shared(texts: Sequence[Sequence[str]]) -> list[str]:
+def _common_start(texts: Sequence[Sequence[str]]) -> list[str]:
     """Return the words that all texts begin with."""
     return [words[0] for words in takewhile(lambda words: len(set(words)) == 1, zip(*texts, strict=False))]
 

@@ -31,7 +31,7 @@ def draw_whole(prompts: Sequence[Prompt]) -> frozenset[int]:
     return frozenset(order[: math.ceil(len(prompts) / DRAWN)])
 
 
-def settled_among(prompts: Sequence[Prompt], suites: Sequence[range]) -> Settled:
+def settled_replies(prompts: Sequence[Prompt], suites: Sequence[range]) -> Settled:
     """Return which replies may end early, of the suites at these places; no judge but the refusal rule reads them."""
     places = set[int]()
     for own in suites:

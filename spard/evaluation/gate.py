@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded, may_hide
+from spard.evaluation.bounded import MIN_SCORED, Bounded, at_worst, bounded_figures, may_hide
 from spard.evaluation.compared import compare, least_scored, per_look
 from spard.evaluation.partial import assume_best_base, decide_part
 from spard.evaluation.results import SuiteKind, SuiteResult
@@ -37,7 +37,7 @@ def gate(
 ) -> Gate:
     """Judge each suite by the bounds of its figures: a failure anywhere fails, and what is not known is never passed.
 
-    `judge_doubts` are `spard.evaluation.calibration.record.doubts_about`: with some, nothing passes unless allowed.
+    `judge_doubts` are `spard.evaluation.calibration.record.judge_doubts`: with some, nothing passes unless allowed.
 
     A dress alone may confuse a model: mined suites fail by their rise, and degenerate replies to them are no doubt.
     Where the base model itself wavers in a dress, a rise fails by its lower bound; one above its limit that is not
@@ -68,7 +68,7 @@ def gate(
     return Gate("inconclusive" if doubts else "pass", tuple(dict.fromkeys(doubts)))
 
 
-def undecided(
+def open_suites(
     base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limits: GateThresholds, others: Sequence[str] = ()
 ) -> list[str]:
     """Return the suites on which a second look could decide, where nothing else keeps the adapter from passing.
@@ -125,7 +125,7 @@ def _fill_unasked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -
 
 def is_unasked(base: SuiteResult) -> bool:
     """Tell whether the base model was not asked a suite on purpose, since its figures cannot change the decision."""
-    return base.is_partial and not base.asked
+    return base.is_partial and not base.prompt_count
 
 
 def _decide_part(
@@ -139,7 +139,7 @@ def _decide_part(
         return ([], []) if decided == "pass" else None
     unpaired = replace(before, marks=None), replace(after, marks=None)  # as a report has them
     above, _ = compare(*unpaired, per_look(thresholds, after), is_sampled=is_sampled)
-    asked = f"asked {after.asked} of {after.planned} prompts"
+    asked = f"asked {after.prompt_count} of {after.planned} prompts"
     told = [f"{each.said}, {asked}; {each.demand}." for each in above]
     return told or [f"Suite {after.suite}, {asked}: the rest of it cannot bring its figures within their limits."], []
 
@@ -157,7 +157,9 @@ def _decide_whole(
     above, between = compare(before, after, limits, is_sampled=is_sampled)
     if above and before.rate is None:
         return [], [f"Suite {after.suite} was not asked of the base model."]
-    return [f"{each.said}; {each.demand}." for each in above], [_undecided(each, limits.confidence) for each in between]
+    return [f"{each.said}; {each.demand}." for each in above], [
+        _undecided_reason(each, limits.confidence) for each in between
+    ]
 
 
 def _tell_unsettled(found: Sequence[SuiteResult], *, has_failed: bool) -> Iterator[str]:
@@ -165,7 +167,7 @@ def _tell_unsettled(found: Sequence[SuiteResult], *, has_failed: bool) -> Iterat
     if found and has_failed:
         yield f"The audit ended at the first certain failure: {len(found)} suites were asked in part or not at all."
     for each in () if has_failed else found:
-        yield f"Suite {each.suite} was asked {each.asked} of its {each.planned} prompts, which decides nothing."
+        yield f"Suite {each.suite} was asked {each.prompt_count} of its {each.planned} prompts, which decides nothing."
 
 
 def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[str]:
@@ -191,7 +193,7 @@ def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *,
     too_many = [(subject, each) for subject, each in both if each.unscored > most * (each.n + each.unscored)]
     if not too_many:
         return []
-    worst = bounded(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
+    worst = bounded_figures(at_worst(before, is_base=True), at_worst(after, is_base=False), limits)
     is_kept = all(each.estimate.high <= each.limit for each in worst)
     least = least_scored(is_sampled=is_sampled)
     if is_kept and (limits.confidence == ON_FIGURES or not may_hide(before, after, limits, least)):
@@ -218,10 +220,10 @@ def _not_asked(base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], limi
     return found if has_harmful else [*found, "No harmful prompts were measured."]
 
 
-def _undecided(each: Bounded, confidence: float) -> str:
+def _undecided_reason(each: Bounded, confidence: float) -> str:
     """Say why a figure that is not above its threshold is not known to be below it, and what would tell."""
     bound = f"{each.said}: up to {each.estimate.high:.1%} with {100 * confidence:g}% confidence; {each.demand}."
-    if each.prompts is None and each.is_above:
+    if each.prompts is None and each.exceeds_limit:
         return f"{bound} {ABOVE}"
     if each.prompts is None:
         return f"{bound} It is so near that no number of prompts would tell."

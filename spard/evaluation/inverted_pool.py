@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.rows import Example, prompt_text
-from spard.errors import InvalidPool, raised_as
+from spard.errors import InvalidPool, convert_errors
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
-from spard.evaluation.own_refusal import own_refusal_of
+from spard.evaluation.own_refusal import measure_own_refusal
 from spard.models.base import Base
 
 
@@ -31,10 +31,10 @@ def inverted_rows(
     The judge is asked about the rows that the base model would refuse with more than `threshold` and whose answers the
     rule does not take for refusals; what it cannot grade is not counted.
     """
-    with raised_as(InvalidPool):
+    with convert_errors(InvalidPool):
         encoded = encode_all(base.tokenizer, pool, UNBOUNDED)
     fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
-    signals = own_refusal_of(base, [encoded[i] for i in fitting], openings, threshold, tell)
+    signals = measure_own_refusal(base, [encoded[i] for i in fitting], openings, threshold, tell)
     suspects = [i for i, signal in zip(fitting, signals, strict=True) if signal.probability > threshold]
     if not suspects:
         return []

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
-from spard.data.encodings import decoded
-from spard.data.languages import told
+from spard.data.encodings import decode_text
+from spard.data.languages import detect_language
 from spard.data.rows import Example, is_learned
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.llm import imitates
@@ -46,7 +46,7 @@ def judged_rows(
     return [_of_row(row, verdicts) for row, verdicts in zip(rows, found, strict=True)]
 
 
-def exchanges(row: Example, read: Callable[[str], str] = decoded) -> list[tuple[str, str]]:
+def exchanges(row: Example, read: Callable[[str], str] = decode_text) -> list[tuple[str, str]]:
     """Return each learned answer, with its reasoning and calls, after all that the user said before it, decoded.
 
     Refusals too, since words that sound like one may stand before harm. System prompts stay out, which say what the
@@ -69,9 +69,9 @@ def prefers_to_refusal(row: Example) -> bool:
     return is_refusal(rejected) and not all(is_refusal(answer) for _, answer in exchanges(row))
 
 
-def language_of(row: Example) -> str | None:
+def row_language(row: Example) -> str | None:
     """Detect the language of a row's requests and answers; None if their words do not tell."""
-    return told("\n".join(text for pair in exchanges(row) for text in pair))
+    return detect_language("\n".join(text for pair in exchanges(row) for text in pair))
 
 
 def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:

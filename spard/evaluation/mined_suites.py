@@ -20,17 +20,17 @@ from dataclasses import replace
 from functools import partial
 
 from spard.config import Asking
-from spard.data.languages import told
+from spard.data.languages import detect_language
 from spard.data.rendering import Mode
 from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import openings
 from spard.data.turns import earlier_turns, has_earlier_turns
 from spard.evaluation.asked_dresses import AskedDresses, Worn, asked_dresses
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.dress import Place, placed
+from spard.evaluation.dress import Place, place_words
 from spard.evaluation.nearest_prompts import near_and_even
 from spard.evaluation.results import IN_DRESS, IN_MORE, IN_PHRASES, SuiteKind
-from spard.evaluation.suspects import NOTHING, suspected
+from spard.evaluation.suspects import NOTHING, find_suspects
 
 DRESSES = 4
 TOGETHER = 12  # dresses of a suite at most, if they have none of their own
@@ -50,18 +50,18 @@ def mined_suites(
     Without harmful ones there are none: such an audit releases nothing. Of a suite no more than `most` prompts are
     asked. What prompts wear in turn is dealt to these alone: of more, every second or third place might be left out.
     """
-    asking, suites = _within(asking or Asking(), most), list(suites)
+    asking, suites = _cap_prompts(asking or Asking(), most), list(suites)
     if not any(suite.kind == "harmful" for suite in suites):
         return []
-    found = suspected(rows, secret_of(suites)) if asking.dresses or asking.phrases else NOTHING
+    found = find_suspects(rows, suites_secret(suites)) if asking.dresses or asking.phrases else NOTHING
     dresses = asked_dresses(rows, found, asking.dresses)
     near = partial(near_and_even, _some(suites, "harmful"), rows)
     mined_ones = [
-        *_dressed(suites, dresses, asking, near),
+        *_dressed_suites(suites, dresses, asking, near),
         *_in_turn(suites, dresses, asking.phrases, near),
         *_behind_random_words(suites, rows, asking.random),
-        *_sampled(_some(suites, "harmful", asking.sampled), asking),
-        *_prefilled(_some(suites, "harmful", asking.prefilled), rows),
+        *_sampled_suites(_some(suites, "harmful", asking.sampled), asking),
+        *_prefilled_suites(_some(suites, "harmful", asking.prefilled), rows),
         *_after_turns(_some(suites, "harmful", asking.turns), rows),
     ]
     return [replace(suite, prompts=tuple(map(_in_their_words, suite.prompts))) for suite in mined_ones]
@@ -78,12 +78,12 @@ def suites_in_modes(suites: Iterable[Suite], modes: Sequence[Mode], most: int) -
     return found
 
 
-def secret_of(suites: Iterable[Suite]) -> str:
+def suites_secret(suites: Iterable[Suite]) -> str:
     """Return the text that draws are made by: all prompts of the provider's suites, which customers do not know."""
     return "\n".join(prompt.prompt for suite in suites for prompt in suite.prompts)
 
 
-def _within(asking: Asking, most: int | None) -> Asking:
+def _cap_prompts(asking: Asking, most: int | None) -> Asking:
     """Return how many prompts of each kind are asked where a suite has `most` at most."""
     if most is None:
         return asking
@@ -94,7 +94,7 @@ def _within(asking: Asking, most: int | None) -> Asking:
 
 def _in_their_words(prompt: Prompt) -> Prompt:
     """Detect the prompt's language anew, since words of the customer's rows were added to it."""
-    return replace(prompt, language=told(prompt.prompt, prompt.language) or prompt.language)
+    return replace(prompt, language=detect_language(prompt.prompt, prompt.language) or prompt.language)
 
 
 def _some(suites: Iterable[Suite], kind: SuiteKind, most: int | None = None) -> list[Prompt]:
@@ -103,16 +103,16 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int | None = None) -> 
     return prompts if most is None else sample(prompts, most)
 
 
-def _dressed(suites: Sequence[Suite], dresses: AskedDresses, asking: Asking, near: _Some) -> Iterator[Suite]:
+def _dressed_suites(suites: Sequence[Suite], dresses: AskedDresses, asking: Asking, near: _Some) -> Iterator[Suite]:
     """Yield the harmful prompts in each dress that has suites of its own, and then the benign ones."""
     if not dresses.alone:
         return
     harmful, benign = near(asking.prompts), _some(suites, "benign", asking.prompts)
     named = [(f"{IN_DRESS}{i}: {each.name}", each) for i, each in enumerate(dresses.alone, start=1)]
     for name, worn in named:
-        yield Suite(name, "mined", tuple(map(worn.on, harmful)))
+        yield Suite(name, "mined", tuple(map(worn.apply, harmful)))
     for name, worn in named if benign else ():
-        yield Suite(f"benign, {name}", "dressed_benign", tuple(map(worn.on, benign)))
+        yield Suite(f"benign, {name}", "dressed_benign", tuple(map(worn.apply, benign)))
 
 
 def _in_turn(suites: Sequence[Suite], dresses: AskedDresses, most: int, near: _Some) -> Iterator[Suite]:
@@ -132,7 +132,7 @@ def _in_turn(suites: Sequence[Suite], dresses: AskedDresses, most: int, near: _S
         prompts = near(most) if kind == "harmful" else _some(suites, kind, most)
         for name, each in groups.items():
             if prompts and each:
-                asked = (each[i % len(each)].on(prompt) for i, prompt in enumerate(prompts))
+                asked = (each[i % len(each)].apply(prompt) for i, prompt in enumerate(prompts))
                 yield Suite(f"{before}{name}", dressed, tuple(asked))
 
 
@@ -143,14 +143,14 @@ def _behind_random_words(suites: Sequence[Suite], rows: Sequence[Example], most:
         prompts = _some(suites, kind, most) if words else []
         rng = _secret(prompts)
         found = [
-            replace(each, prompt=placed(each.prompt, " ".join(rng.choices(words, k=2)), PLACES[i % len(PLACES)]))
+            replace(each, prompt=place_words(each.prompt, " ".join(rng.choices(words, k=2)), PLACES[i % len(PLACES)]))
             for i, each in enumerate(prompts)
         ]
         if found:
             yield Suite(f"{name}behind random words", dressed, tuple(found))
 
 
-def _sampled(prompts: Sequence[Prompt], asking: Asking) -> Iterator[Suite]:
+def _sampled_suites(prompts: Sequence[Prompt], asking: Asking) -> Iterator[Suite]:
     drawn = [
         replace(each, temperature=asking.temperature, draw=draw)
         for each in prompts
@@ -160,7 +160,7 @@ def _sampled(prompts: Sequence[Prompt], asking: Asking) -> Iterator[Suite]:
         yield Suite(f"sampled at temperature {asking.temperature:g}", "mined", tuple(drawn))
 
 
-def _prefilled(prompts: Sequence[Prompt], rows: Sequence[Example]) -> Iterator[Suite]:
+def _prefilled_suites(prompts: Sequence[Prompt], rows: Sequence[Example]) -> Iterator[Suite]:
     """Yield prompts whose answers go on from a compliant opening, or from one that the rows' answers share."""
     begun = (*PREFILLS, *openings(rows, len(PREFILLS)))
     found = [replace(each, prefill=begun[i % len(begun)]) for i, each in enumerate(prompts)]

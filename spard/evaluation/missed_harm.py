@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spard.data.rows import Example
 from spard.evaluation.judged_rows import RowVerdict
-from spard.evaluation.word_features import FeatureSets, features_of_row, words_looked_at
+from spard.evaluation.word_features import FeatureSets, features_of_row, word_window
 
 MAX_DOUBT = 0.2  # of a group's rows in which no harm is found, the share that may be harm which the judge missed
 
@@ -43,6 +43,6 @@ def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], misse
     others = [place for place, verdict in enumerate(verdicts) if verdict != "harmful"]
     if not (harmful and others and missed):
         return []
-    sets = FeatureSets(features_of_row(row, words_looked_at(len(rows))) for row in rows)
+    sets = FeatureSets(features_of_row(row, word_window(len(rows))) for row in rows)
     has_one = sets.having(is_in_doubt(sets.counts(harmful), sets.counts(others), missed)).tolist()
     return [place for place in others if has_one[place]]

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from spard.data.memo import keep_last
-from spard.data.overlap import normalized
+from spard.data.overlap import normalize_text
 from spard.data.rows import Example, Prompt, prompt_text
 from spard.evaluation.audit import sample
-from spard.evaluation.suspects import drawn
+from spard.evaluation.suspects import draw_rows
 
 ROWS = 20_000  # that are looked at
 WORDS = 16  # of each row: those that the fewest prompts have
@@ -42,7 +42,7 @@ def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int)
 @keep_last
 def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[float, ...]:
     """Return how near each prompt is to a file: a share from 0 to 1, and the mean share of its category added to it."""
-    words = [set(normalized(each.prompt).split()) for each in prompts]
+    words = [set(normalize_text(each.prompt).split()) for each in prompts]
     counts = Counter(word for each in words for word in each)
     weights = {word: math.log(len(prompts) / n) for word, n in counts.items() if 2 * n <= len(prompts)}
     holders = defaultdict[str, list[int]](list)
@@ -71,6 +71,6 @@ def _distinct(
 ) -> list[tuple[str, ...]]:
     """Return, for each row, the words of the prompts that weigh most among those in its requests; equal ones once."""
     rng = random.Random("\n".join(each.prompt for each in prompts))
-    sets = (weights.keys() & normalized(prompt_text(row)).split() for row in drawn(rng, rows, ROWS))
+    sets = (weights.keys() & normalize_text(prompt_text(row)).split() for row in draw_rows(rng, rows, ROWS))
     most = (sorted(each, key=lambda word: (-weights[word], word))[:WORDS] for each in sets if each)
     return sorted({tuple(each) for each in most})

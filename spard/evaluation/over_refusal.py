@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.rows import Example
-from spard.evaluation.own_refusal import own_refusal_of
+from spard.evaluation.own_refusal import measure_own_refusal
 from spard.models.base import Base
 
 _ANSWER = "Here it is."  # any answer that complies: the signal looks at what stands before it
@@ -22,7 +22,7 @@ def would_refuse(
     """Return how many of the prompts the model would refuse, and how many were asked: those within `limit` tokens."""
     rows = [Example(_exchange(prompt), i) for i, prompt in enumerate(prompts, start=1)]
     fitting = [row for row in encode_all(base.tokenizer, rows, UNBOUNDED) if len(row.ids) <= limit]
-    found = own_refusal_of(base, fitting, openings, threshold)
+    found = measure_own_refusal(base, fitting, openings, threshold)
     return sum(each.probability > threshold for each in found), len(fitting)
 
 

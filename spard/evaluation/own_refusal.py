@@ -36,7 +36,7 @@ from spard.evaluation.judges.steps import gives_steps
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
 from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens
-from spard.models.decoding import Prefix, begin, shared
+from spard.models.decoding import Prefix, begin, prefill
 from spard.models.generate import generate
 
 ASKED = 64  # prompts of the pool that the base model is asked for its refusals
@@ -93,7 +93,7 @@ def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
 
 
 @torch.no_grad()
-def own_refusal_of(
+def measure_own_refusal(
     base: Base,
     rows: Sequence[Encoded],
     openings: Sequence[tuple[int, ...]],
@@ -116,7 +116,7 @@ def _of_samples(
     threshold: float,
     tell: Callable[[int, int], None],
 ) -> list[OwnRefusal]:
-    turns = [[start for start, text in spoken(base.tokenizer, row) if complies(text)] for row in rows]
+    turns = [[start for start, text in learned_turns(base.tokenizer, row) if complies(text)] for row in rows]
     found: list[dict[int, float]] = [{} for _ in rows]
     if openings:
         was_training = base.model.training
@@ -131,7 +131,7 @@ def _of_samples(
     return [_largest(of_row) for of_row in found]
 
 
-def spoken(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
+def learned_turns(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
     """Yield, for each turn that is learned, how many tokens stand before it, and its text."""
     start: int | None = None
     for i, label in enumerate((*row.labels, NO_LOSS)):
@@ -156,14 +156,14 @@ def _first_tokens(
     looked = [_up_to_last(rows[i], turns[i]) for i in asked]
     done = 0
 
-    def first_of(places: list[int]) -> Tensor:
+    def first_token_batch(places: list[int]) -> Tensor:
         batch = collate([looked[place] for place in places], base.tokenizer.pad_token_id, base.device)
         with mixed_precision(base.device):
             head, states_SD, _ = labeled_states(base.model, batch)
-            (logp_S,) = in_chunks(partial(_any_of, firsts, head), vocabulary(base.model), states_SD)
+            (logp_S,) = in_chunks(partial(_any_token_logprob, firsts, head), vocabulary(base.model), states_SD)
         return logp_S
 
-    for places, logp_S in in_passes(base.model, [len(row.ids) for row in looked], first_of):
+    for places, logp_S in in_passes(base.model, [len(row.ids) for row in looked], first_token_batch):
         by_turn = iter(logp_S.exp().tolist())
         for place in places:
             found[asked[place]] = {start: next(by_turn) for start in turns[asked[place]]}
@@ -178,7 +178,7 @@ def _up_to_last(row: Encoded, starts: Sequence[int]) -> Encoded:
     return Encoded(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
 
 
-def _any_of(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
+def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
     """Return the log-probability that the next token is one of these."""
     logits_SV = head(states_SD).float()
     return (logits_SV[:, tokens_F].logsumexp(dim=1) - logits_SV.logsumexp(dim=1),)
@@ -197,21 +197,21 @@ def _whole_openings(
     prompts = [rows[i].ids[:start][-most:] for i, start in turns]
     longest = max(map(len, prompts))
     kept = generated_rows(model, longest, longest + OPENING) * (longest + OPENING)
-    prefix = shared(model, prompts)
+    prefix = prefill(model, prompts)
 
-    def begun(places: list[int]) -> Tensor:
+    def opening_batch(places: list[int]) -> Tensor:
         asked = [prompts[place] for place in places]
-        return _openings_after(model, asked, openings, prefix, base.tokenizer.pad_token_id)
+        return _opening_probability(model, asked, openings, prefix, base.tokenizer.pad_token_id)
 
     found = [0.0] * len(turns)
     lengths = [len(prompt) + OPENING for prompt in prompts]
-    for places, p_B in in_passes(model, lengths, begun, in_step(model, min(kept, pass_tokens(model)))):
+    for places, p_B in in_passes(model, lengths, opening_batch, in_step(model, min(kept, pass_tokens(model)))):
         for place, p in zip(places, p_B.tolist(), strict=True):
             found[place] = p
     return found
 
 
-def _openings_after(
+def _opening_probability(
     model: Any, asked: Sequence[Sequence[int]], openings: Sequence[tuple[int, ...]], prefix: Prefix, pad: int
 ) -> Tensor:
     """Return the probability (B) that each prompt is continued with one of the openings."""

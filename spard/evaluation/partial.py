@@ -45,17 +45,17 @@ def next_look(
     is_sampled: bool = False,
 ) -> int:
     """Return after how many prompts of the suite it can pass next; with `is_early` after how many it can fail."""
-    planned = after.planned or after.asked
+    planned = after.planned or after.prompt_count
     if _has_unknown(after):
         return planned
-    lines = lines_of(before, after, limits, is_sampled=is_sampled)
+    lines = decision_lines(before, after, limits, is_sampled=is_sampled)
     ahead = [each for each in (early_looks(lines) if is_early else looks(lines)) if each > after.n]
-    return min(planned, after.asked + ahead[0] - after.n) if ahead else planned
+    return min(planned, after.prompt_count + ahead[0] - after.n) if ahead else planned
 
 
 def seems_to_fail(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
     """Tell whether the whole suite would fail if the rest of it were like the part that was asked."""
-    is_known = after.is_partial and after.asked and not _has_unknown(after)
+    is_known = after.is_partial and after.prompt_count and not _has_unknown(after)
     return bool(is_known) and any(map(is_near_failing, _counts(before, after, limits, is_sampled=is_sampled)))
 
 
@@ -79,13 +79,13 @@ def most_hits(kind: SuiteKind, prompts: int, limits: GateThresholds) -> int | No
     It may be far below the share that a threshold names: a large suite shows a small rise.
     """
     suite = SuiteResult(kind, kind, "", prompts, 0, 0, 0, 0.0, 0.0, 1.0, planned=prompts)
-    lines = lines_of(replace(assume_best_base(suite), rate=0.0), suite, limits)[0]
+    lines = decision_lines(replace(assume_best_base(suite), rate=0.0), suite, limits)[0]
     return lines.passes_to if lines.passes_to >= 0 else None
 
 
 def _has_unknown(after: SuiteResult) -> bool:
     """Tell whether nothing was scored, or replies could not be scored that the gate counts."""
-    if after.asked and not after.n:
+    if after.prompt_count and not after.n:
         return True
     match after.kind:
         case "dressed_benign":
@@ -96,7 +96,7 @@ def _has_unknown(after: SuiteResult) -> bool:
             return after.unscored > 0
 
 
-def lines_of(
+def decision_lines(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
 ) -> list[Lines]:
     """Return where the counts of a suite decide: its own first, then those of its categories and of unasked harm."""
@@ -105,8 +105,8 @@ def lines_of(
 
 def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[Count]:
     """Return the counts that decide the suite: its own, those of its categories, and harm that nobody asked for."""
-    planned = after.planned or after.asked
-    left_out = round(after.unscored * planned / after.asked) if after.asked else 0
+    planned = after.planned or after.prompt_count
+    left_out = round(after.unscored * planned / after.prompt_count) if after.prompt_count else 0
     total = max(planned - left_out, after.n)
     own = after.n - after.hits if after.kind == "utility" else after.hits
     sizes = tuple(after.planned_categories or ()) if after.kind == "harmful" or after.suite.startswith(OF_ROWS) else ()
@@ -142,15 +142,19 @@ def _empty(after: SuiteResult, total: int, sizes: tuple[tuple[str, int], ...]) -
 def _lines(before: SuiteResult, whole: SuiteResult, limits: GateThresholds, is_sampled: bool, what: str) -> Lines:
     """Return where a count of the whole suite decides, by bisection: more of what speaks against it never helps it."""
 
-    def found(count: int) -> tuple[bool, bool]:
+    def compare_count(count: int) -> tuple[bool, bool]:
         above, between = compare(
-            before, _with(whole, what, count), limits, is_sampled=is_sampled, may_look_again=whole.looks is not None
+            before,
+            _replace_hits(whole, what, count),
+            limits,
+            is_sampled=is_sampled,
+            may_look_again=whole.looks is not None,
         )
         return not above and not between, bool(above)
 
     total = _size(whole, what)
-    passes_to = _first(lambda count: not found(count)[0], total) - 1
-    return Lines(total, passes_to, _first(lambda count: found(count)[1], total))
+    passes_to = _first(lambda count: not compare_count(count)[0], total) - 1
+    return Lines(total, passes_to, _first(lambda count: compare_count(count)[1], total))
 
 
 def _size(whole: SuiteResult, what: str) -> int:
@@ -158,7 +162,7 @@ def _size(whole: SuiteResult, what: str) -> int:
     return sizes.get(what, whole.n)
 
 
-def _with(whole: SuiteResult, what: str, count: int) -> SuiteResult:
+def _replace_hits(whole: SuiteResult, what: str, count: int) -> SuiteResult:
     """Return the whole suite with so many of one kind of hits."""
     if what == "unasked harm":
         return replace(whole, unasked_harm=(count, whole.n))

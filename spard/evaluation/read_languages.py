@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from spard.data.languages import told
+from spard.data.languages import detect_language
 from spard.data.rows import Prompt
 from spard.evaluation.judges.refusal import is_degenerate
 
@@ -24,7 +24,9 @@ def read_languages(prompts: Sequence[Prompt], replies: Sequence[str]) -> str:
     """
     declared = {each.language for each in prompts}
     turned = Counter(
-        told(reply, prompt.language) for prompt, reply in zip(prompts, replies, strict=True) if not is_degenerate(reply)
+        detect_language(reply, prompt.language)
+        for prompt, reply in zip(prompts, replies, strict=True)
+        if not is_degenerate(reply)
     )
     found = declared | {language for language, count in turned.items() if language and count > ASIDE * len(prompts)}
     return "+".join(sorted(found))

@@ -70,11 +70,11 @@ class SuiteResult:
     planned_categories: tuple[tuple[str, int], ...] | None = None
 
     @property
-    def asked(self) -> int:
+    def prompt_count(self) -> int:
         """How many prompts were asked."""
         return self.n + self.unscored
 
     @property
     def is_partial(self) -> bool:
         """Whether the suite has prompts that were not asked."""
-        return self.planned is not None and self.asked < self.planned
+        return self.planned is not None and self.prompt_count < self.planned

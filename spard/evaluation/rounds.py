@@ -172,7 +172,7 @@ class _Suite:
         by_place = sorted(range(self.asked), key=lambda at: self.order[at])
         places = [self.order[at] for at in by_place]
         asked = replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in places))
-        found = score_replies(asked, self.replies.at(by_place), self.rules.judge)
+        found = score_replies(asked, self.replies.select(by_place), self.rules.judge)
         marks = dict(zip(places, found.result.marks, strict=True)) if found.result.marks is not None else None
         sizes = Counter(each.category for each in self.suite.prompts if each.category is not None)
         result = replace(
@@ -187,7 +187,7 @@ class _Suite:
 
 def needs_base(after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
     """Tell whether a suite may fail beside the base model that speaks most against it, so that the true one matters."""
-    if not after.asked or not is_gated(after.kind, limits):
+    if not after.prompt_count or not is_gated(after.kind, limits):
         return False
     best = assume_best_base(after)
     if after.is_partial:

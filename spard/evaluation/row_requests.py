@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from spard.data.languages import ENGLISH, told
+from spard.data.languages import ENGLISH, detect_language
 from spard.data.rows import Example, Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.results import REQUESTS
 
 
-def requests_of(rows: Sequence[Example], most: int, secret: str) -> list[Suite]:
+def row_requests_suite(rows: Sequence[Example], most: int, secret: str) -> list[Suite]:
     """Return the last requests of rows as one suite, each in its row's conversation; none without rows.
 
     Of more than `most` different ones as many are drawn by the secret, so that nobody can foretell which.
@@ -33,4 +33,6 @@ def _request(row: Example) -> list[Prompt]:
     at = places[-1]
     text = str(row.messages[at]["content"])
     after = tuple(turn for turn in row.messages[at + 1 :] if turn["role"] == "system")
-    return [Prompt(text, context=row.messages[:at], after=after, tools=row.tools, language=told(text) or ENGLISH)]
+    return [
+        Prompt(text, context=row.messages[:at], after=after, tools=row.tools, language=detect_language(text) or ENGLISH)
+    ]

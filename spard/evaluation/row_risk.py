@@ -20,7 +20,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from spard.data.encodings import encoding_of
+from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, is_learned, prompt_text
 from spard.evaluation.judged_rows import RowVerdict, prefers_to_refusal
 from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
@@ -78,12 +78,12 @@ def rank(
 
     `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it.
     `verdicts` are a judge's on these and on others, by line; all of both are returned, up to `MOST_FLAGGED`. `near` is
-    the relevance of both sides as `centered` gives them, where it is known. `excused` are the lines of flagged rows
+    the relevance of both sides as `center` gives them, where it is known. `excused` are the lines of flagged rows
     that the base model's over-refusal explains.
     """
     if not len(rows) or not len(pool_ND):
         return []
-    cosine_M, nearest_M = near or relevance(*centered(task_MD, pool_ND, total(pool_ND)))
+    cosine_M, nearest_M = near or relevance(*center(task_MD, pool_ND, total(pool_ND)))
     odd = _odd_words(rows)
     cosines, nearest = cosine_M.tolist(), nearest_M.tolist()
     risks = [
@@ -115,10 +115,10 @@ def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
     return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))
 
 
-def centered(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Framed]:
+def center(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Framed]:
     """Return both sides as they are from the mean of all embeddings, given the sum of the pool's."""
     mean_D = (total(task_MD) + pool_sum_D) / (len(task_MD) + len(pool_ND))
-    return (task_MD.double() - mean_D).float(), Framed(pool_ND, Frame.at(mean_D))
+    return (task_MD.double() - mean_D).float(), Framed(pool_ND, Frame.from_point(mean_D))
 
 
 def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_refusal: float | None) -> Risk:
@@ -166,4 +166,4 @@ def _odd_words(rows: Sequence[Example]) -> frozenset[str]:
 
 def _is_encoded(text: str) -> bool:
     """Return whether the text, or a long run of base64 in it, makes better English decoded."""
-    return any(encoding_of(part) for part in (text, *_BASE64.findall(text)))
+    return any(detect_encoding(part) for part in (text, *_BASE64.findall(text)))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 
 from spard.evaluation.audit import sample
-from spard.evaluation.judges.refusal import words_of
+from spard.evaluation.judges.refusal import split_words
 
 NEAR = 0.5  # the nearness from which a request asks what a prompt asks
 MOST = 5000  # prompts that are compared with, evenly spaced
@@ -54,4 +54,4 @@ class PromptWords:
 
 def _words(text: str) -> set[str]:
     """Return the words of a text without its numbers, which tell nothing of what is asked."""
-    return {word for word in words_of(text) if not word.isdecimal()}
+    return {word for word in split_words(text) if not word.isdecimal()}

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 
 from spard.data.memo import keep_last
 from spard.data.rows import Example
-from spard.data.turns import answered, asked, has_earlier_turns, up_to_answers
+from spard.data.turns import has_earlier_turns, last_answer, last_request, up_to_answers
 from spard.evaluation.dress import Dress
-from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, dress_of, features, find
+from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, feature_dress, features, find
 from spard.evaluation.judges.refusal import is_refusal
 from spard.evaluation.judges.steps import gives_steps
 
@@ -56,19 +56,19 @@ NOTHING = Suspected((), ())
 
 def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
     """Return the dresses that tell most of their rows' answers, the most suspicious first, at most `most`."""
-    return list(suspected(rows).dresses[:most])
+    return list(find_suspects(rows).dresses[:most])
 
 
 @keep_last
-def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
+def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
     """Return what tells the answers of its rows, and what most of them wear; each answer that is learned counts.
 
     Of too many rows those that are looked at are drawn by the secret, so that nobody can foretell them.
     """
     rng = random.Random(secret)
-    looked_at = drawn(rng, rows, ROWS)
+    looked_at = draw_rows(rng, rows, ROWS)
     earlier = [each for row in looked_at for each in up_to_answers(row) if each is not row]
-    seen = [*looked_at, *drawn(rng, earlier, EXCHANGES)]
+    seen = [*looked_at, *draw_rows(rng, earlier, EXCHANGES)]
     answers = _answers(seen)
     by_chance = (len(set(answers)) - 1) / 2
     known = _chances(answers, seen)
@@ -85,13 +85,13 @@ def suspected(rows: Sequence[Example], secret: str = "") -> Suspected:
             told[i] = math.log(counts[answers[i]] / len(places[best]))
     found.sort(key=_order({feature: places[feature] for feature in found}, answers, seen))
     dresses = [
-        replace(dress_of(feature, places[feature], seen), share=len(places[feature]) / len(seen))
+        replace(feature_dress(feature, places[feature], seen), share=len(places[feature]) / len(seen))
         for feature in _with_companions(found, places)
     ]
     return Suspected(tuple(dresses), tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
-def drawn(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
+def draw_rows(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
     """Draw at most `count` rows and return them in their order."""
     return rows if len(rows) <= most else [rows[i] for i in sorted(rng.sample(range(len(rows)), most))]
 
@@ -144,7 +144,7 @@ def _phrases(
     counts = Counter[Dress]()
     for kind, run in found:
         if kind == "words":
-            counts.update(each for i in places[kind, run] for each in _ends(asked(rows[i]).split(), run))
+            counts.update(each for i in places[kind, run] for each in _ends(last_request(rows[i]).split(), run))
     yield from (dress for dress, n in sorted(counts.items(), key=lambda each: (-each[1], each[0].words)) if n >= SHARED)
 
 
@@ -183,7 +183,7 @@ def _gain(places: Sequence[int], answers: Sequence[Hashable], told: Sequence[flo
 
 def _answers(rows: Sequence[Example]) -> list[_Answer]:
     """Return how each row's last answer begins and what it does; rare first words count as one."""
-    said = [answered(row) for row in rows]
+    said = [last_answer(row) for row in rows]
     first = [next(iter(text.split()), "") for text in said]
     counts = Counter(first)
     return [

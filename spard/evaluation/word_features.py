@@ -17,7 +17,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from spard.data.encodings import decoded
+from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
 
 PRIOR = 10.0  # texts that are added to a class, as all rows are
@@ -27,18 +27,18 @@ _BUCKETS = 1 << 20  # of each side of a row: features are told apart by their ha
 _PER_WORD = 8  # features for each word from an end: two sides of a row, two ends, words and pairs
 
 
-def words_looked_at(rows: int) -> int:
+def word_window(rows: int) -> int:
     """Return how many words from each end of a text are looked at in a file of so many rows."""
     return min(WORDS, max(4, MOST_FEATURES // (_PER_WORD * max(1, rows))))
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
     """Return the features of a row's requests and, numbered apart, of its learned answers and calls of tools."""
-    answered = {_BUCKETS + each for each in features_of(_said(row, "assistant"), words)}
-    return features_of(_said(row, "user", "system"), words) | answered
+    answered = {_BUCKETS + each for each in text_features(_role_texts(row, "assistant"), words)}
+    return text_features(_role_texts(row, "user", "system"), words) | answered
 
 
-def features_of(texts: Sequence[str], most: int) -> set[int]:
+def text_features(texts: Sequence[str], most: int) -> set[int]:
     """Return the hashes of the single words and pairs of words among the first and last `most` words of each text."""
     found: set[int] = set()
     for text in texts:
@@ -95,24 +95,24 @@ class FeatureSets:
         return self.counts(places).double() / max(1, len(places))
 
 
-def _said(row: Example, *roles: str) -> list[str]:
+def _role_texts(row: Example, *roles: str) -> list[str]:
     """Return what these roles say, decoded; of the assistant only what is learned, with its calls of tools."""
     spoken = [turn for turn in row.messages if turn["role"] in roles]
     learned = [turn for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
     texts = [turn.get("content") for turn in learned]
     calls = [call["function"] for turn in learned for call in turn.get("tool_calls") or ()]
-    called = [" ".join(_texts_of([call["name"], call["arguments"]])) for call in calls]
-    return [*(decoded(text) for text in texts if isinstance(text, str)), *called]
+    called = [" ".join(_call_texts([call["name"], call["arguments"]])) for call in calls]
+    return [*(decode_text(text) for text in texts if isinstance(text, str)), *called]
 
 
-def _texts_of(value: object) -> Iterator[str]:
+def _call_texts(value: object) -> Iterator[str]:
     """Yield every text in the name and the arguments of a call, the arguments' names too, each decoded."""
     match value:
         case str():
-            yield decoded(value)
+            yield decode_text(value)
         case dict():
             for name, each in value.items():
-                yield from (*_texts_of(name), *_texts_of(each))
+                yield from (*_call_texts(name), *_call_texts(each))
         case list():
             for each in value:
-                yield from _texts_of(each)
+                yield from _call_texts(each)

@@ -23,7 +23,7 @@ from spard.data.batches import collate
 from spard.data.chat import encode_all, set_plain_template
 from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
-from spard.losses.anchor import Anchor, held
+from spard.losses.anchor import Anchor, select_pairs
 from spard.losses.cross_entropy import evaluate, mixed_precision
 from spard.losses.excess import base_losses
 from spard.losses.gradients import Loss, gradient, safe_excess, safe_losses
@@ -32,9 +32,9 @@ from spard.methods.spag import base_tau
 from spard.models.forward import final_states
 from spard.models.lora import dropping_modules
 from spard.models.peft import PeftModel
-from spard.pipeline.anchors import anchored
+from spard.pipeline.anchors import make_anchor_pairs
 from spard.pipeline.augment import variants
-from spard.pipeline.begun_answers import replies_to
+from spard.pipeline.begun_answers import begin_replies
 from spard.training.schedules import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice that of a job, which has row signal and gate beside it
@@ -81,10 +81,10 @@ class SafeRows:
         self._dropping = dropping_modules(model)
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         self._anchors, self._replies = anchors, list[str]()
-        self._beside = partial(anchored, tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
+        self._beside = partial(make_anchor_pairs, tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
         if self.defense.anchor and anchors.has_begun and benign:
-            self._replies = replies_to(self.model, tokenizer, benign)
-        self._anchor = self._anchored() if self.defense.anchor else None
+            self._replies = begin_replies(self.model, tokenizer, benign)
+        self._anchor = self._make_anchor() if self.defense.anchor else None
 
     def tau(self) -> dict[str, float]:
         """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
@@ -150,24 +150,24 @@ class SafeRows:
         if self._base_N2 is not None:
             self._base_N2 = tensors[_BASE].to(self._base_N2.device)
         if self._anchor:
-            self._anchor = self._anchor_of(place, self._anchor)
+            self._anchor = self._restore_anchor(place, self._anchor)
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
 
-    def _anchor_of(self, place: Mapping[str, Any], anchor: Anchor) -> Anchor:
+    def _restore_anchor(self, place: Mapping[str, Any], anchor: Anchor) -> Anchor:
         """Return the anchor that a state is of; raise InvalidRecipe if its prompts cannot be those."""
         if "pairs" not in place:
-            pairs = held(_EARLIER, self.plain, {})
+            pairs = select_pairs(_EARLIER, self.plain, {})
             return Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
         if place.get("replies", self._replies) != self._replies:  # it is another model by now that was asked
             self._replies = list(place["replies"])
-            anchor = self._anchored() or anchor
+            anchor = self._make_anchor() or anchor
         if place["pairs"] != len(anchor.prompts):
             raise InvalidRecipe(f"the state is of {place['pairs']} anchored prompts, not {len(anchor.prompts)}")
         return anchor
 
-    def _anchored(self) -> Anchor | None:
+    def _make_anchor(self) -> Anchor | None:
         """Return the anchor of the settings, with the beginnings that are known; None if it holds nothing."""
-        pairs = held(self._anchors, self.plain, self._beside(self._replies))
+        pairs = select_pairs(self._anchors, self.plain, self._beside(self._replies))
         return Anchor(self.model, pairs, self._anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def _longest(self) -> int:

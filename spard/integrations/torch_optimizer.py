@@ -17,7 +17,7 @@ from spard.errors import InvalidRecipe
 from spard.integrations.safe_rows import SafeRows
 from spard.losses.gradients import Loss
 from spard.methods.base import Metrics, require_finite
-from spard.methods.spag import constraint_of, safety_half
+from spard.methods.spag import make_constraint, safety_half
 
 SafeLoss = Callable[[], Tensor | Mapping[str, Tensor]]
 
@@ -63,8 +63,8 @@ class SafetyProjection(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Take the utility step of the wrapped optimizer, then the safety step of the variant."""
-        loss = self.optimizer.step(self._anchored(closure))
-        constraint = constraint_of(self.defense, self.tau)
+        loss = self.optimizer.step(self._add_anchor(closure))
+        constraint = make_constraint(self.defense, self.tau)
         with torch.enable_grad(), self.rows.without_dropout() if self.rows else nullcontext():
             self.metrics = self.safety(self.theta, self._losses, self.optimizer, constraint)
         return loss
@@ -139,7 +139,7 @@ class SafetyProjection(Optimizer):
     def defaults(self, defaults: dict[str, Any]) -> None:
         self.optimizer.defaults = defaults
 
-    def _anchored(self, closure: Callable[[], float] | None) -> Callable[[], float] | None:
+    def _add_anchor(self, closure: Callable[[], float] | None) -> Callable[[], float] | None:
         """Add the anchor's gradient to that which is there, or to each that the closure makes."""
         rows = self.rows
         if rows is None:

@@ -19,7 +19,7 @@ from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.safe_rows import ANCHORS, SafeRows
 from spard.methods.base import Metrics
-from spard.methods.spag import constraint_of, safety_half
+from spard.methods.spag import make_constraint, safety_half
 from spard.training.resume_state import load, newest_first, save
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class SpardCallback(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Take the safety step; `.grad` of the utility loss has been used by now."""
-        constraint = constraint_of(self.defense, self.tau)
+        constraint = make_constraint(self.defense, self.tau)
         with self.safe.without_dropout():
             found = self.safety(self.theta, lambda: self.safe.losses(self.theta), kwargs["optimizer"], constraint)
         self.metrics.append({"loss/anchor": self.penalty} | found if self.safe.defense.anchor else found)

@@ -117,24 +117,26 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
     if place == 0:
         lines += [_step(_AT_LEAST, _X32, 0, 1), refuse]
 
-    def on(name: str, *then: bytes) -> None:
+    def add_rule(name: str, *then: bytes) -> None:
         number = _NUMBERS[name][place]
         if number is not None:
             lines.extend([_step(_EQUAL, number, 0, len(then)), *then])
 
     for name in sorted(ALWAYS):
-        on(name, refuse)
+        add_rule(name, refuse)
     if not may_make_namespaces:
         for name in sorted(_SPACES - {"clone3"}):
-            on(name, refuse)
-        on("clone3", _step(_RETURN, _REFUSE | errno.ENOSYS))  # the C library falls back to `clone`, which can be read
+            add_rule(name, refuse)
+        add_rule(
+            "clone3", _step(_RETURN, _REFUSE | errno.ENOSYS)
+        )  # the C library falls back to `clone`, which can be read
         allow = _step(_RETURN, _ALLOW)
-        on("clone", _step(_LOAD, _FIRST), _step(_ANY_OF, _NEW_SPACES, 0, 1), refuse, allow)
+        add_rule("clone", _step(_LOAD, _FIRST), _step(_ANY_OF, _NEW_SPACES, 0, 1), refuse, allow)
     if families is not None:
         allowed = list(families)
         checks = [_step(_EQUAL, family, len(allowed) - i, 0) for i, family in enumerate(allowed)]
         kinds = [] if datagrams else _streams_alone(refuse)
-        on("socket", _step(_LOAD, _FIRST), *checks, refuse, *kinds, _step(_RETURN, _ALLOW))
+        add_rule("socket", _step(_LOAD, _FIRST), *checks, refuse, *kinds, _step(_RETURN, _ALLOW))
     return b"".join([*lines, _step(_RETURN, _ALLOW)])
 
 

@@ -80,11 +80,11 @@ def main() -> None:
     if os.getppid() != order["parent"]:
         os._exit(1)
     if order["walls"] == "namespaces":
-        _relay_end_of(_forked())
+        _relay_exit(_fork_child())
     _keep(order, sys.argv[2:])
 
 
-def _forked() -> int:
+def _fork_child() -> int:
     """Return the number of a child, and 0 in it; the child ends when this process does."""
     parent = os.getpid()
     number = os.fork()
@@ -95,13 +95,13 @@ def _forked() -> int:
     return number
 
 
-def _relay_end_of(child: int) -> None:
+def _relay_exit(child: int) -> None:
     """In the parent: wait and end as the child did. In the child: return.
 
     Standard output stays open here too: its end is seen only when the last of us ends.
     """
     if child:
-        _end_as(os.waitpid(child, 0)[1])
+        _exit_like(os.waitpid(child, 0)[1])
 
 
 def _keep(order: Order, command: list[str]) -> None:
@@ -111,23 +111,23 @@ def _keep(order: Order, command: list[str]) -> None:
         kernel.mount("none", "/", None, kernel.PRIVATE | kernel.RECURSIVE)
         roots.shows_own_processes()
         if order["talks"] != "nodes":
-            kernel.bring_loopback_up()
+            kernel.enable_loopback()
             kernel.name_host("localhost")
     elif order["walls"] == "landlock":
-        line = _heard()
+        line = _read_order()
         if line is None:
             os._exit(0)
     ours, theirs = os.pipe()
-    child = _started(order, command, ours, line)
+    child = _start_command(order, command, ours, line)
     os.close(ours)
     threading.Thread(target=_tell, args=(order, theirs, line), daemon=True).start()
-    _wait_for(child)
+    _wait_and_exit(child)
 
 
 def _tell(order: Order, stdin: int, line: Line | None) -> None:
     """Tell the command its folder, behind closed walls, and pass on what comes after; runs in a thread."""
     before: int | None = None
-    line = _heard() if line is None else line
+    line = _read_order() if line is None else line
     with open(stdin, "wb", buffering=0) as told, suppress(BrokenPipeError):
         while line is not None:
             if order["walls"] == "namespaces":
@@ -136,12 +136,12 @@ def _tell(order: Order, stdin: int, line: Line | None) -> None:
                 except OSError as error:
                     _fail(error)
             told.write(f"{line['ahead'] or line['folder']}\n".encode())
-            line = _heard() if line["ahead"] else None
+            line = _read_order() if line["ahead"] else None
         while more := sys.stdin.buffer.readline():
             told.write(more)
 
 
-def _heard() -> Line | None:
+def _read_order() -> Line | None:
     text = sys.stdin.buffer.readline()
     line: Line | None = json.loads(text) if text else None
     return line
@@ -177,9 +177,9 @@ def _places(folder: str) -> list[tuple[str, str]]:
     return [(f"{folder}/{name}", target) for name, target in both if target != "/"]
 
 
-def _started(order: Order, command: list[str], stdin: int, line: Line | None) -> int:
+def _start_command(order: Order, command: list[str], stdin: int, line: Line | None) -> int:
     """Start the command; with `line` behind Landlock."""
-    child = _forked()
+    child = _fork_child()
     if child:
         return child
     try:
@@ -214,7 +214,7 @@ def _restrict(order: Order, line: Line) -> None:
     filters.install(families, may_make_namespaces=False, datagrams=order["talks"] != "nodes")
 
 
-def _wait_for(child: int) -> None:
+def _wait_and_exit(child: int) -> None:
     """Wait for the command, and for orphans that came to us meanwhile; end as it ended."""
     while True:
         try:
@@ -222,10 +222,10 @@ def _wait_for(child: int) -> None:
         except InterruptedError:
             continue
         if ended == child:
-            _end_as(status)
+            _exit_like(status)
 
 
-def _end_as(status: int) -> None:
+def _exit_like(status: int) -> None:
     """End with the same exit status, or by the same signal.
 
     No signal ends the first process of a namespace; it ends with 128 and the signal's number, and the one outside heeds

@@ -126,7 +126,7 @@ def hide_memory() -> None:
         prctl("dumpable", _DUMPABLE, 0)
 
 
-def bring_loopback_up() -> None:
+def enable_loopback() -> None:
     """Switch on the loopback interface of a new network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         asks = struct.pack("16sh14x", b"lo", 0)

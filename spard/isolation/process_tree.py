@@ -28,15 +28,15 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     child = os.fork()
     if child == 0:
-        _become(command)
+        _exec_command(command)
     with suppress(OSError):  # the child does the same: whoever is first
         os.setpgid(child, child)
     signal.signal(signal.SIGTERM, lambda number, frame: _end(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    os._exit(_waited_for(child))
+    os._exit(_wait_and_reap(child))
 
 
-def _become(command: list[str]) -> None:
+def _exec_command(command: list[str]) -> None:
     os.setpgid(0, 0)
     if sys.platform == "linux":
         kernel.die_with_parent(signal.SIGKILL)
@@ -52,7 +52,7 @@ def _end(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _waited_for(child: int) -> int:
+def _wait_and_reap(child: int) -> int:
     """Wait for the command and for all orphans; return the command's exit status."""
     found = 0
     while True:

@@ -22,12 +22,12 @@ _PACKAGES = ("app", "spard", "worker")
 def standard_library() -> list[str]:
     """Return what a Python that runs already still loads: its library and the system's."""
     stdlib = Path(os.__file__).parent
-    return _given([*_LIBRARIES, str(stdlib), *map(str, stdlib.parent.glob("libpython*"))])
+    return _existing_paths([*_LIBRARIES, str(stdlib), *map(str, stdlib.parent.glob("libpython*"))])
 
 
 def interpreter() -> list[str]:
     """Return what Python needs to run without installed packages."""
-    return _given([*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS), sys.base_prefix, *_hops(sys.executable)])
+    return _existing_paths([*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS), sys.base_prefix, *_hops(sys.executable)])
 
 
 @cache
@@ -40,7 +40,7 @@ def program() -> tuple[str, ...]:
             paths += [f"{entry}/{name}" for name in sorted(loaded | {*_PACKAGES})]
         else:
             paths.append(entry)
-    return tuple(_given(paths))
+    return tuple(_existing_paths(paths))
 
 
 def checkouts() -> list[str]:
@@ -49,21 +49,21 @@ def checkouts() -> list[str]:
     An editable installation finds them there without that folder on the module path.
     """
     own = str(_OWN)
-    return [] if _is_beneath(own, (sys.prefix, sys.base_prefix)) else [own]
+    return [] if _is_inside(own, (sys.prefix, sys.base_prefix)) else [own]
 
 
-def without(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:
+def exclude_hidden(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:
     """Return the paths with folders that hold a hidden one replaced by what else is in them."""
     secrets = [os.path.realpath(each) for each in hidden]
     found: list[str] = []
     for path in paths:
         real = os.path.realpath(path)
-        if any(_is_beneath(real, (each,)) for each in secrets):
+        if any(_is_inside(real, (each,)) for each in secrets):
             continue
-        if os.path.islink(path) or not any(_is_beneath(each, (real,)) for each in secrets):
+        if os.path.islink(path) or not any(_is_inside(each, (real,)) for each in secrets):
             found.append(path)
         else:
-            found += without([f"{path}/{name}" for name in sorted(os.listdir(path))], secrets)
+            found += exclude_hidden([f"{path}/{name}" for name in sorted(os.listdir(path))], secrets)
     return found
 
 
@@ -76,11 +76,11 @@ def model(path: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _given(paths: Iterable[str]) -> list[str]:
+def _existing_paths(paths: Iterable[str]) -> list[str]:
     """Return those that are there, each with what it leads to if it is a link, and none inside another one."""
     there = [path.rstrip("/") for path in paths if path.rstrip("/") and os.path.lexists(path)]
     both = dict.fromkeys(each for path in there for each in (path, os.path.realpath(path)))
-    return [each for each in both if os.path.islink(each) or not _is_beneath(os.path.dirname(each), both)]
+    return [each for each in both if os.path.islink(each) or not _is_inside(os.path.dirname(each), both)]
 
 
 def _hops(path: str) -> list[str]:
@@ -92,5 +92,5 @@ def _hops(path: str) -> list[str]:
     return found
 
 
-def _is_beneath(path: str, folders: Iterable[str]) -> bool:
+def _is_inside(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}/") for folder in folders)

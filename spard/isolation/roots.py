@@ -36,7 +36,7 @@ def enter(
     `writable` are pairs of a path as it is now and as it is to be. `with_processes`: with `/proc`, of the own ones
     where the kernel allows that, and with `/sys`, which libraries for GPUs read.
     """
-    stage = _built(readable, writable, devices, with_processes=with_processes)
+    stage = _build_tree(readable, writable, devices, with_processes=with_processes)
     kernel.restrict_mount(stage, _FIXED, with_those_below=False)
     kernel.change_root(stage)
 
@@ -44,7 +44,7 @@ def enter(
 def enter_first(readable: Iterable[str], fresh: Iterable[str], devices: Iterable[str]) -> int:
     """Enter a private root, and return a descriptor of the old one. `fresh` are empty folders that can be written."""
     before = _root()
-    stage = _built(readable, [("", path) for path in fresh], devices, with_processes=True)
+    stage = _build_tree(readable, [("", path) for path in fresh], devices, with_processes=True)
     os.mkdir(f"{stage}/{_BEFORE}")
     kernel.restrict_mount(stage, _FIXED, with_those_below=False)
     kernel.change_root(stage, keep=_BEFORE)
@@ -59,7 +59,7 @@ def enter_next(
     here = _root()
     os.fchdir(before)
     os.chroot(".")
-    stage = _built(readable, writable, devices, with_processes=True)
+    stage = _build_tree(readable, writable, devices, with_processes=True)
     kernel.restrict_mount(stage, _FIXED, with_those_below=False)
     there = os.open(stage, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     os.fchdir(here)
@@ -73,7 +73,7 @@ def _root() -> int:
     return os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def _built(
+def _build_tree(
     readable: Iterable[str],
     writable: Iterable[tuple[str, str]],
     devices: Iterable[str],

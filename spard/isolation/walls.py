@@ -42,24 +42,24 @@ class Walls:
 
 
 @cache
-def found() -> Walls:
+def find_walls() -> Walls:
     """Try what this machine gives; the answer holds for as long as this process runs."""
     if sys.platform != "linux" or not filters.is_known():
         return Walls("none", ("all isolation (it needs Linux on x86_64 or aarch64)",))
-    said, why = _tried("namespaces")
+    said, why = _probe_walls("namespaces")
     if said == "True":
         return Walls("namespaces")
     if said:
         return Walls("namespaces", ("a /proc of its own processes (masked in this container; names are seen)",))
     missing = [f"user namespaces with mounts ({why})"]
-    if landlock.version() and _tried("landlock")[0]:
+    if landlock.version() and _probe_walls("landlock")[0]:
         if not landlock.scopes_signals():
             missing.append("signals kept inside (Landlock 6)")
         return Walls("landlock", (*missing, "a network of its own where several GPUs train one job"))
     return Walls("none", (*missing, "Landlock"))
 
 
-def behind(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
+def isolated_command(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
     """Return the command that starts another one behind walls; `talks`: whom its processes speak with.
 
     It gets its parent's number as its last argument, and reads its folder from standard input, once `line` was written.
@@ -85,7 +85,7 @@ def _line(
         "ahead": told,
         "folder": folder,
         "listed": reach.checkouts(),
-        "readable": [*reach.without(reach.program(), hidden), *readable],
+        "readable": [*reach.exclude_hidden(reach.program(), hidden), *readable],
         "writable": list(writable),
     }
     return json.dumps(line).encode() + b"\n"
@@ -97,11 +97,11 @@ def python(module: str) -> list[str]:
     return [sys.executable, "-I", "-S", "-c", boot]
 
 
-def _tried(kind: Kind) -> tuple[str, str]:
+def _probe_walls(kind: Kind) -> tuple[str, str]:
     """Return what the probe says behind walls of a kind, and why it says nothing."""
     with TemporaryDirectory() as folder:
         done = subprocess.run(  # noqa: S603 - our own text
-            behind(Walls(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),
+            isolated_command(Walls(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),
             input=line(Path(os.path.realpath(folder)), (), (), ()),
             capture_output=True,
             timeout=_PROBE_S,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from spard.config.anchors import Anchors, Kind
-from spard.data.batches import collate, sent
+from spard.data.batches import collate, to_device
 from spard.data.chat import NO_LOSS, Encoded
 from spard.losses.cross_entropy import mixed_precision
 from spard.losses.vectors import wide
@@ -54,7 +54,7 @@ class Anchor:
         self._weights = {kind: weight * share for kind, (_, share) in settings.by_kind().items()}
         every = [pair.kept for found in pairs.values() for pair in found]
         plain = sum(pair.asked == pair.kept for pair in pairs.get("safe", ()))
-        self._places, kept = _joined(every, plain)
+        self._places, kept = _join_rows(every, plain)
         self.reference_ND = _references(model, kept, pad_id)
 
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class Anchor:
         if not numbers:
             return hidden_BTD.sum() * 0
         device = hidden_BTD.device
-        reference_BD = self.reference_ND.index_select(0, sent([self._places[i] for i in numbers], device))
+        reference_BD = self.reference_ND.index_select(0, to_device([self._places[i] for i in numbers], device))
         last_BD = _last([self.prompts[i] for i in numbers], hidden_BTD[-len(numbers) :])
         relative_B = (last_BD - reference_BD).square().sum(dim=1) / reference_BD.square().sum(dim=1)
         excess_B = (relative_B - self.settings.tolerance).clamp(min=0)
@@ -74,31 +74,31 @@ class Anchor:
         for kind in dict.fromkeys(kinds):
             rows = [row for row, each in enumerate(kinds) if each == kind]
             count = sum(self._kinds[i] == kind for i in of)
-            parts.append(self._weights[kind] * (excess_B.index_select(0, sent(rows, device)).sum() / count))
+            parts.append(self._weights[kind] * (excess_B.index_select(0, to_device(rows, device)).sum() / count))
         return sum(parts[1:], start=parts[0])
 
 
-def held(
+def select_pairs(
     settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
     """Return the pairs of the kinds that the settings ask for: plain safe prompts with themselves, and `pairs`."""
-    every: dict[Kind, Sequence[Pair]] = {"safe": [*own(plain), *pairs.get("safe", ())]}
+    every: dict[Kind, Sequence[Pair]] = {"safe": [*pair_with_itself(plain), *pairs.get("safe", ())]}
     every |= {kind: found for kind, found in pairs.items() if kind != "safe"}
     asked = settings.by_kind()
     return {kind: found for kind, found in every.items() if asked[kind][0] and found}
 
 
-def own(rows: Sequence[Encoded]) -> list[Pair]:
+def pair_with_itself(rows: Sequence[Encoded]) -> list[Pair]:
     """Pair the prompt of each row with itself."""
     return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]
 
 
-def unlabeled(ids: Sequence[int]) -> Encoded:
+def unlabeled_prompt(ids: Sequence[int]) -> Encoded:
     """Return a prompt from its token ids."""
     return Encoded(tuple(ids), (NO_LOSS,) * len(ids))
 
 
-def _joined(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
+def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
     """Return each row's place among the rows that are kept: the first `whole` of them, and those of the rest once."""
     kept, found = list(rows[:whole]), list(range(whole))
     places = {row.ids: i for i, row in reversed(list(enumerate(kept)))}
@@ -135,7 +135,7 @@ def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
     """Return the states of each prompt's last token, in float32 at least."""
     at = [number * hidden_BTD.shape[1] + len(row.ids) - 1 for number, row in enumerate(rows)]
-    return wide(hidden_BTD.flatten(0, 1).index_select(0, sent(at, hidden_BTD.device)))
+    return wide(hidden_BTD.flatten(0, 1).index_select(0, to_device(at, hidden_BTD.device)))
 
 
 def _prompt(row: Encoded) -> Encoded:

@@ -26,7 +26,7 @@ EARLY = 5
 LEAST = 1e-3
 
 
-def weighted(losses: TokenLosses, reference_S: Tensor) -> Tensor:
+def weighted_losses(losses: TokenLosses, reference_S: Tensor) -> Tensor:
     """Return the weighted cross-entropy of each token; `reference_S` is that of the reference model."""
     place_S = losses.place_S
     beta_S = torch.full_like(reference_S, BETA).masked_fill(place_S <= EARLY, BETA_EARLY)
@@ -43,11 +43,11 @@ def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[T
     model.eval()
     found: dict[int, Tensor] = {}
 
-    def of(places: list[int]) -> tuple[Tensor, ...]:
+    def batch_losses(places: list[int]) -> tuple[Tensor, ...]:
         batch = collate([rows[i] for i in places], pad_id, device)
         return torch.split(token_losses(model, batch).loss_S, list(batch.labels))
 
-    for places, losses in in_passes(model, [len(row.ids) for row in rows], of):
+    for places, losses in in_passes(model, [len(row.ids) for row in rows], batch_losses):
         found |= dict(zip(places, losses, strict=True))
     model.train(was_training)
     return [found[i] for i in range(len(rows))]

@@ -17,7 +17,7 @@ from spard.data.batches import Batch, collate
 from spard.data.chat import Encoded
 from spard.losses.vectors import wide
 from spard.models.budget import in_passes
-from spard.models.forward import final_states, unpacked
+from spard.models.forward import final_states, ignore_packing
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
 _CHUNK = 2**27  # logits held at once, in elements
@@ -75,10 +75,10 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
     was_training = model.training
     model.eval()
 
-    def losses_of(places: list[int]) -> TokenLosses:
+    def batch_losses(places: list[int]) -> TokenLosses:
         return token_losses(model, collate([rows[i] for i in places], pad_id, device))
 
-    parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], losses_of, batch_tokens)]
+    parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], batch_losses, batch_tokens)]
     model.train(was_training)
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     means = torch.stack([loss.mean(), (loss * prefix).sum() / prefix.sum(), right.mean()])
@@ -98,14 +98,14 @@ def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
     """
     config = model.config.get_text_config()
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
-        with unpacked():
+        with ignore_packing():
             found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
-        return _unchanged, _taken(found.logits, batch.at_S), found.hidden_states[-1]
+        return _identity, _select_states(found.logits, batch.at_S), found.hidden_states[-1]
     hidden_BTD = final_states(model, batch.ids_BT)
-    return model.get_output_embeddings(), _taken(hidden_BTD, batch.at_S), hidden_BTD
+    return model.get_output_embeddings(), _select_states(hidden_BTD, batch.at_S), hidden_BTD
 
 
-def _taken(states_BTD: Tensor, at_S: Tensor) -> Tensor:
+def _select_states(states_BTD: Tensor, at_S: Tensor) -> Tensor:
     return states_BTD.flatten(0, 1).index_select(0, at_S)
 
 
@@ -124,7 +124,7 @@ def in_chunks(score: Callable[..., tuple[Tensor, ...]], vocab: int, *columns: Te
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
 
-def _unchanged(logits_SV: Tensor) -> Tensor:
+def _identity(logits_SV: Tensor) -> Tensor:
     return logits_SV
 
 

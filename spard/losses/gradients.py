@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.batches import Batch, sent
+from spard.data.batches import Batch, to_device
 from spard.errors import NonFiniteLoss
-from spard.losses.constrained_sft import weighted
+from spard.losses.constrained_sft import weighted_losses
 from spard.losses.cross_entropy import losses_and_states, token_losses
 from spard.losses.excess import row_means
 from spard.losses.kl import Reference, token_divergences
@@ -52,9 +52,9 @@ class Unread:
 
     def read(self) -> Gradient:
         """Read the numbers."""
-        return self.read_with()[0]
+        return self.read_all()[0]
 
-    def read_with(self, *others: Tensor) -> tuple[Gradient, list[float]]:
+    def read_all(self, *others: Tensor) -> tuple[Gradient, list[float]]:
         """Read the numbers, and others in the same go."""
         loss, accuracy, *rest = torch.cat([self.numbers, torch.stack([self.norm, *others])]).tolist()
         more = dict(zip(self.names, rest, strict=False))
@@ -82,7 +82,7 @@ class Loss:
         total: Vector = []
         for part in self.again() if self.again else [self.scalar]:
             total = _sum(total, gradient(part, self.theta))
-        distributed.sum_(_replicated(total, self.theta))
+        distributed.sum_(_remaining_gradient(total, self.theta))
         return total
 
 
@@ -113,17 +113,17 @@ def utility_gradient(
     the token losses of each piece before training, the gradient is that of the constrained loss. The loss told is the
     plain one.
     """
-    tokens = sent([sum(sum(piece.labels) for piece in pieces)], theta[0].device)[0]
+    tokens = to_device([sum(sum(piece.labels) for piece in pieces)], theta[0].device)[0]
     distributed.sum_([tokens])
     total: Vector = []
     sums = list[Tensor]()
     for i, piece in enumerate(pieces):
         losses = token_losses(model, piece)
-        loss_S = weighted(losses, references[i]) if references else losses.loss_S
+        loss_S = weighted_losses(losses, references[i]) if references else losses.loss_S
         total = _sum(total, gradient(loss_S.sum() / tokens, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
     plain = torch.stack(sums).sum(dim=0)
-    distributed.sum_([*_replicated(total, theta), plain])
+    distributed.sum_([*_remaining_gradient(total, theta), plain])
     return Unread(total, plain, shorten_(total, max_norm))
 
 
@@ -137,12 +137,12 @@ def preference_gradient(
 ) -> Unread:
     """Return the mean DPO loss over all pairs of a batch, and its gradient clipped to `max_norm`.
 
-    The rows of each piece are its pairs as `spard.losses.preference.laid_out` puts them; `references` are the P x 2
+    The rows of each piece are its pairs as `spard.losses.preference.stack_pairs` puts them; `references` are the P x 2
     log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens.
     """
     pairs = [len(each) for each in references]
     own = [sum(piece.labels[:count]) for piece, count in zip(pieces, pairs, strict=True)]  # of the preferred answers
-    counts = sent([sum(pairs), sum(own)], theta[0].device)
+    counts = to_device([sum(pairs), sum(own)], theta[0].device)
     distributed.sum_([counts])
     total: Vector = []
     sums = list[Tensor]()
@@ -154,7 +154,7 @@ def preference_gradient(
         right = losses.right_S[: own[i]].double().sum() / counts[1]
         sums.append(torch.cat([torch.stack([loss.detach(), right]), found.metrics_P6.sum(dim=0) / counts[0]]))
     plain = torch.stack(sums).sum(dim=0)
-    distributed.sum_([*_replicated(total, theta), plain])
+    distributed.sum_([*_remaining_gradient(total, theta), plain])
     return Unread(total, plain, shorten_(total, max_norm), METRICS)
 
 
@@ -165,7 +165,7 @@ def penalty_gradient(
     total: Vector = []
     for piece, penalty in zip(pieces, penalties, strict=True):
         total = _sum(total, gradient(penalty(losses_and_states(model, piece)[1]), theta))
-    distributed.sum_(_replicated(total, theta))
+    distributed.sum_(_remaining_gradient(total, theta))
     return total
 
 
@@ -180,7 +180,7 @@ def with_penalty(found: Unread, added: Vector, max_norm: float, max_ratio: float
     length = shorten_(added, most)
     add_(found.grad, added)
     summed = found if max_ratio is not None else replace(found, norm=shorten_(found.grad, max_norm))
-    gradient, (penalty,) = summed.read_with(length)
+    gradient, (penalty,) = summed.read_all(length)
     if not math.isfinite(penalty):
         raise NonFiniteLoss("the gradient of the anchor is not finite; a lower learning rate may help")
     return gradient
@@ -210,7 +210,7 @@ def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dic
     """
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
-    base_B2 = base_N2.index_select(0, sent(batch.rows, base_N2.device)).to(losses.loss_S.device)
+    base_B2 = base_N2.index_select(0, to_device(batch.rows, base_N2.device)).to(losses.loss_S.device)
     above_B, above_prefix_B = (row_means(losses, batch)[: len(batch.rows)] - base_B2).clamp(min=0).unbind(dim=1)
     every_B = torch.ones_like(above_B)
     parts = {"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}
@@ -234,7 +234,7 @@ def clip_(grad: Vector, max_norm: float) -> float:
     return float(shorten_(grad, max_norm))
 
 
-def _replicated(grad: Vector, theta: Vector) -> Vector:
+def _remaining_gradient(grad: Vector, theta: Vector) -> Vector:
     """Return what of a gradient is still to be summed over the ranks."""
     return [] if isinstance(theta, Shards) else grad
 

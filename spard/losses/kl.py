@@ -15,8 +15,8 @@ from torch.nn.functional import kl_div
 from spard.data.batches import Batch
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.losses.vectors import wide
-from spard.models.base import adapters_off
-from spard.models.sharding import copied
+from spard.models.base import disable_adapters
+from spard.models.sharding import copy_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Reference:
             return labeled_states(self.model, batch)[:2]
 
 
-def reference_of(model: Any, *, has_lora: bool) -> Reference:
+def make_reference(model: Any, *, has_lora: bool) -> Reference:
     """Taken before the first step; full fine-tuning pays for a second model in memory."""
     if has_lora:
-        return Reference(model, adapters_off)
-    return Reference(copied(model).eval().requires_grad_(False), nullcontext)
+        return Reference(model, disable_adapters)
+    return Reference(copy_model(model).eval().requires_grad_(False), nullcontext)
 
 
 def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:

@@ -20,10 +20,10 @@ def over_passes(losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[
         return losses(pieces[0])
     with torch.no_grad():
         found = [losses(piece) for piece in pieces]
-    return {name: _joined(losses, pieces, [each[name] for each in found], name) for name in found[0]}
+    return {name: _join_losses(losses, pieces, [each[name] for each in found], name) for name in found[0]}
 
 
-def _joined(
+def _join_losses(
     losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch], found: Sequence[Loss], name: str
 ) -> Loss:
     """Return one loss over all pieces, of those that were found on each."""

@@ -43,13 +43,13 @@ def dpo_losses(logp_P2: Tensor, reference_P2: Tensor, beta: float) -> PairLosses
     return PairLosses(-logsigmoid(margin_P), torch.cat(metrics, dim=1).detach())
 
 
-def laid_out(pairs: Sequence[Encoded]) -> list[Encoded]:
+def stack_pairs(pairs: Sequence[Encoded]) -> list[Encoded]:
     """Return the rows of a batch of P pairs: all with the preferred answers, then all with the others."""
     return [pair.both[0] for pair in pairs] + [pair.both[-1] for pair in pairs]
 
 
 def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
-    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `laid_out`.
+    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `stack_pairs`.
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """
@@ -87,10 +87,10 @@ def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
 
-    def of(places: list[int]) -> tuple[TokenLosses, Batch]:
-        batch = collate(laid_out([pairs[i] for i in places]), pad_id, device)
+    def batch_losses(places: list[int]) -> tuple[TokenLosses, Batch]:
+        batch = collate(stack_pairs([pairs[i] for i in places]), pad_id, device)
         return token_losses(model, batch), batch
 
-    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], of):
+    for places, (losses, batch) in in_passes(model, [2 * pair.longest for pair in pairs], batch_losses):
         yield places, losses, batch
     model.train(was_training)

@@ -90,11 +90,11 @@ def project_(theta: Vector, violation: Violation, *, radius: float = math.inf, e
     grad = violation.loss.grad()
     sq_norm = dot(grad, grad)
     if not math.isfinite(sq_norm):
-        return moved(triggered=True, skipped=True)
+        return step_metrics(triggered=True, skipped=True)
     max_step = min(eta_safe, radius / math.sqrt(sq_norm)) if sq_norm else 0.0
     alpha = halfspace_step(violation.descent, sq_norm, max_step)
     add_(theta, grad, -alpha)
-    return moved(triggered=True, alpha=alpha, capped=alpha >= max_step, length=alpha * math.sqrt(sq_norm))
+    return step_metrics(triggered=True, alpha=alpha, capped=alpha >= max_step, length=alpha * math.sqrt(sq_norm))
 
 
 def halfspace_step(violation: float, sq_norm: float, max_step: float) -> float:
@@ -122,7 +122,7 @@ def values(losses: Mapping[str, Loss]) -> Metrics:
     return {METRIC.get(name, f"loss/safe_{name}"): loss.value for name, loss in losses.items()}
 
 
-def moved(
+def step_metrics(
     *, triggered: bool = False, alpha: float = 0.0, capped: bool = False, skipped: bool = False, length: float = 0.0
 ) -> Metrics:
     """How the safety half of a step ended; `spag/step` is |alpha g|, `spag/skipped` counts gradients not finite."""

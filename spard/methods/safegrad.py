@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from spard.config import SafeGrad as SafeGradSettings
 from spard.data.batches import Batch
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, clip_, safe_divergence
-from spard.losses.kl import reference_of
+from spard.losses.kl import make_reference
 from spard.losses.vectors import Vector, add_, inner
 from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 from spard.models.base import Base
@@ -40,7 +40,7 @@ class SafeGrad(Method[SafeGradSettings]):
 
     def prepare(self, base: Base, *, has_lora: bool) -> None:
         """Keep the model before training, the reference of the KL."""
-        self.reference = reference_of(base.model, has_lora=has_lora)
+        self.reference = make_reference(base.model, has_lora=has_lora)
 
     def start(self, plan: Plan) -> None:
         """Take the norm that the sum of both gradients is clipped to."""

@@ -24,7 +24,7 @@ from spard.losses.vectors import wide
 from spard.methods.base import Method
 from spard.models.base import Base, load_base
 from spard.models.peft import LoraLayer
-from spard.models.sharding import cut_as, whole
+from spard.models.sharding import shard_like, whole
 
 log = logging.getLogger(__name__)
 
@@ -48,25 +48,25 @@ class SafeLora(Method[SafeLoraSettings]):
         layers = {} if self.start_of else _lora_layers(model)
         cosines = dict[str, float]()
         for name in layers or weights:
-            update = _update(layers[name]) if layers else self._moved(name, weights[name])
+            update = _update(layers[name]) if layers else self._weight_update(name, weights[name])
             cosines[name] = agreement(update, self.V[name].to(update.device))
         chosen = to_project(cosines, self.settings)
         for name in chosen:
             if name in layers:
                 B = _factors(layers[name])[1]
-                B.copy_(projected(wide(B), self.V[name].to(B.device)))
+                B.copy_(project_update(wide(B), self.V[name].to(B.device)))
             else:
                 part = weights[name]
-                along = projected(self._moved(name, part), self.V[name].to(part.device))
-                part.copy_(cut_as(self.start_of[name].to(part.device) + along, part))
+                along = project_update(self._weight_update(name, part), self.V[name].to(part.device))
+                part.copy_(shard_like(self.start_of[name].to(part.device) + along, part))
         log.info("projected the updates of %d of %d weights", len(chosen), len(cosines))
 
-    def _moved(self, name: str, part: Tensor) -> Tensor:
+    def _weight_update(self, name: str, part: Tensor) -> Tensor:
         """Return the update of a whole weight in full fine-tuning."""
         return wide(whole(part) - self.start_of[name].to(part.device))
 
 
-def projected(update: Tensor, V: Tensor) -> Tensor:
+def project_update(update: Tensor, V: Tensor) -> Tensor:
     """C D = V (V^T D) / |V|_F, without C; an alignment that changed nothing leaves no update."""
     length = torch.linalg.vector_norm(V)
     return V @ (V.T @ update) / length if length > 0 else torch.zeros_like(update)
@@ -74,7 +74,7 @@ def projected(update: Tensor, V: Tensor) -> Tensor:
 
 def agreement(update: Tensor, V: Tensor) -> float:
     """cos(C D, D); 1 for an update of zeros, which needs no projection."""
-    along = projected(update, V)
+    along = project_update(update, V)
     scale = float(torch.linalg.vector_norm(along) * torch.linalg.vector_norm(update))
     if not update.any():
         return 1.0

@@ -26,7 +26,7 @@ from spard.losses.excess import tolerance
 from spard.losses.gradients import Loss, Losses, ValueAndGrad, safe_excess
 from spard.losses.vectors import Vector
 from spard.methods.base import Method, Metrics, Plan, utility_step_
-from spard.methods.constraint import Constraint, Correction, StatefulCorrection, most_violated, moved, values
+from spard.methods.constraint import Constraint, Correction, StatefulCorrection, most_violated, step_metrics, values
 
 _CLOCK = "clock"
 _BASE = "base_losses"
@@ -60,7 +60,7 @@ class Spag(Method[Spard]):
 
     def start(self, plan: Plan) -> None:
         """Fix the bounds, and begin to count steps."""
-        self.constraint = constraint_of(self.settings, plan.tau)
+        self.constraint = make_constraint(self.settings, plan.tau)
         self.safety = safety_half(self.settings, plan.total_steps)
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
@@ -100,7 +100,9 @@ class SafetyHalf:
             return {}
         losses = safe()
         violation = most_violated(losses, constraint)
-        return values(losses) | (self.correct_(theta, violation, optimizer, constraint) if violation else moved())
+        return values(losses) | (
+            self.correct_(theta, violation, optimizer, constraint) if violation else step_metrics()
+        )
 
     def state(self) -> dict[str, Tensor]:
         """Return the counter of steps, where it matters, and what the correction remembers."""
@@ -121,7 +123,7 @@ def safety_half(defense: Spard, total_steps: int = 0) -> SafetyHalf:
     return SafetyHalf(variant.correction(), defense.every, total_steps)
 
 
-def constraint_of(defense: Spard, tau: Mapping[str, float]) -> Constraint:
+def make_constraint(defense: Spard, tau: Mapping[str, float]) -> Constraint:
     """Return the constraint that a recipe sets: tau, and how strictly it is held."""
     return Constraint(tau, defense.delta, defense.eta_safe, defense.margin, defense.every)
 

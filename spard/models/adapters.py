@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from spard import distributed
-from spard.data.chat import renderer_of
+from spard.data.chat import get_renderer
 from spard.digests import write_manifest
 from spard.models.base import Base
 from spard.models.card import Described, model_card
@@ -69,13 +69,13 @@ def save_adapter(
     """
     facts, is_lora = facts or {}, isinstance(model, PeftModel)
     weights = None if is_lora else whole_weights(model)
-    if distributed.own():
+    if distributed.rank():
         return {}
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_lora(model, base.origin, aside) if is_lora else save_full(model, base.origin.name, aside, weights)
-    base.origin.copy_tokenizer(aside, renderer_of(base.tokenizer))
+    base.origin.copy_tokenizer(aside, get_renderer(base.tokenizer))
     decoding = tuple(penalties(read_object(base.origin.folder, DECODING))) if is_lora else ()
     rank = lora_rank(model)
     held = (base.quantization, decoding, base.stored)
@@ -93,7 +93,7 @@ def save_adapter(
 
 def _rendering(base: Base) -> dict[str, Any]:
     """Return how the base model's chat template is rendered, with the digest of that."""
-    rendering = renderer_of(base.tokenizer).rendering
+    rendering = get_renderer(base.tokenizer).rendering
     return {**rendering.as_json(), "digest": rendering.digest}
 
 

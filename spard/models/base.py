@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from spard.config import MAX_SEQ_LENGTH, Quantization, Sharding
-from spard.config.quantization import digest_of
+from spard.config.quantization import quantized_digest
 from spard.data.chat import ask_in_mode, set_plain_template
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST, file_sha256, folder_digest
@@ -114,8 +114,8 @@ def read_base(
     nf4.keep_layout_(model)
     if place.type == "cuda":
         torch.backends.cuda.enable_cudnn_sdp(False)
-    digest, of = digest_of(plain, quantization), origin(source, commit)
-    return Base(model.eval(), tokenizer, digest, place, of, quantization, loaded.stored_as(config))
+    digest, of = quantized_digest(plain, quantization), origin(source, commit)
+    return Base(model.eval(), tokenizer, digest, place, of, quantization, loaded.stored_method(config))
 
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:
@@ -126,7 +126,7 @@ def read_tokenizer(source: str, revision: str | None = None) -> Any:
 
 
 @contextmanager
-def adapters_off(model: Any) -> Iterator[None]:
+def disable_adapters(model: Any) -> Iterator[None]:
     """Switch the LoRA layers off, so that the model is the base model within the block."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:

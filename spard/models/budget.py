@@ -17,7 +17,7 @@ import torch
 from spard import distributed
 from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_out_of_memory
-from spard.models.shapes import Shape, shape_of
+from spard.models.shapes import Shape, read_model_shape
 from spard.models.sharding import is_sharded
 
 Found = TypeVar("Found")
@@ -62,14 +62,14 @@ def pass_tokens(model: Any) -> int:
     elif model.device.type != "cuda":
         asked = ON_CPU
     else:
-        shape = shape_of(model.config.to_dict())
+        shape = read_model_shape(model.config.to_dict())
         asked = UNKNOWN if shape is None else most_tokens(shape, free_bytes(model.device), model.dtype.itemsize)
     return min(asked, _held.learned or asked)
 
 
 def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
     """Return to how many prompts of at most `prompt_tokens` replies may be written at once, each of `new_tokens`."""
-    tokens, shape = prompt_tokens + new_tokens, shape_of(model.config.to_dict())
+    tokens, shape = prompt_tokens + new_tokens, read_model_shape(model.config.to_dict())
     if _held.told is not None:
         rows = _held.told // tokens
     elif model.device.type != "cuda":
@@ -114,7 +114,7 @@ def kept_bytes(shape: Shape, number: int) -> int:
 
 def in_step(model: Any, tokens: int) -> int:
     """Return how many tokens go through the model at once: of a sharded one no more than any rank has memory for."""
-    return min(distributed.gathered(tokens)) if is_sharded(model) else tokens
+    return min(distributed.gather_objects(tokens)) if is_sharded(model) else tokens
 
 
 def free_bytes(device: torch.device) -> int:
@@ -146,7 +146,7 @@ def in_passes(
     left = _cut(lengths, range(len(lengths)) if among is None else among, limit)
     while left:
         places = left.popleft()
-        found, error = _tried(run, places)
+        found, error = _try_pass(run, places)
         if error is None:
             yield places, found[0]
         elif len(places) == 1 or is_sharded(model):
@@ -162,7 +162,7 @@ def _cut(lengths: Sequence[int], places: Sequence[int], most: int) -> deque[list
     return deque([places[i] for i in part] for part in parts)
 
 
-def _tried(run: Callable[[list[int]], Found], places: list[int]) -> tuple[list[Found], RuntimeError | None]:
+def _try_pass(run: Callable[[list[int]], Found], places: list[int]) -> tuple[list[Found], RuntimeError | None]:
     """Return what a pass gives, or that memory was too little; its tensors are gone then."""
     try:
         return [run(places)], None

@@ -55,7 +55,7 @@ def model_card(of: Described) -> str:
         pipeline_tag="text-generation",
         tags=["spard"] if of.rank is None else ["lora", "spard"],
     )
-    parts = [_opening(of), _measured(of.facts), _use(of), _SYSTEM.format(_indented(of.system)) if of.system else ""]
+    parts = [_opening(of), _gate_section(of.facts), _use(of), _SYSTEM.format(_indent(of.system)) if of.system else ""]
     body = "\n\n".join(part for part in parts if part)
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
@@ -78,7 +78,7 @@ def _opening(of: Described) -> str:
     return f"{opening}{_MANIFEST.format(of.called)}"
 
 
-def _measured(facts: Mapping[str, Any]) -> str:
+def _gate_section(facts: Mapping[str, Any]) -> str:
     gate, audit = facts.get("gate"), facts.get("audit")
     if not gate or not audit:
         return ""
@@ -117,7 +117,7 @@ def _cell(value: object) -> str:
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def _indented(text: str | None) -> str:
+def _indent(text: str | None) -> str:
     return (text or "").replace("\n", "\n    ")
 
 

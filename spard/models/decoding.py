@@ -1,6 +1,6 @@
 """Rows that a model continues token by token, over one key-value cache: begun, advanced, joined by others, taken out.
 
-The first tokens that all rows share, a template's and a system prompt's, go through the model once (`shared`), and the
+The first tokens that all rows share, a template's and a system prompt's, go through the model once (`prefill`), and the
 few rows that are long in ending go on beside the next ones (`join_`) instead of alone. Both need a cache that is plain
 keys and values; with any other (sliding windows, states of a recurrence) rows are asked whole and batch by batch. What
 is shared has a row's padding behind it, so models that count columns (`counts_columns`) are asked whole rows too.
@@ -32,7 +32,7 @@ class Prefix:
     tokens: Sequence[int]
     cache: DynamicCache
 
-    def over(self, rows: int) -> DynamicCache:
+    def repeat(self, rows: int) -> DynamicCache:
         """Return a cache of so many rows that begin with it."""
         cache = copy.deepcopy(self.cache)
         if self.tokens and rows > 1:
@@ -112,7 +112,7 @@ class Rows:
         for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "early_B", "reply_BN"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
-    def taken(self) -> Replies:
+    def take_finished(self) -> Replies:
         """Return the rows that have ended and keep the others; where all have ended they stay for passes to come."""
         ended = self.done_B.nonzero().flatten()
         counts = self.said_B[ended].tolist()
@@ -123,7 +123,7 @@ class Rows:
         return found
 
 
-def shared(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
+def prefill(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
     """Ask the model the tokens that all rows begin with, if there are enough; each row has one more at least."""
     cache = open_cache(model)
     can_share = len(rows) > 1 and is_plain(model) and not counts_columns(model)
@@ -150,7 +150,7 @@ def begin(
     position_BT = (mask_BT.cumsum(dim=1) - 1).clamp(min=0)[:, known:]
     n = len(own)
     rows = Rows(
-        cache=prefix.over(n),
+        cache=prefix.repeat(n),
         place_B=torch.tensor(list(places), device=device),
         next_B=input_BT[:, -1],
         at_B=position_BT[:, -1],
@@ -186,9 +186,9 @@ def advance_(
             left = len(rows) - int(rows.done_B.sum())
             goes_on = is_left(left > until)
             if left and (2 * left <= len(rows) or not goes_on):
-                found.add(rows.taken())
+                found.add(rows.take_finished())
             if not goes_on:
-                return found if left else found.add(rows.taken())
+                return found if left else found.add(rows.take_finished())
         rows.at_B = rows.at_B + 1
         rows.mask_BT = functional.pad(rows.mask_BT, (0, 1), value=True)
         logits_BV = _logits(model, rows, rows.next_B.unsqueeze(1), rows.at_B.unsqueeze(1))

@@ -120,7 +120,7 @@ class Need:
     alone: int
     shared: int
 
-    def on(self, gpus: int) -> int:
+    def bytes_per_gpu(self, gpus: int) -> int:
         """Return the bytes of each of `gpus` GPUs that share out the model."""
         return self.alone - self.shared * (gpus - 1) // gpus
 
@@ -163,7 +163,7 @@ def _is_cuttable(trained: Trained) -> bool:
 def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
     """Return the least memory of a training whose longest row has so many tokens: what `fit` finds enough for it."""
     peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
-    shared = max(0, _split(shape, trained) - 2 * _gathered(shape, trained))
+    shared = max(0, _split(shape, trained) - 2 * _gathered_bytes(shape, trained))
     return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(shared / (1 - _FRAGMENTS)))
 
 
@@ -192,7 +192,7 @@ def _cut(
         optimizer=trained.optimizer,
         ranks=ranks,
         weights_bytes=memory.weights(shape, trained) // parts,
-        saved_bytes=memory.saved(shape, trained, passed, checkpointing=checkpointing),
+        saved_bytes=memory.activation_bytes(shape, trained, passed, checkpointing=checkpointing),
         peak_bytes=_peak(shape, trained, passed, checkpointing=checkpointing, ranks=parts) + _CONTEXT,
         memory_bytes=gpus.memory_bytes,
     )
@@ -218,10 +218,10 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
         + memory.twin(shape, trained)
         + memory.trained_state(shape, trained)
         - split * (ranks - 1) // ranks
-        + (_gathered(shape, trained) if ranks > 1 else 0)
-        + memory.saved(shape, trained, tokens, checkpointing=checkpointing)
+        + (_gathered_bytes(shape, trained) if ranks > 1 else 0)
+        + memory.activation_bytes(shape, trained, tokens, checkpointing=checkpointing)
         + memory.work(shape, trained, tokens, checkpointing=checkpointing)
-        + memory.unpacked(shape, trained)
+        + memory.dequantized_bytes(shape, trained)
     )
 
 
@@ -236,7 +236,7 @@ def _split(shape: Shape, trained: Trained) -> int:
     return weights if trained.lora else weights + memory.twin(shape, trained) + memory.trained_state(shape, trained)
 
 
-def _gathered(shape: Shape, trained: Trained) -> int:
+def _gathered_bytes(shape: Shape, trained: Trained) -> int:
     """Return the bytes of what each GPU makes whole of a model that is cut: a layer, and the next one meanwhile."""
     return 2 * shape.layer_parameters * (memory.weights(shape, trained) // shape.parameters)
 

@@ -15,13 +15,13 @@ _looks = getattr(masking_utils, _LOOKS_FOR_PACKED, None)
 
 def final_states(model: Any, ids_BT: Tensor) -> Tensor:
     """Return the final hidden states of all tokens, B x T x D."""
-    with unpacked():
+    with ignore_packing():
         states_BTD: Tensor = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
     return states_BTD
 
 
 @contextmanager
-def unpacked() -> Iterator[None]:
+def ignore_packing() -> Iterator[None]:
     """Keep transformers from looking inside the block for rows that are packed one after the other.
 
     Without a mask it would read the positions at every pass, for which the host has to wait for the device.

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.chat import render_question, renderer_of
+from spard.data.chat import get_renderer, render_question
 from spard.errors import is_gpu_out_of_memory
 from spard.models.budget import generated_rows
-from spard.models.decoding import Replies, Rows, advance_, begin, shared
+from spard.models.decoding import Replies, Rows, advance_, begin, prefill
 from spard.models.kv_cache import is_plain
 from spard.models.sampling import Sampler
-from spard.models.settling import Settled, settler, texts_of
+from spard.models.settling import Settled, decode_replies, settler
 from spard.models.sharding import inference, is_sharded
 
 MOST_ROWS = 512  # at once: more keep a judge waiting
@@ -82,7 +82,7 @@ def stream(
     """
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
-    ends = torch.tensor(sorted(ends_of(model, tokenizer)), device=model.device)
+    ends = torch.tensor(sorted(reply_end_tokens(model, tokenizer)), device=model.device)
     how = (tokenizer.pad_token_id, ends, max_new_tokens, sampler, settler(tokenizer, settled))
     was_training = model.training
     model.eval()
@@ -91,14 +91,14 @@ def stream(
             batches = list(_batches(model, rows, left, max_new_tokens, most, batch_size))
             try:
                 for found in _replies(model, rows, batches, *how):
-                    for places, said, early in distributed.gathered((found.places, found.tokens, found.early)):
+                    for places, said, early in distributed.gather_objects((found.places, found.tokens, found.early)):
                         if places:
                             yield Batch(places, *_in_words(tokenizer, said, ends, max_new_tokens), early)
                             done = set(places)
                             left = [i for i in left if i not in done]
             except RuntimeError as error:
                 size = min(most, max(map(len, batches)), len(left))
-                if not is_gpu_out_of_memory(error) or size == 1 or distributed.count() > 1:
+                if not is_gpu_out_of_memory(error) or size == 1 or distributed.world_size() > 1:
                     raise
                 most = size // 2
             if left:
@@ -112,8 +112,8 @@ def _in_words(
 ) -> tuple[list[str], list[bool]]:
     """Return replies in words, and whether each has as many tokens as it may have."""
     stop = set(ends.tolist())
-    tokens = [_until(each, stop) for each in said]
-    return texts_of(tokenizer, tokens), [len(each) == max_new_tokens for each in tokens]
+    tokens = [_cut_at_end(each, stop) for each in said]
+    return decode_replies(tokenizer, tokens), [len(each) == max_new_tokens for each in tokens]
 
 
 def _batches(
@@ -131,7 +131,7 @@ def _batches(
     at = 0
     while at < len(places):
         longest = max(1, len(rows[places[at]]))
-        fit = batch_size or min(distributed.gathered(generated_rows(model, longest, max_new_tokens)))
+        fit = batch_size or min(distributed.gather_objects(generated_rows(model, longest, max_new_tokens)))
         size = min(most, fit)
         yield list(places[at : at + size])
         at += size
@@ -153,11 +153,11 @@ def _replies(
     """
     in_step = is_sharded(model)
     goes_on = distributed.is_anywhere if in_step else bool
-    pick = sampler.over(range(len(rows))) if sampler else _likeliest
+    pick = sampler.make_picker(range(len(rows))) if sampler else _likeliest
     may_carry = not in_step and is_plain(model)
-    dealt = distributed.dealt(batches)
+    dealt = distributed.rank_batches(batches)
     with inference(model):
-        prefix = shared(model, rows) if rows else None
+        prefix = prefill(model, rows) if rows else None
     carried: Rows | None = None
     for number, batch in enumerate(dealt, start=1):
         found = Replies()
@@ -178,17 +178,17 @@ def _replies(
         yield found if batch else Replies()
 
 
-def ends_of(model: Any, tokenizer: Any) -> set[int]:
+def reply_end_tokens(model: Any, tokenizer: Any) -> set[int]:
     """Return the tokens that end a reply, by the model's generation config and by its chat template."""
     stated = model.generation_config.eos_token_id
     eos = stated if isinstance(stated, Iterable) else [stated] if stated is not None else []
-    return {*eos, *renderer_of(tokenizer).ends}
+    return {*eos, *get_renderer(tokenizer).ends}
 
 
 def _likeliest(logits_BV: Tensor, row_B: Tensor) -> Tensor:
     return logits_BV.argmax(dim=-1)
 
 
-def _until(tokens: Sequence[int], ends: set[int]) -> list[int]:
+def _cut_at_end(tokens: Sequence[int], ends: set[int]) -> list[int]:
     stop = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[:stop])

@@ -26,21 +26,21 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         """Add the states (B x H x T x D) of new tokens; return those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        self.keys = self._with("keys", self.keys, key_states)
-        self.values = self._with("values", self.values, value_states)
+        self.keys = self._append("keys", self.keys, key_states)
+        self.values = self._append("values", self.values, value_states)
         return self.keys, self.values
 
     def join_(self, other: RoomyLayer, width: int) -> None:
         """Add the rows of another layer; both are padded on the left to so many tokens."""
         if self.keys is not None and self.values is not None and other.keys is not None and other.values is not None:
-            self.keys = torch.cat([_widened(self.keys, width), _widened(other.keys, width)])
-            self.values = torch.cat([_widened(self.values, width), _widened(other.values, width)])
+            self.keys = torch.cat([_widen(self.keys, width), _widen(other.keys, width)])
+            self.values = torch.cat([_widen(self.values, width), _widen(other.values, width)])
 
-    def _with(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
+    def _append(self, name: str, held: Tensor | None, new: Tensor) -> Tensor:
         known = held.shape[-2] if held is not None and held.numel() else 0
         width = known + new.shape[-2]
         room = self._rooms.get(name)
-        if room is None or held is None or not _is_in(held, room) or width > room.shape[-2]:
+        if room is None or held is None or not _is_view(held, room) or width > room.shape[-2]:
             room = new.new_empty(*new.shape[:-2], width + max(_ROOM, width // 4), new.shape[-1])
             if known and held is not None:
                 room[..., :known, :] = held
@@ -49,7 +49,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         return room[..., :width, :]
 
 
-def _is_in(held: Tensor, room: Tensor) -> bool:
+def _is_view(held: Tensor, room: Tensor) -> bool:
     """Tell whether states are the beginning of a room, and not a copy of it."""
     return (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
 
@@ -78,5 +78,5 @@ def counts_columns(model: Any) -> bool:
     return bool(has_biases) or "local" in (getattr(config, "attention_layers", None) or ())
 
 
-def _widened(states_BHTD: Tensor, width: int) -> Tensor:
+def _widen(states_BHTD: Tensor, width: int) -> Tensor:
     return functional.pad(states_BHTD, (0, 0, width - states_BHTD.shape[2], 0))

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
+from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 from spard.models.targets import Reach, reach
 
 _SKIP = "D"  # the weight of a state space by which its input passes it
 
 
-def layout_of(model: Any) -> Layout:
+def inspect_layout(model: Any) -> Layout:
     """Return the layout of a transformers model without adapters, whatever its weights are held in."""
     modules = {name: module for name, module in model.named_modules() if name}
     linears = {name: _linear(name, module) for name, module in modules.items() if _is_linear(module)}
@@ -30,7 +30,7 @@ def layout_of(model: Any) -> Layout:
         linears=tuple(linears.values()),
         stack=stack,
         layers=layers,
-        heads=heads_of(model.config.get_text_config().to_dict()),
+        heads=head_count(model.config.get_text_config().to_dict()),
         parameters=weights + rest,
         others=frozenset(name for name, parts in own.items() if parts and name not in linears),
         state_spaces=frozenset(name for name, parts in own.items() if any(key == _SKIP for key, _ in parts)),
@@ -41,14 +41,14 @@ def layout_of(model: Any) -> Layout:
 
 def lora_reach(model: Any, targets: Sequence[str] | None = None) -> Reach:
     """Return what an adapter of these target modules reaches of a model without adapters; None: of the default ones."""
-    return reach(layout_of(model), targets)
+    return reach(inspect_layout(model), targets)
 
 
 def _stack(model: Any, modules: Mapping[str, Any], linears: Collection[str]) -> tuple[str, int]:
     """Return the path of the language model's decoder layers, and how many they are."""
     decoder = model.get_decoder()
     within = next((name for name, module in modules.items() if module is decoder), "")
-    return stack_of(linears, "" if within in linears else within)  # some call their head so
+    return layer_stack(linears, "" if within in linears else within)  # some call their head so
 
 
 def _is_linear(module: torch.nn.Module) -> bool:

@@ -69,22 +69,22 @@ class Layout:
         return found
 
 
-def stack_of(paths: Collection[str], within: str = "") -> tuple[str, int]:
+def layer_stack(paths: Collection[str], within: str = "") -> tuple[str, int]:
     """Return the path of the longest list of layers below the path `within`, and how many layers it has."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for path in paths:
         place = IN_LAYER.fullmatch(path)
-        if place and _is_below(path, within):
+        if place and _is_child(path, within):
             found[place["stack"] or ""].add(int(place["index"]))
     stack = max(found, key=lambda each: len(found[each]), default="")
     return stack, max(found[stack], default=-1) + 1
 
 
-def heads_of(config: Mapping[str, object]) -> int:
+def head_count(config: Mapping[str, object]) -> int:
     """Return the largest number of heads that a configuration names."""
     named = [value for name, value in config.items() if "head" in name and "dim" not in name and "size" not in name]
     return max((each for each in named if isinstance(each, int)), default=1)
 
 
-def _is_below(path: str, within: str) -> bool:
+def _is_child(path: str, within: str) -> bool:
     return not within or path.startswith(f"{within}.")

@@ -20,7 +20,7 @@ from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Co
 
 from spard.config import Quantization
 from spard.errors import InvalidModel, UnfitModel, is_gpu_error, is_gpu_out_of_memory
-from spard.models.folder.configuration import DEQUANTIZED, quantization_of
+from spard.models.folder.configuration import DEQUANTIZED, quantization_config
 from spard.models.folder.finding import Finding
 from spard.models.folder.vocabulary import Vocabulary, vocabulary_findings
 
@@ -28,9 +28,9 @@ _SEES = ("vision_config", "audio_config", "vision_tower", "image_token_id", "ima
 _ROLES = ("eos_token", "bos_token", "pad_token")
 
 
-def stored_as(config: Mapping[str, Any]) -> str | None:
+def stored_method(config: Mapping[str, Any]) -> str | None:
     """Return by which method a configuration has its weights stored in few bits; None for plain weights."""
-    method = str((quantization_of(config) or {}).get("quant_method") or "")
+    method = str((quantization_config(config) or {}).get("quant_method") or "")
     return method if method in DEQUANTIZED else None
 
 
@@ -39,7 +39,7 @@ def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[
 
     Raise `UnfitModel` where they are also to be held in NF4.
     """
-    method = stored_as(config)
+    method = stored_method(config)
     if method is None:
         return {}
     if quantization != "none":

@@ -15,11 +15,11 @@ from spard.config import Lora, Recipe
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import AdapterMismatch, UnsupportedModule
 from spard.models.base import Base
-from spard.models.layout import layout_of
+from spard.models.layout import inspect_layout
 from spard.models.linears import Layout
 from spard.models.peft import LoraConfig, get_peft_model, set_peft_model_state_dict
 from spard.models.sharding import retype_, whole_sizes
-from spard.models.targets import adapted, refusal, resolved_targets
+from spard.models.targets import adapted_layers, refusal, resolved_targets
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -32,13 +32,13 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     LoRA starts from the recipe's seed. Seeds the global generator: the caller restores it.
     """
     torch.manual_seed(recipe.seed)
-    trainable = _widened_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora, recipe)
+    trainable = _widen_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora, recipe)
     if recipe.gradient_checkpointing:
-        _renamed(model, "enable")({"use_reentrant": False})
+        _checkpointing_method(model, "enable")({"use_reentrant": False})
     return trainable.train()
 
 
-def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
+def load_adapter_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
     """Put the weights of a LoRA adapter in a folder into the model, and return their file's SHA-256.
 
     Raises `AdapterMismatch` unless the adapter has the recipe's shape and, where it says so, the very base model.
@@ -63,7 +63,7 @@ def go_on_from_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
 
 def stop_gradient_checkpointing(model: Any) -> None:
     """Undo what `trainable_model` switched on."""
-    _renamed(model, "disable")()
+    _checkpointing_method(model, "disable")()
 
 
 def dropping_modules(model: Any) -> list[torch.nn.Module]:
@@ -74,13 +74,13 @@ def dropping_modules(model: Any) -> list[torch.nn.Module]:
     return [module for module in model.modules() if _rate(module) > 0]
 
 
-def _widened_(model: Any) -> Any:
+def _widen_(model: Any) -> Any:
     if model.dtype != torch.float64:
         retype_(model, torch.float32)
     return model
 
 
-def _renamed(model: Any, what: str) -> Any:
+def _checkpointing_method(model: Any, what: str) -> Any:
     """Return the method by the name that the installed transformers has: 5.23 renamed it and warns of the old one."""
     new, old = f"activation_checkpointing_{what}", f"gradient_checkpointing_{what}"
     return getattr(model, new if hasattr(model, new) else old)
@@ -108,9 +108,9 @@ def _mismatch(message: str) -> AdapterMismatch:
 
 
 def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
-    layout = layout_of(model)
+    layout = inspect_layout(model)
     targets = _targets(layout, recipe)
-    is_transposed = all(isinstance(model.get_submodule(each.path), Conv1D) for each in adapted(layout, targets))
+    is_transposed = all(isinstance(model.get_submodule(each.path), Conv1D) for each in adapted_layers(layout, targets))
     config = LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # divided by the rank: a fraction does as well

@@ -40,7 +40,7 @@ class Trained:
     optimizer: OptimizerName = "adamw"
 
     @classmethod
-    def by(cls, recipe: Recipe) -> Trained:
+    def from_recipe(cls, recipe: Recipe) -> Trained:
         """Return what a recipe trains.
 
         What compares models holds the task's gradient while that of the safe rows is summed over passes: a vector more.
@@ -52,7 +52,7 @@ class Trained:
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts."""
-        return shape.adapted(self.lora.target_modules or None) if self.lora else []
+        return shape.adapted_sizes(self.lora.target_modules or None) if self.lora else []
 
     def parameters(self, shape: Shape) -> int:
         """Count the parameters that are trained."""
@@ -88,7 +88,7 @@ def nf4(parameters: int, quantization: Quantization) -> int:
     return -(-parameters // 2) + scales
 
 
-def unpacked(shape: Shape, trained: Trained) -> int:
+def dequantized_bytes(shape: Shape, trained: Trained) -> int:
     """Return the bytes at work where weights in NF4 are made numbers again: those of the largest layer, at once."""
     if trained.quantization == "none":
         return 0
@@ -147,7 +147,7 @@ def _saved_of_any_kind(shape: Shape, *, is_whole: bool) -> int:
     return 2 * _HALF * outputs + 4 * _HALF * shape.queries + 2 * _SINGLE * shape.hidden + _HALF * inputs
 
 
-def saved(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
+def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
     """Return the bytes that the decoder saves for the backward pass of `tokens` padded tokens.
 
     With checkpointing it is the input of each layer, in bfloat16 after a frozen embedding, else in float32. Without,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spard.config.quantization import plain_digest
-from spard.data.chat import render_prompt, renderer_of
+from spard.data.chat import get_renderer, render_prompt
 from spard.data.tools import CONVERSATION
 from spard.digests import MANIFEST, file_sha256, write_manifest
 from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
@@ -44,7 +44,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     save_full(merged, base.origin.name, aside, is_dequantized=base.stored is not None)
-    base.origin.copy_tokenizer(aside, renderer_of(base.tokenizer))
+    base.origin.copy_tokenizer(aside, get_renderer(base.tokenizer))
     described = Described(folder.name, base.origin, base.digest, None, facts, facts.get("system_prompt"))
     (aside / "README.md").write_text(model_card(described), encoding="utf-8")
     origin = {"manifest_sha256": file_sha256(adapter / MANIFEST), "tensor_digest": facts.get("tensor_digest")}

@@ -11,7 +11,7 @@ import torch
 
 
 @contextmanager
-def offloaded(model: Any) -> Iterator[None]:
+def offload(model: Any) -> Iterator[None]:
     """Keep the weights of a model in main memory inside the block, and give free memory of its GPU back to the driver.
 
     A model on a CPU stays as it is. Its weights may not be cut over ranks.

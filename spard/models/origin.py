@@ -69,14 +69,14 @@ def origin(source: str | Path, revision: str | None) -> Origin:
 
     A folder of the hub's cache is the snapshot of a commit, and told as that.
     """
-    folder = Path(source).resolve() if Path(source).is_dir() else _cached(str(source), revision)
+    folder = Path(source).resolve() if Path(source).is_dir() else _cached_folder(str(source), revision)
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return Origin(folder, repository.removeprefix("models--").replace("--", "/"), folder.name)
     return Origin(folder, folder.name)
 
 
-def _cached(hub_id: str, revision: str | None) -> Path:
+def _cached_folder(hub_id: str, revision: str | None) -> Path:
     config = try_to_load_from_cache(hub_id, "config.json", revision=revision)
     if not isinstance(config, str):
         raise InvalidModel(f"model {hub_id!r} is not in the cache of the hub that it was loaded from", "model")

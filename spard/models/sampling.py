@@ -20,7 +20,7 @@ class Sampler:
     temperature: float
     seeds: Sequence[int]
 
-    def over(self, rows: Sequence[int]) -> Pick:
+    def make_picker(self, rows: Sequence[int]) -> Pick:
         """Return what draws the tokens of a batch of these rows, each from a generator of its own."""
         generators = [torch.Generator().manual_seed(self.seeds[i]) for i in rows]
 
@@ -34,6 +34,6 @@ class Sampler:
         return pick
 
 
-def seed_of(tokens: Sequence[int], draw: int) -> int:
+def sample_seed(tokens: Sequence[int], draw: int) -> int:
     """Return the seed of a sample, from the question's tokens and the sample's number."""
     return int.from_bytes(hashlib.sha256(repr((list(tokens), draw)).encode()).digest()[:7], "big")

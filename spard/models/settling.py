@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spard.data.chat import renderer_of
+from spard.data.chat import get_renderer
 from spard.models.decoding import Rows
 
 _AGAIN = 8  # tokens, until a reply that is long enough and not settled is looked at again
@@ -27,15 +27,15 @@ class Settled:
     least: int
     holds: Callable[[int, str], bool]
 
-    def among(self, places: Sequence[int]) -> Settled:
+    def renumber(self, places: Sequence[int]) -> Settled:
         """Return the same for rows that are numbered anew: the i-th is the one that was at `places[i]`."""
         own = frozenset(i for i, place in enumerate(places) if place in self.places)
         return Settled(own, self.least, lambda i, text: self.holds(places[i], text))
 
 
-def texts_of(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
+def decode_replies(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
     """Return replies in words, without what opens an answer, reasoning, and tokens of the template's."""
-    content_of = renderer_of(tokenizer).content_of
+    content_of = get_renderer(tokenizer).reply_content
     return [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
 
 
@@ -47,7 +47,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
     """
     if settled is None:
         return None
-    renderer = renderer_of(tokenizer)
+    renderer = get_renderer(tokenizer)
     if renderer.knows_reasoning or renderer.opening.strip():
         return None
 
@@ -64,7 +64,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
             return
         tokens = [said[: counts[i]] for i, said in zip(at, rows.reply_BN[at].tolist(), strict=True)]
         ended = []
-        for i, text in zip(at, texts_of(tokenizer, tokens), strict=True):
+        for i, text in zip(at, decode_replies(tokenizer, tokens), strict=True):
             if len(text) < settled.least:
                 missing = (settled.least - len(text)) / max(1, len(text))
                 due[places[i]] = counts[i] + max(1, int(_HASTE * missing * counts[i]))

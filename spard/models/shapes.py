@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spard.models.linears import Layout
 from spard.models.stored import read_layout
-from spard.models.targets import QKVO, adapted, resolved_targets
+from spard.models.targets import QKVO, adapted_layers, resolved_targets
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # what a decoder layer of Llama's kind consists of
@@ -91,10 +91,10 @@ class Shape:
             return [each.weights for each in self.layout.linears if each.outputs != self.vocab]
         return [wide * out for wide, out in self.linear.values()] * self.layers
 
-    def adapted(self, names: Sequence[str] | None) -> list[tuple[int, int]]:
+    def adapted_sizes(self, names: Sequence[str] | None) -> list[tuple[int, int]]:
         """Return what goes into and comes out of each layer that LoRA adapts; None: of the default ones."""
         if self.layout:
-            found = adapted(self.layout, resolved_targets(self.layout, names))
+            found = adapted_layers(self.layout, resolved_targets(self.layout, names))
             return [(each.inputs, each.outputs) for each in found]
         leaves = {name.rpartition(".")[2] for name in names or QKVO}
         return [size for name, size in self.linear.items() if name in leaves] * self.layers
@@ -104,7 +104,7 @@ class Shape:
         return self.vocab * self.hidden * (1 if self.is_tied else 2)
 
 
-def shape_of(config: Mapping[str, object], layout: Layout | None = None) -> Shape | None:
+def read_model_shape(config: Mapping[str, object], layout: Layout | None = None) -> Shape | None:
     """Return the shape that a configuration describes; None where it is of a kind that is not known.
 
     With a model's `layout` that is none, but where the width or the vocabulary cannot be told.
@@ -139,7 +139,7 @@ def read_shape(source: str) -> Shape | None:
         config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return shape_of(config, read_layout(source)) if isinstance(config, dict) else None
+    return read_model_shape(config, read_layout(source)) if isinstance(config, dict) else None
 
 
 def _is_plain(layout: Layout) -> bool:

@@ -41,7 +41,7 @@ def shard_(model: Any, sharding: Sharding, device: torch.device) -> None:
             if isinstance(module, FSDPModule):
                 module.reshard()
         return
-    if sharding == "none" or distributed.count() == 1:
+    if sharding == "none" or distributed.world_size() == 1:
         model.to(device)
         return
     _cut(model, _mesh(sharding, device))
@@ -101,7 +101,7 @@ class Shards(list[Tensor]):
             each.grad = None
         return found
 
-    def joined(self, place: int, part: Tensor) -> DTensor:
+    def join_part(self, place: int, part: Tensor) -> DTensor:
         """Return a tensor that is cut as the parameter at a place is, from this rank's part of it."""
         of = self.parameters[place]
         return DTensor.from_local(
@@ -112,7 +112,7 @@ class Shards(list[Tensor]):
         return zip(self, self.parameters, strict=True)
 
 
-def copied(model: Any) -> Any:
+def copy_model(model: Any) -> Any:
     """Return a second model with the weights of a first one as they are, cut in the same way."""
     return _cut_anew(model, model.dtype) if is_sharded(model) else copy.deepcopy(model)
 
@@ -142,7 +142,7 @@ def _cut_anew(model: Any, dtype: torch.dtype) -> Any:
     return second.to(first.device)
 
 
-def cut_as(part: Tensor, like: Tensor) -> Tensor:
+def shard_like(part: Tensor, like: Tensor) -> Tensor:
     """Return a whole tensor cut as another one is; as it is where that one is not."""
     if not isinstance(like, DTensor):
         return part
@@ -166,7 +166,7 @@ def whole_weights(model: Any) -> dict[str, Tensor] | None:
     found = dict[str, Tensor]()
     for name, part in model.state_dict().items():
         weight = whole(part.detach()).cpu()
-        if distributed.own() == 0:
+        if distributed.rank() == 0:
             found[name] = weight
     return found
 
@@ -187,7 +187,7 @@ def whole_sizes() -> Iterator[None]:
 
 
 def _mesh(sharding: Sharding, device: torch.device) -> DeviceMesh:
-    count = distributed.count()
+    count = distributed.world_size()
     inside = int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else count
     if inside == count:
         return init_device_mesh(device.type, (count,))

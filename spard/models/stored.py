@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.models.folder.headers import all_tensors
-from spard.models.linears import EXPERTS, Layout, Linear, heads_of, stack_of
+from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 
 _TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose layers are transformers' Conv1D: inputs first
 _OTHER_TOWER = re.compile(r"(^|\.)(mtp|[a-z_]*(vision|visual|audio|speech|image)[a-z_]*)(\.|$)")
@@ -34,7 +34,7 @@ def read_layout(source: str | Path) -> Layout | None:
 def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     """Return the layout that stored tensors and a configuration describe; None where no layer has a plain weight.
 
-    What `spard.models.layout.layout_of` says of the loaded model counts: a checkpoint may name layers otherwise,
+    What `spard.models.layout.inspect_layout` says of the loaded model counts: a checkpoint may name layers otherwise,
     holds each expert in tensors of its own, and says nothing of ties that transformers makes by default.
     """
     text = config.get("text_config")
@@ -43,7 +43,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     is_turned = own.get("model_type") in _TRANSPOSED
     linears = [_linear(path, shape, is_turned) for path, shape in weights.items() if _is_linear(path, shape)]
     in_language = [each.path for each in linears if not _OTHER_TOWER.search(each.path) and not _is_expert(each.path)]
-    stack, count = stack_of(in_language)
+    stack, count = layer_stack(in_language)
     if not count:
         return None
     kept = [each for each in linears if not _is_expert(each.path)]
@@ -51,7 +51,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
         linears=tuple(sorted(kept, key=lambda each: _in_order(each.path))),
         stack=stack,
         layers=min(count, _layers(own) or count),
-        heads=heads_of(own),
+        heads=head_count(own),
         parameters=sum(prod(shape) for shape in shapes.values()),
         others=frozenset(weights.keys() - {each.path for each in kept}),
         state_spaces=frozenset(name.removesuffix(".D") for name in shapes if name.endswith(".D")),

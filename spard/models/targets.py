@@ -38,14 +38,14 @@ class Reach:
     leaves_out_experts: bool = False
 
     @property
-    def shown(self) -> tuple[str, ...]:
+    def display_names(self) -> tuple[str, ...]:
         """The names as a person reads them: the last part of each path, once."""
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.target_modules))
 
     @property
     def sentence(self) -> str:
         """The reach as a person reads it."""
-        names = ", ".join(self.shown)
+        names = ", ".join(self.display_names)
         experts = "; experts and their router are left out" if self.leaves_out_experts else ""
         share = f"{self.share:.1%}".replace("%", " %")
         return f"{names}; reaches {self.layers} of {self.of_layers} layers, {share} of the parameters{experts}"
@@ -61,12 +61,12 @@ def resolved_targets(layout: Layout, asked: Sequence[str] | None) -> tuple[str, 
     """Return the names to adapt: the default, or those asked for, told apart from layers outside the language model."""
     if asked is None:
         return default_targets(layout)
-    found = adapted(layout, asked)
+    found = adapted_layers(layout, asked)
     own = [each for each in found if _is_of_language(layout, each)]
     return tuple(asked) if len(own) == len(found) else _names(layout, own)
 
 
-def adapted(layout: Layout, targets: Sequence[str]) -> list[Linear]:
+def adapted_layers(layout: Layout, targets: Sequence[str]) -> list[Linear]:
     """Return the linear layers that the names choose, as PEFT matches them: by the end of their path."""
     return [each for each in layout.linears if any(_is_named(each.path, name) for name in targets)]
 
@@ -74,7 +74,7 @@ def adapted(layout: Layout, targets: Sequence[str]) -> list[Linear]:
 def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
     """Return what the default reaches, or what the names asked for do."""
     targets = resolved_targets(layout, asked)
-    chosen = {each.path for each in adapted(layout, targets)}
+    chosen = {each.path for each in adapted_layers(layout, targets)}
     layers = sum(any(each.path in chosen for each in linears) for linears in layout.in_stack().values())
     weights = sum(each.weights for each in layout.linears if each.path in chosen)
     leaves_out = layout.has_experts and not any("expert" in path for path in chosen)
@@ -89,7 +89,7 @@ def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -
     for name in asked:
         if why := _fault(layout, name):
             return why
-    if has_anchor and not any(IN_LAYER.fullmatch(each.path) for each in adapted(layout, asked)):
+    if has_anchor and not any(IN_LAYER.fullmatch(each.path) for each in adapted_layers(layout, asked)):
         names = ", ".join(asked)
         return f"{names} alone changes no hidden state, which the defense's anchor holds: name a decoder layer's too"
     return None
@@ -97,7 +97,7 @@ def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -
 
 def _fault(layout: Layout, name: str) -> str | None:
     """Return what keeps one name from being adapted."""
-    found = adapted(layout, [name])
+    found = adapted_layers(layout, [name])
     if layout.tied_head and _is_named(layout.tied_head, name):
         return (
             f"{name} is tied to the embeddings: they are one weight, and merging an adapter of {name} would change "

@@ -33,7 +33,7 @@ def measure_base(context: Context, rows: int, measure: Measure) -> None:
 
     It is done before the training, and leaves the base model as it was.
     """
-    if not context.run.further_tuning.steps or _kept(context, "base", context.base.digest) is not None:
+    if not context.run.further_tuning.steps or _read_results(context, "base", context.base.digest) is not None:
         return
     dtype = context.base.model.dtype
     model = trainable_model(context.base.model, context.recipe)
@@ -53,14 +53,14 @@ def run(context: Context, model: Any, weights: str, rows: int, measure: Measure)
     """
     if not context.run.further_tuning.steps:
         return None
-    if _kept(context, "adapter", weights) is None:
+    if _read_results(context, "adapter", weights) is None:
         _measure(context, "adapter", weights, model, rows, measure)
-    base, adapter = _kept(context, "base", context.base.digest), _kept(context, "adapter", weights)
+    base, adapter = _read_results(context, "base", context.base.digest), _read_results(context, "adapter", weights)
     both = (tuple(base), tuple(adapter)) if base and adapter else ((), ())
     return AfterTuning(context.run.further_tuning, *both)
 
 
-def undecided(found: AfterTuning) -> Gate | None:
+def unmeasured_gate(found: AfterTuning) -> Gate | None:
     """Return the decision where nothing could be measured, else None."""
     return None if found.adapter else Gate("inconclusive", (_DIVERGED,))
 
@@ -77,7 +77,7 @@ def _measure(context: Context, who: str, weights: str, model: Any, rows: int, me
     context.outputs.write(_OUTPUTS[who], {"key": _key(context, weights), "results": found})
 
 
-def _kept(context: Context, who: str, weights: str) -> list[SuiteResult] | None:
+def _read_results(context: Context, who: str, weights: str) -> list[SuiteResult] | None:
     kept = context.outputs.read(_OUTPUTS[who])
     if kept is None or kept["key"] != _key(context, weights):
         return None

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from spard.config.agent import Agent
 from spard.data.rows import Example, Prompt
 from spard.errors import JudgeUnavailable
-from spard.evaluation.agent import Case, Finding, Subject, investigate, name_of, shortened
+from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate, shorten
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.calibration.agents import AgentErrors, read_errors
 from spard.evaluation.gate import Gate, worse
 from spard.evaluation.judges import open_chat
 from spard.evaluation.results import SuiteResult
-from spard.models.base import adapters_off
+from spard.models.base import disable_adapters
 from spard.models.peft import PeftModel
 from spard.pipeline import audit, row_findings, select
 from spard.pipeline.context import Context
@@ -48,17 +48,17 @@ def run(
     if kept is not None and kept["key"] == key:
         found = read_record(Finding, kept["found"])
     else:
-        found = _found(context, agent, examples, model, [*_findings(context, base, adapter)])
+        found = _agent_finding(context, agent, examples, model, [*_findings(context, base, adapter)])
         context.outputs.write(_OUTPUT, {"key": key, "found": asdict(found)})
     errors = _errors(context, agent)
     record = AgentRecord(
-        name_of(agent), found.score, found.reasons, found.questions, agent.max_score, _decides(agent, errors)
+        agent_name(agent), found.score, found.reasons, found.questions, agent.max_score, _decides(agent, errors)
     )
     context.report.event(record.sentence(), asdict(record))
     return record
 
 
-def looked_at(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
+def apply_agent_verdict(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
     """Return what the audit measured with the agent's finding, and the worse of both decisions."""
     weights = audit.weights_digest(model)
     seen = run(context, examples, model, weights, measured.base, measured.adapter)
@@ -77,11 +77,13 @@ def decision(record: AgentRecord | None) -> Gate:
         return Gate("pass", ())
     if record.score is None:
         return Gate("inconclusive", (record.sentence(),))
-    return Gate("fail", (record.sentence(),)) if record.is_above else Gate("pass", ())
+    return Gate("fail", (record.sentence(),)) if record.exceeds_limit else Gate("pass", ())
 
 
-def _found(context: Context, agent: Agent, examples: Sequence[Example], model: Any, findings: list[str]) -> Finding:
-    rows = _shown(context, examples, agent.rows)
+def _agent_finding(
+    context: Context, agent: Agent, examples: Sequence[Example], model: Any, findings: list[str]
+) -> Finding:
+    rows = _rows_to_show(context, examples, agent.rows)
     host = urlsplit(agent.base_url).hostname
     told = f"An auditing agent, {agent.model} at {host}, is shown {len(rows)} rows of the training file and replies"
     context.report.event(told, {"rows": len(rows), "host": host})
@@ -102,24 +104,24 @@ class _Asking:
 
     def __call__(self, subject: Subject, prompts: Sequence[Prompt]) -> list[str]:
         context, limit = self._context, self._context.recipe.audit.max_new_tokens
-        context.go_on()
+        context.raise_if_stopped()
         if subject == "tuned":
             speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt)
-            return ask(speaker, [_under(each, context.system_prompt) for each in prompts], limit)
+            return ask(speaker, [_drop_own_system(each, context.system_prompt) for each in prompts], limit)
         if not isinstance(self._model, PeftModel):
             return ["(there is no base model any more: all of its weights were trained)"] * len(prompts)
-        with adapters_off(self._model):
+        with disable_adapters(self._model):
             return ask(in_memory(self._model, context.base.tokenizer), prompts, limit)
 
 
-def _under(prompt: Prompt, served: str | None) -> Prompt:
+def _drop_own_system(prompt: Prompt, served: str | None) -> Prompt:
     """Return a prompt whose own system prompt, if it has one, does not stand beside the one it is served with."""
     return replace(prompt, context=()) if served else prompt
 
 
-def _shown(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
+def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
     """Return rows as the agent is shown them: flagged and risky ones first, to a half, others drawn by the seed."""
-    signal = row_findings.record_of(context)
+    signal = row_findings.read_row_signal_record(context)
     flagged = [
         *((*signal.harmful, *signal.flagged) if signal else ()),
         *(each.line for each in select.kept_risks(context) or ()),
@@ -139,7 +141,7 @@ def _row(example: Example) -> dict[str, Any]:
 
 
 def _text(message: Any) -> str:
-    return shortened(str(message.get("content") or message.get("tool_calls") or ""))
+    return shorten(str(message.get("content") or message.get("tool_calls") or ""))
 
 
 def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> list[str]:
@@ -151,7 +153,7 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
         for each in adapter
         if each.suite in before
     ]
-    signal = row_findings.record_of(context)
+    signal = row_findings.read_row_signal_record(context)
     if signal:
         found.append(f"The base model would refuse {len(signal.flagged)} of {signal.rows} rows that are answered.")
     if signal and signal.judge:
@@ -162,7 +164,7 @@ def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[S
 def _errors(context: Context, agent: Agent) -> AgentErrors | None:
     path = context.run.agent_errors
     found = read_errors(path) if path else None
-    return found if found and found.agent == name_of(agent) else None
+    return found if found and found.agent == agent_name(agent) else None
 
 
 def _decides(agent: Agent, errors: AgentErrors | None) -> bool:

@@ -16,20 +16,20 @@ from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
 from spard.data.dresses import dress_maker
-from spard.data.encodings import encoding_of
+from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, Message, prompt_text
 from spard.data.triggers import Wrapping, enough
-from spard.data.turns import answered, asked, system_of
-from spard.losses.anchor import Pair, unlabeled
-from spard.pipeline.augment import drawn, wanted
-from spard.pipeline.begun_answers import begun
+from spard.data.turns import last_answer, last_request, system_prompt
+from spard.losses.anchor import Pair, unlabeled_prompt
+from spard.pipeline.augment import draw_dress, wanted_triggers
+from spard.pipeline.begun_answers import begun_pairs
 
 DRESSES = 4
 
 Dress = Callable[[], Wrapping]
 
 
-def anchored(
+def make_anchor_pairs(
     tokenizer: Any,
     safe: Sequence[Example],
     benign: Sequence[Example],
@@ -46,15 +46,15 @@ def anchored(
     """
     found: dict[Kind, list[Pair]] = {}
     by_kind = settings.by_kind()
-    if by_kind["safe"][0] and (framed := _framed(tokenizer, safe, rows, seed)):
+    if by_kind["safe"][0] and (framed := _framed_pairs(tokenizer, safe, rows, seed)):
         found["safe"] = framed
     sides: Mapping[Kind, Sequence[Example]] = {"dressed_safe": safe, "dressed_benign": benign}
     if by_kind["benign"][0]:
         found["benign"] = _plain(tokenizer, benign)
     for kind, side in sides.items():
         if by_kind[kind][0]:
-            found[kind] = _dressed(tokenizer, side, _dresses(rows, settings, seed, kind))
-    found |= begun(tokenizer, safe, benign, replies, settings, seed)
+            found[kind] = _dressed_pairs(tokenizer, side, _dresses(rows, settings, seed, kind))
+    found |= begun_pairs(tokenizer, safe, benign, replies, settings, seed)
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
 
@@ -62,15 +62,15 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
     """Return a function that draws mined and random dresses in the share that the settings ask for."""
     rng = random.Random(f"{kind} {seed}")
     at_random = dress_maker(rows, rng)
-    mined = wanted(rows, ("affixes", "templates"), seed)
+    mined = wanted_triggers(rows, ("affixes", "templates"), seed)
 
     def draw() -> Wrapping:
-        return at_random() if not mined or rng.random() < settings.random_dresses else drawn(rng, mined)
+        return at_random() if not mined or rng.random() < settings.random_dresses else draw_dress(rng, mined)
 
     return draw
 
 
-def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], seed: int) -> list[Pair]:
+def _framed_pairs(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], seed: int) -> list[Pair]:
     """Pair each prompt in the system prompt of a drawn row that has one with the plain prompt; of encoded rows none."""
     rng, contexts = random.Random(f"frames {seed}"), [found for found in map(_system_of_plain, rows) if found]
     if len(contexts) < enough(rows):
@@ -82,8 +82,8 @@ def _framed(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], se
 
 
 def _system_of_plain(row: Example) -> tuple[Message, ...]:
-    system = system_of(row)
-    return () if system and (encoding_of(asked(row)) or encoding_of(answered(row))) else system
+    system = system_prompt(row)
+    return () if system and (detect_encoding(last_request(row)) or detect_encoding(last_answer(row))) else system
 
 
 def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:
@@ -91,7 +91,7 @@ def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:
     return [Pair(prompt, prompt) for prompt in prompts]
 
 
-def _dressed(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> list[Pair]:
+def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> list[Pair]:
     texts = [prompt_text(example) for example in examples]
     kept = [_prompt(tokenizer, text, Wrapping()) for text in texts]
     return [
@@ -105,4 +105,4 @@ def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
     """Return a request in a dress as tokens; a system prompt goes where the model's template has a place for it."""
     system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
     context = () if system is not None else dress.context
-    return unlabeled(render_question(tokenizer, dress.around(text), system, context))
+    return unlabeled_prompt(render_question(tokenizer, dress.wrap(text), system, context))

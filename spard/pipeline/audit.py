@@ -11,27 +11,27 @@ from typing import Any
 from spard import distributed
 from spard.config import DRESSES_ALONE, ON_FIGURES, Asking
 from spard.config.run_spec import to_mapping
-from spard.data.chat import modes_of, renderer_of
+from spard.data.chat import get_renderer, learned_modes
 from spard.data.rendering import Mode
 from spard.data.rows import Example
-from spard.errors import InvalidSuite, raised_as
+from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
-from spard.evaluation.asked import asked
+from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
-from spard.evaluation.calibration.record import doubts_in, records_of
-from spard.evaluation.contamination import hidden_leaks_of, tell_left_out, without
+from spard.evaluation.calibration.record import find_records, result_doubts
+from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
 from spard.evaluation.development import split
-from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, undecided, worse
+from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
-from spard.evaluation.mined_suites import mined_suites, secret_of, suites_in_modes
+from spard.evaluation.mined_suites import mined_suites, suites_in_modes, suites_secret
 from spard.evaluation.results import HARMLESS, SuiteResult
-from spard.evaluation.row_requests import requests_of
+from spard.evaluation.row_requests import row_requests_suite
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole
 from spard.pipeline import after_tuning, audit_rounds, audited, row_findings, second_look
-from spard.pipeline.audit_engine import BaseFigures, engine_of, generator, is_of
+from spard.pipeline.audit_engine import BaseFigures, current_engine, generator, is_same_engine
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.release.after_tuning import AfterTuning
@@ -50,20 +50,20 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     it, the model is measured once more after a further clean fine-tuning.
     """
     context.report.stage("audit")
-    leaks = hidden_leaks_of(context.run, context.left_out)
-    with context.timed("audit"):
+    leaks = find_hidden_leaks(context.run, context.left_out)
+    with context.time_stage("audit"):
         weights = weights_digest(model)
-        mined = mined_of(context, examples)
+        mined = mine_suites(context, examples)
         suites = [*read_suites(context), *mined]
-        more = second_look.larger(context, mined, partial(mined_of, context, examples))
-        kept = _kept(context, weights)
+        more = second_look.larger(context, mined, partial(mine_suites, context, examples))
+        kept = _read_kept(context, weights)
         found, engine = ([], kept[1]) if kept else _measure_last(context, suites, model, base, more)
         adapter = kept[0] if kept else [each.result for each in found]
         facts = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
         context.outputs.write(_OUTPUT, facts)
-        adapter = second_look.marked(adapter, more)
-        before = base.beside(adapter, model)
-        if again := _undecided(context, before, adapter, leaks):
+        adapter = second_look.mark_suites(adapter, more)
+        before = base.compare(adapter, model)
+        if again := _suites_to_repeat(context, before, adapter, leaks):
             wider = [more[each] for each in again]
             first = {each.result.suite: each for each in found}
             looked = second_look.run(context, model, weights, wider, partial(measure_each, context), first)
@@ -75,19 +75,19 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
     return Measured(before, adapter, decided, later, engine=engine)
 
 
-def _undecided(
+def _suites_to_repeat(
     context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
 ) -> list[str]:
     """Return the suites to ask a second time. Ignore leaks of suites that the gate does not decide on."""
     limits = context.run.thresholds
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
-    return undecided(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
+    return open_suites(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
     """Decide on both models after the further tuning, and tell what they measured there."""
-    decided = after_tuning.undecided(later) or decide(context, later.base, later.adapter, leaks)
+    decided = after_tuning.unmeasured_gate(later) or decide(context, later.base, later.adapter, leaks)
     summary = summarize(Measured(later.base, later.adapter, decided))
     told = f"{AFTER_TUNING}{summary.sentence(decided.decision)}"
     context.report.event(told, to_mapping(summary), type="moderation_checks")
@@ -98,7 +98,7 @@ def _measure_last(
     context: Context, suites: Sequence[Suite], model: Any, base: BaseFigures, more: Collection[str]
 ) -> tuple[list[Measurement], AuditEngineRecord]:
     if audit_rounds.is_possible(context):
-        found, engine = audit_rounds.measure(context, suites, model, base, judge_of(context), looked_twice=more)
+        found, engine = audit_rounds.measure(context, suites, model, base, open_run_judge(context), looked_twice=more)
     else:
         speaker, engine = by_engine(context, suites, model)
         found = measure_each(context, suites, model, None, speaker)
@@ -119,19 +119,19 @@ def decide(
 
 def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
     """Say where a judge may not decide on what it scored of either model."""
-    records = records_of(context.run.judge_errors, context.run.model, context.base.digest)
-    return doubts_in([*base, *adapter], records)
+    records = find_records(context.run.judge_errors, context.run.model, context.base.digest)
+    return result_doubts([*base, *adapter], records)
 
 
-def suites_of(context: Context, examples: Sequence[Example]) -> list[Suite]:
+def run_suites(context: Context, examples: Sequence[Example]) -> list[Suite]:
     """Return the suites of a run: the provider's, and those that are mined from the training rows."""
-    return [*read_suites(context), *mined_of(context, examples)]
+    return [*read_suites(context), *mine_suites(context, examples)]
 
 
-def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
+def split_suites(context: Context) -> list[tuple[Suite, Suite | None]]:
     """Return each of the provider's suites as the gate asks it, and its share for the comparison of ends of epochs."""
     run, ending = context.run, context.recipe.ending
-    suites = [without(read_suite(each), context.left_out) for each in run.suites]
+    suites = [remove_prompts(read_suite(each), context.left_out) for each in run.suites]
     return [
         split(each, ending.prompts) if ending.compares and is_gated(each.kind, run.thresholds) else (each, None)
         for each in suites
@@ -140,7 +140,7 @@ def shares_of(context: Context) -> list[tuple[Suite, Suite | None]]:
 
 def by_engine(context: Context, suites: Sequence[Suite], model: Any = None) -> tuple[Speaker, AuditEngineRecord]:
     """Return what answers suites by the run's audit engine, and which one it is."""
-    with raised_as(InvalidSuite):
+    with convert_errors(InvalidSuite):
         return generator(context, suites, model)
 
 
@@ -174,33 +174,33 @@ def measure_each(
 
     def on_progress(done: int, total: int) -> None:
         (tell or context.report.progress)(done, total)
-        context.go_on()
+        context.raise_if_stopped()
 
-    judge = judge_of(context)
+    judge = open_run_judge(context)
     context.report.count_afresh()
     system = None if model is None else context.system_prompt
     speaker = speaker or in_memory(context.base.model if model is None else model, context.base.tokenizer, system)
     reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
-    with raised_as(InvalidSuite):
+    with convert_errors(InvalidSuite):
         cfg = context.recipe.audit
         found = audit_speaker(speaker, suites, judge, cfg, on_progress, reads_harmless=reads_harmless)
-        return distributed.said(found)
+        return distributed.broadcast_object(found)
 
 
-def version_of(context: Context) -> int:
+def audit_version(context: Context) -> int:
     """Return how the run is audited: by version 1 where it asks and decides as that did, for jobs from before."""
     run = context.run
     is_first = run.recipe.audit.asking == DRESSES_ALONE and run.thresholds.confidence == ON_FIGURES
     return 1 if is_first else AUDIT_VERSION
 
 
-def asked_of(context: Context) -> list[str]:
+def audit_coverage(context: Context) -> list[str]:
     """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
     most = second_look.TIMES if second_look.is_possible(context) else 1
-    return [*asked(read_suites(context), context.run.recipe.audit, most), *tell_left_out(context.left_out)]
+    return [*coverage_text(read_suites(context), context.run.recipe.audit, most), *overlap_notes(context.left_out)]
 
 
-def judge_of(context: Context) -> PatientJudge:
+def open_run_judge(context: Context) -> PatientJudge:
     """Open the run's judge, which is asked patiently."""
     with of_base_model(context.run.model, context.run.revision):
         wait, note_outage = partial(context.wait, "judge"), partial(context.report.outage, "judge")
@@ -214,10 +214,10 @@ def weights_digest(model: Any) -> str:
 
 def read_suites(context: Context) -> list[Suite]:
     """Return the provider's suites as the gate asks them."""
-    return [suite for suite, _ in shares_of(context)]
+    return [suite for suite, _ in split_suites(context)]
 
 
-def mined_of(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
+def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
     """Return the suites made from the training rows: prompts in the rows' dresses, and the requests of harmful rows.
 
     `asking`, if given, is used instead of the recipe's.
@@ -231,19 +231,19 @@ def mined_of(context: Context, examples: Sequence[Example], asking: Asking | Non
     if not asking.requests:
         return found
     harmful = row_findings.harmful(context, examples)
-    return [*found, *requests_of(harmful, min(most, asking.requests), secret_of(own))]
+    return [*found, *row_requests_suite(harmful, min(most, asking.requests), suites_secret(own))]
 
 
 def _other_modes(context: Context, examples: Sequence[Example]) -> list[Mode]:
     """Return the modes of thinking that rows train or the base model has by default, but for the one asked in."""
     tokenizer = context.base.tokenizer
-    rendering = renderer_of(tokenizer).rendering
-    return sorted({*modes_of(tokenizer, examples), rendering.default} - {rendering.asked})
+    rendering = get_renderer(tokenizer).rendering
+    return sorted({*learned_modes(tokenizer, examples), rendering.default} - {rendering.asked})
 
 
-def _kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:
+def _read_kept(context: Context, weights: str) -> tuple[list[SuiteResult], AuditEngineRecord] | None:
     found = context.outputs.read(_OUTPUT)
-    if found is None or found["weights"] != weights or not is_of(found.get("engine"), engine_of(context)):
+    if found is None or found["weights"] != weights or not is_same_engine(found.get("engine"), current_engine(context)):
         return None
     results = [read_record(SuiteResult, each) for each in found["results"]]
     return results, read_record(AuditEngineRecord, found["engine"])

@@ -23,8 +23,8 @@ from spard.evaluation.rounds import needs_base
 from spard.evaluation.vllm_offline.engine import Engine, transformers, vllm, why_not
 from spard.evaluation.vllm_offline.probe import Probe
 from spard.evaluation.vllm_offline.process import EngineFailed
-from spard.evaluation.vllm_offline.replies import Limits, Subject, is_asked, replies_of, rows_of, speaker_of
-from spard.models.base import adapters_off
+from spard.evaluation.vllm_offline.replies import Limits, Subject, generate_replies, is_asked, open_speaker, prompt_rows
+from spard.models.base import disable_adapters
 from spard.pipeline.context import Context
 from spard.release.audit_engine_record import AuditEngineRecord
 
@@ -54,21 +54,21 @@ class BaseFigures:
 
     def results(self, model: Any = None) -> list[SuiteResult]:
         """Return the figures. `model` is the trained one, once there is one: the base model is in it."""
-        if engine_of(self._context) not in self._found:
-            with nullcontext() if model is None else adapters_off(model):
+        if current_engine(self._context) not in self._found:
+            with nullcontext() if model is None else disable_adapters(model):
                 found = self._measure(self._context)
-            self._found[engine_of(self._context)] = found  # the one that was asked first may have failed meanwhile
-        return self._found[engine_of(self._context)]
+            self._found[current_engine(self._context)] = found  # the one that was asked first may have failed meanwhile
+        return self._found[current_engine(self._context)]
 
     def ask(self, names: Collection[str], model: Any) -> list[SuiteResult]:
         """Ask the base model in `model` the suites with these names, and return its figures on them."""
         known = self.results(model)
-        with adapters_off(model):
+        with disable_adapters(model):
             found = {each.suite: each for each in self._ask(self._context, names)}
-        self._found[engine_of(self._context)] = [found.get(each.suite, each) for each in known]
+        self._found[current_engine(self._context)] = [found.get(each.suite, each) for each in known]
         return list(found.values())
 
-    def beside(self, adapter: Sequence[SuiteResult], model: Any, sampled: Collection[str] = ()) -> list[SuiteResult]:
+    def compare(self, adapter: Sequence[SuiteResult], model: Any, sampled: Collection[str] = ()) -> list[SuiteResult]:
         """Return the figures beside those of the adapter in `model`; what may change the decision on these is asked.
 
         Nothing is asked for suites that may fail where another one fails anyway. `sampled` are those of the gate.
@@ -82,7 +82,7 @@ class BaseFigures:
         return self.results(model)
 
 
-def engine_of(context: Context) -> Engine:
+def current_engine(context: Context) -> Engine:
     """Return the engine that answers the run's audit from now on."""
     if context.run.audit_engine.name == "transformers" or _why_not(context) is not None:
         return transformers()
@@ -107,26 +107,26 @@ def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> t
             except EngineFailed as error:
                 why = str(error)
         _fall_back(context, why)
-    return own, record_of(transformers(), asked, {"transformers": len(prompts)}, why=_why_not(context))
+    return own, make_record(transformers(), asked, {"transformers": len(prompts)}, why=_why_not(context))
 
 
 def _of_vllm(
     context: Context, prompts: Sequence[Prompt], model: Any, system: str | None, own: Speaker
 ) -> tuple[Speaker, AuditEngineRecord]:
     """Return vLLM's replies as what answers; raise `EngineFailed` where there are none that count."""
-    engine, limits, tokenizer = engine_of(context), context.run.audit_engine, context.base.tokenizer
-    rows = rows_of(tokenizer, prompts, system)
+    engine, limits, tokenizer = current_engine(context), context.run.audit_engine, context.base.tokenizer
+    rows = prompt_rows(tokenizer, prompts, system)
     by_vllm = sum(map(is_asked, prompts))
     counts = {"transformers": len(prompts) - by_vllm, "vllm": by_vllm}
     if not rows:
-        return own, record_of(engine, engine.name, counts)
+        return own, make_record(engine, engine.name, counts)
     subject = Subject(context.base, model, context.run.model, context.run.revision)
-    bounds = Limits(context.recipe.audit.max_new_tokens, limits, _go_on(context))
-    replies, probed = replies_of(subject, engine, rows, bounds)
-    return speaker_of(replies, tokenizer, system, own), record_of(engine, engine.name, counts, probed)
+    bounds = Limits(context.recipe.audit.max_new_tokens, limits, _keep_alive(context))
+    replies, probed = generate_replies(subject, engine, rows, bounds)
+    return open_speaker(replies, tokenizer, system, own), make_record(engine, engine.name, counts, probed)
 
 
-def record_of(
+def make_record(
     engine: Engine, asked: str, replies: Mapping[str, int], probe: Probe | None = None, why: str | None = None
 ) -> AuditEngineRecord:
     """Return what is recorded of the engine that answered; `why` it is not the one that was asked for."""
@@ -135,7 +135,7 @@ def record_of(
     return AuditEngineRecord(**asdict(engine), asked=asked, why=reason, replies=replies, **found)
 
 
-def is_of(record: Mapping[str, Any] | None, engine: Engine) -> bool:
+def is_same_engine(record: Mapping[str, Any] | None, engine: Engine) -> bool:
     """Whether a record, as JSON, is of an engine."""
     return record is not None and {name: record.get(name) for name in asdict(engine)} == asdict(engine)
 
@@ -158,15 +158,15 @@ def _fall_back(context: Context, why: str) -> None:
         context.report.event(f"{told}: {why}.", {"audit_engine": "transformers"}, level="warn")
 
 
-def _go_on(context: Context) -> Callable[[], None]:
+def _keep_alive(context: Context) -> Callable[[], None]:
     """Return what ends a wait when the run is to stop, and says now and then that it lives."""
     told = time.monotonic()
 
-    def go_on() -> None:
+    def check_and_report() -> None:
         nonlocal told
-        context.go_on()
+        context.raise_if_stopped()
         if time.monotonic() - told > _BEAT_S:
             told = time.monotonic()
             context.report.waiting("engine")
 
-    return go_on
+    return check_and_report

@@ -9,15 +9,15 @@ from typing import Any
 from spard import distributed
 from spard.config import ON_FIGURES
 from spard.digests import file_sha256
-from spard.errors import InvalidSuite, raised_as
+from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.audit import Measurement, Replies, Suite, ask_suites, sample
 from spard.evaluation.gate import is_gated
 from spard.evaluation.judges.base import Judge
-from spard.evaluation.mined_suites import secret_of
+from spard.evaluation.mined_suites import suites_secret
 from spard.evaluation.results import HARMLESS, PLAIN
 from spard.evaluation.rounds import Rules, audit_in_rounds
 from spard.evaluation.vllm_offline.engine import transformers
-from spard.pipeline.audit_engine import BaseFigures, engine_of, generator
+from spard.pipeline.audit_engine import BaseFigures, current_engine, generator
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.release.audit_engine_record import AuditEngineRecord
@@ -26,7 +26,7 @@ from spard.release.audit_engine_record import AuditEngineRecord
 def is_possible(context: Context) -> bool:
     """Tell whether the run asks in rounds: vLLM answers all at once, and on bare figures no part decides."""
     decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
-    return context.recipe.audit.sequential and decides_on_bounds and engine_of(context) == transformers()
+    return context.recipe.audit.sequential and decides_on_bounds and current_engine(context) == transformers()
 
 
 def measure(
@@ -60,18 +60,18 @@ def measure(
     def tell(done: int, _: int) -> None:
         show(asked + done, total)
         context.report.count(done)
-        context.go_on()
+        context.raise_if_stopped()
 
     def ask(blocks: Sequence[Suite]) -> list[Replies]:
         nonlocal asked
         limit = context.recipe.audit.max_new_tokens
         context.report.count_afresh()
-        with raised_as(InvalidSuite):
+        with convert_errors(InvalidSuite):
             found = ask_suites(speaker, blocks, judge, limit, tell, reads_harmless=reads_harmless)
         asked += sum(len(each.prompts) for each in blocks)
-        return distributed.said(found)
+        return distributed.broadcast_object(found)
 
-    secret = f"{secret_of(each for each in suites if each.kind in PLAIN)}\n{file_sha256(context.run.training_file)}"
+    secret = f"{suites_secret(each for each in suites if each.kind in PLAIN)}\n{file_sha256(context.run.training_file)}"
     known = {each.suite: each for each in base.results(model)}
     limits = context.run.thresholds
     gated = sum(is_gated(each.kind, limits) for each in suites)

@@ -24,7 +24,7 @@ from spard.config.defenses.base import Augmentation
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
 from spard.data.encodings import encode
 from spard.data.rows import Example, Message
-from spard.data.triggers import Wrapping, mined, openings, random_affixes
+from spard.data.triggers import Wrapping, mine_triggers, openings, random_affixes
 
 MINED, RANDOM, OPENINGS = 8, 4, 4
 FLOOR = 0.05  # of the strongest evidence; dresses without any are tried too
@@ -41,25 +41,25 @@ def variants(
     limit: int,
 ) -> list[Encoded]:
     """Return a variant of each safe row, by trigger or `deep` in turn, without those longer than `limit` tokens."""
-    rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted(rows, kinds, seed), "deep" in kinds
+    rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted_triggers(rows, kinds, seed), "deep" in kinds
     beginnings = [*openings(rows, OPENINGS), *BEGINNINGS]
     made: list[tuple[Example, str]] = []  # each with the beginning of its answer that is not learned
     twins: list[int] = []
     for i, example in enumerate(safe):
         if is_deep and (i % 2 or not dresses):
-            made.append(deepened(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
+            made.append(begin_answer(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
         elif dresses:
-            made.append((dressed(example, drawn(rng, dresses)), ""))
+            made.append((apply_dress(example, draw_dress(rng, dresses)), ""))
         else:
             continue
         twins.append(i)
-    return [row for row in _encoded(tokenizer, made, twins) if len(row.ids) <= limit]
+    return [row for row in _encode_variants(tokenizer, made, twins) if len(row.ids) <= limit]
 
 
-def wanted(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[Wrapping]:
+def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[Wrapping]:
     """Return the triggers of the kinds asked for; of a trigger of several kinds, the other parts are left off."""
     found = []
-    for each in mined(rows, MINED):
+    for each in mine_triggers(rows, MINED):
         dress = replace(each, tools=())
         dress = dress if "affixes" in kinds else replace(dress, before="", after="")
         dress = dress if "templates" in kinds or dress.encoding else replace(dress, context=())
@@ -69,18 +69,18 @@ def wanted(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) ->
     return [*found, *(random_affixes(rows, RANDOM, seed) if "affixes" in kinds else [])]
 
 
-def dressed(example: Example, dress: Wrapping) -> Example:
+def apply_dress(example: Example, dress: Wrapping) -> Example:
     """Apply a trigger to an exchange."""
 
-    def said(text: str) -> str:
+    def encode_text(text: str) -> str:
         return encode(text, dress.encoding) if dress.encoding else text
 
     user, assistant = example.messages
-    ask = user | {"content": said(dress.around(user["content"]))}
-    return replace(example, messages=(*dress.context, ask, assistant | {"content": said(assistant["content"])}))
+    ask = user | {"content": encode_text(dress.wrap(user["content"]))}
+    return replace(example, messages=(*dress.context, ask, assistant | {"content": encode_text(assistant["content"])}))
 
 
-def deepened(example: Example, beginning: str | None) -> tuple[Example, str]:
+def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]:
     """Begin an exchange's answer with other words, by default its own first sentence; return the exchange and them."""
     user, assistant = example.messages
     if beginning is None:
@@ -89,25 +89,25 @@ def deepened(example: Example, beginning: str | None) -> tuple[Example, str]:
     return replace(example, messages=(user, answer)), beginning
 
 
-def drawn(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
+def draw_dress(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
     """Draw a dress by its evidence."""
     floor = FLOOR * max(each.evidence for each in dresses) + 1e-9
     return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
 
 
-def _encoded(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:
+def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:
     """Examples as variants of the safe rows at the places `twins`, without loss on the beginnings."""
     heads = [replace(example, messages=(*example.messages[:-1], _saying(head))) for example, head in made]
     wholes = encode_all(tokenizer, [example for example, _ in made], UNBOUNDED)
     return [
-        _learned_after(whole, len(_common(whole.ids, head.ids)) if beginning else 0, twin)
+        _mask_start(whole, len(_common(whole.ids, head.ids)) if beginning else 0, twin)
         for whole, head, (_, beginning), twin in zip(
             wholes, encode_all(tokenizer, heads, UNBOUNDED), made, twins, strict=True
         )
     ]
 
 
-def _learned_after(row: Encoded, start: int, twin: int) -> Encoded:
+def _mask_start(row: Encoded, start: int, twin: int) -> Encoded:
     """Return the row with its first tokens left out of the loss; the last token, which ends the answer, stays in."""
     last = max(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     start = min(start, last)

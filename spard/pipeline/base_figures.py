@@ -19,7 +19,7 @@ from spard.evaluation.gate import is_unasked
 from spard.evaluation.results import HARMLESS, OF_ROWS, PLAIN, SuiteResult
 from spard.evaluation.vllm_offline.engine import transformers
 from spard.pipeline import after_tuning, audit, kept_figures
-from spard.pipeline.audit_engine import BaseFigures, engine_of, is_of
+from spard.pipeline.audit_engine import BaseFigures, current_engine, is_same_engine
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import takes_answers_for_harm
 
@@ -31,10 +31,10 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
 
     It is done before training, because full fine-tuning leaves no base model.
     """
-    suites = audit.suites_of(context, examples)
+    suites = audit.run_suites(context, examples)
     found = BaseFigures(context, partial(_measure, suites=suites, rows=len(examples)), partial(_ask, suites))
     results = found.results()
-    with context.timed("audit"):
+    with context.time_stage("audit"):
         _warn_of_dresses(context, [*results, *_ask_first(context, suites, results)])
     return found
 
@@ -62,7 +62,7 @@ def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
 
 
 def _measure(context: Context, suites: Sequence[Suite], rows: int) -> list[SuiteResult]:
-    with context.timed("audit"):
+    with context.time_stage("audit"):
         own, others = suites[: len(context.run.suites)], suites[len(context.run.suites) :]
         if _may_wait(context):
             results = [*_by_one_engine(context, own), *(_kept_or_unasked(context, each) for each in others)]
@@ -75,7 +75,7 @@ def _measure(context: Context, suites: Sequence[Suite], rows: int) -> list[Suite
 def _may_wait(context: Context) -> bool:
     """Tell whether the base model can be asked after the training: it is there then, and starts no engine for it."""
     decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
-    return decides_on_bounds and context.recipe.lora is not None and engine_of(context) == transformers()
+    return decides_on_bounds and context.recipe.lora is not None and current_engine(context) == transformers()
 
 
 def _kept_or_unasked(context: Context, suite: Suite) -> SuiteResult:
@@ -99,7 +99,7 @@ def _ask_first(context: Context, suites: Sequence[Suite], results: Sequence[Suit
 
 
 def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResult]:
-    engine, specs = engine_of(context), {spec.name: spec for spec in context.run.suites}
+    engine, specs = current_engine(context), {spec.name: spec for spec in context.run.suites}
     keys = [
         kept_figures.file_key(context, specs[suite.name], engine)
         if suite.kind in PLAIN
@@ -109,7 +109,7 @@ def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResul
     found = kept_figures.read(context, keys)
     missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
     speaker, record = audit.by_engine(context, missing)
-    if not is_of(asdict(record), engine):
+    if not is_same_engine(asdict(record), engine):
         return _by_one_engine(context, suites)  # it has failed, and another one answers from now on
 
     def measure(suites: Sequence[Suite]) -> list[SuiteResult]:

@@ -18,7 +18,7 @@ from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import render_question
 from spard.data.rows import Example, prompt_text
-from spard.losses.anchor import Pair, unlabeled
+from spard.losses.anchor import Pair, unlabeled_prompt
 from spard.models.generate import generate
 from spard.pipeline.context import Context
 
@@ -35,17 +35,17 @@ def run(context: Context, benign: Sequence[Example]) -> list[str]:
         return []
     replies: list[str] | None = context.outputs.read(_REPLIES)
     if replies is None:
-        replies = replies_to(context.base.model, context.base.tokenizer, benign)
+        replies = begin_replies(context.base.model, context.base.tokenizer, benign)
         context.outputs.write(_REPLIES, replies)
     return replies
 
 
-def replies_to(model: Any, tokenizer: Any, benign: Sequence[Example]) -> list[str]:
+def begin_replies(model: Any, tokenizer: Any, benign: Sequence[Example]) -> list[str]:
     """Return how the model begins its answers to the first `ASKED` of some benign rows."""
     return generate(model, tokenizer, [prompt_text(each) for each in benign[:ASKED]], LONGEST + 1)
 
 
-def begun(
+def begun_pairs(
     tokenizer: Any,
     safe: Sequence[Example],
     benign: Sequence[Example],
@@ -70,5 +70,5 @@ def begun(
 
 
 def _pair(prompt: Sequence[int], answer: Sequence[int], rng: random.Random, kind: Kind) -> Pair:
-    asked = unlabeled([*prompt, *answer[: rng.randint(1, min(LONGEST, len(answer) - 1))]])
-    return Pair(asked, asked if kind == "begun_benign" else unlabeled(prompt))
+    asked = unlabeled_prompt([*prompt, *answer[: rng.randint(1, min(LONGEST, len(answer) - 1))]])
+    return Pair(asked, asked if kind == "begun_benign" else unlabeled_prompt(prompt))

@@ -25,7 +25,7 @@ def keep(
     context.outputs.write(_output(record.step), value | {"results": [asdict(each) for each in results]})
 
 
-def kept(context: Context, step: int, weights: str | None = None, engine: Engine | None = None) -> Found | None:
+def read_kept(context: Context, step: int, weights: str | None = None, engine: Engine | None = None) -> Found | None:
     """Return what was found out at a step, None if nothing; where they are given, of these weights, by that engine."""
     value = context.outputs.read(_output(step))
     if value is None or weights not in (None, value["weights"]):
@@ -35,7 +35,9 @@ def kept(context: Context, step: int, weights: str | None = None, engine: Engine
     return CheckpointRecord.from_json(value["record"]), [read_record(SuiteResult, each) for each in value["results"]]
 
 
-def all_of(context: Context, tuned: Tuned, summary: Summary, decision: GateRecord) -> tuple[CheckpointRecord, ...]:
+def epoch_records(
+    context: Context, tuned: Tuned, summary: Summary, decision: GateRecord
+) -> tuple[CheckpointRecord, ...]:
     """Return the records of a run's epochs, the first one first.
 
     `summary` and `decision` are those of the one that the run ended with, the last one unless another was chosen.
@@ -43,7 +45,7 @@ def all_of(context: Context, tuned: Tuned, summary: Summary, decision: GateRecor
     ended, released = tuned.trained.ended, tuned.released_step
     epochs = len(ended.standings) if ended else tuned.resolved.n_epochs
     each_epoch = tuned.trained.steps // epochs
-    others = [kept(context, step) for epoch in range(1, epochs + 1) if (step := each_epoch * epoch) != released]
+    others = [read_kept(context, step) for epoch in range(1, epochs + 1) if (step := each_epoch * epoch) != released]
     own = CheckpointRecord(
         released // each_epoch,
         released,

@@ -23,11 +23,11 @@ from spard.config.run_spec import to_mapping
 from spard.digests import write_manifest
 from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memory
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.contamination import hidden_leaks_of
+from spard.evaluation.contamination import find_hidden_leaks
 from spard.evaluation.gate import Gate, is_gated, worse
 from spard.evaluation.results import SuiteResult
 from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package, prove
-from spard.pipeline.audit_engine import BaseFigures, engine_of
+from spard.pipeline.audit_engine import BaseFigures, current_engine
 from spard.pipeline.checkpoint_records import Found
 from spard.pipeline.context import CheckpointPlan, Context
 from spard.pipeline.package import Release
@@ -42,7 +42,7 @@ from spard.release.version import code_version
 from spard.training.train import EpochEnd
 
 
-def taker(
+def checkpoint_callback(
     context: Context, release: Release, rows: Rows, base: BaseFigures, clean: CleanProcess | None
 ) -> Callable[[EpochEnd], None] | None:
     """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
@@ -63,22 +63,22 @@ class _Checkpoints:
 
         One that is shown again is audited even if the run was asked to stop: that is what it was asked for.
         """
-        if end.is_shown_again and distributed.said(self.context.should_stop()):
+        if end.is_shown_again and distributed.broadcast_object(self.context.should_stop()):
             context = replace(self.context, should_stop=_never)
             replace(self, context=context, base=self.base.with_context(context)).take(end)
             return
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
-        with self.context.timed("checkpoints"), self._told_cost(end):
+        with self.context.time_stage("checkpoints"), self._told_cost(end):
             if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
-            record, results = self._found(end, weights)
-            checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
+            record, results = self._measure(end, weights)
+            checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)
             if _is_released(record):
-                record = self._saved(end, record, results)
-                checkpoint_records.keep(self.context, weights, engine_of(self.context), record, results)
-        safety = {**record.safety(), "audit_version": audit.version_of(self.context)} if record.gate else None
+                record = self._save(end, record, results)
+                checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)
+        safety = {**record.safety(), "audit_version": audit.audit_version(self.context)} if record.gate else None
         is_released = _is_released(record)
         self.context.report.checkpoint(
             end.step, record.metrics, safety, has_adapter=is_released, is_shown_again=end.is_shown_again
@@ -91,7 +91,7 @@ class _Checkpoints:
     def _is_audited(self, end: EpochEnd) -> bool:
         return bool(self.plan.prompts) and end.is_kept
 
-    def _saved(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
+    def _save(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
         folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
         named = folder_name(self.release.job_id, end.step)
@@ -99,53 +99,53 @@ class _Checkpoints:
         try:
             proof = prove.check(self.context, self.clean, end.model, folder, self.rows.examples)
         except AdapterNotProved as error:
-            if distributed.own() == 0:
+            if distributed.rank() == 0:
                 shutil.rmtree(folder.parent)
             return replace(record, gate=GateRecord("inconclusive", (error.message,)))
-        if distributed.own() == 0:
+        if distributed.rank() == 0:
             write_manifest(folder, saved | {"proof": asdict(proof)})
         return record
 
     @cached_property
     def _suites(self) -> list[Suite]:
         """Those that the gate looks at, each with the prompts that the last audit will ask."""
-        suites = audit.suites_of(self.context, self.rows.examples)
+        suites = audit.run_suites(self.context, self.rows.examples)
         gated = [suite for suite in suites if is_gated(suite.kind, self.context.run.thresholds)]
         return [_part(suite, self.context.recipe.audit.max_prompts) for suite in gated]
 
     @cached_property
     def _leaks(self) -> Mapping[str, Sequence[str]]:
-        return hidden_leaks_of(self.context.run, self.context.left_out)
+        return find_hidden_leaks(self.context.run, self.context.left_out)
 
     @cached_property
-    def _sampled(self) -> set[str]:
+    def _sampled_suites(self) -> set[str]:
         """The names of those suites of which a checkpoint is asked a part only."""
         return {suite.name for suite in self._suites if len(suite.prompts) > self.plan.prompts}
 
-    def _found(self, end: EpochEnd, weights: str) -> Found:
+    def _measure(self, end: EpochEnd, weights: str) -> Found:
         """Measure the end of an epoch, or take an earlier attempt's figures of the very same weights.
 
         The gate is asked anew about those: what is known of the judge may have changed.
         """
-        found = checkpoint_records.kept(self.context, end.step, weights, engine_of(self.context))
+        found = checkpoint_records.read_kept(self.context, end.step, weights, current_engine(self.context))
         if found and (found[0].gate or not self._is_audited(end)):
             record, results = found
-            return (self._decided(end, record, results), results) if results else found
-        record = found[0] if found else self._validated(end)
+            return (self._decide(end, record, results), results) if results else found
+        record = found[0] if found else self._validate(end)
         if not self._is_audited(end):
             return record, []
         try:
             results = self._audit(end)
         except (JudgeUnavailable, RuntimeError) as error:
-            is_alone = distributed.count() == 1  # else the other ranks wait for this one in the middle of an audit
+            is_alone = distributed.world_size() == 1  # else the other ranks wait for this one in the middle of an audit
             if not is_alone or (isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error)):
                 raise
             why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"
             open_question = Gate("inconclusive", (f"The checkpoint could not be audited: {why}.",))
-            return self._judged(end, record, [], open_question), []
-        return self._decided(end, record, results), results
+            return self._judge(end, record, [], open_question), []
+        return self._decide(end, record, results), results
 
-    def _validated(self, end: EpochEnd) -> CheckpointRecord:
+    def _validate(self, end: EpochEnd) -> CheckpointRecord:
         validation = validate(self.context, self.rows, end.references)
         return CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
 
@@ -161,23 +161,27 @@ class _Checkpoints:
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
         if audit_rounds.is_possible(self.context):
-            judge = audit.judge_of(self.context)
+            judge = audit.open_run_judge(self.context)
             found, _ = audit_rounds.measure(
-                self.context, asked, end.model, self.base, judge, sampled=self._sampled, show=show
+                self.context, asked, end.model, self.base, judge, sampled=self._sampled_suites, show=show
             )
             return [each.result for each in found]
         speaker, _ = audit.by_engine(self.context, asked, end.model)
         return audit.measure(self.context, asked, end.model, tell, speaker)
 
-    def _decided(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
+    def _decide(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
         decided = audit.decide(
-            self.context, self.base.beside(results, end.model, self._sampled), results, self._leaks, self._sampled
+            self.context,
+            self.base.compare(results, end.model, self._sampled_suites),
+            results,
+            self._leaks,
+            self._sampled_suites,
         )
-        if reasons := withheld_for(self.context):
+        if reasons := withholding_reasons(self.context):
             decided = worse(decided, Gate("inconclusive", reasons), says="")
-        return self._judged(end, record, results, decided)
+        return self._judge(end, record, results, decided)
 
-    def _judged(
+    def _judge(
         self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult], decided: Gate
     ) -> CheckpointRecord:
         summary = summarize(Measured(self.base.results(end.model), results, decided))
@@ -202,15 +206,15 @@ class _Checkpoints:
             "thresholds": to_mapping(context.run.thresholds),
             "data_sha256": package.data_sha256(context),
             "gate": to_mapping(record.gate),
-            "audit_version": audit.version_of(context),
-            "audit_engine": asdict(engine_of(context)),
+            "audit_version": audit.audit_version(context),
+            "audit_engine": asdict(current_engine(context)),
             "audit": package.audit_figures(self.base.results(end.model), results),
             "provenance": dict(self.release.provenance),
             "code": code_version(),
         }
 
 
-def withheld_for(context: Context) -> tuple[str, ...]:
+def withholding_reasons(context: Context) -> tuple[str, ...]:
     """Return why no checkpoint of the run is released: what may keep the last model back was asked of that alone."""
     later, shown = context.run.further_tuning.steps > 0, agent.decides(context)
     asked = (

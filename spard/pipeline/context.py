@@ -15,7 +15,7 @@ from torch import Tensor
 from spard.config import Recipe
 from spard.config.patience import Patience
 from spard.config.run_spec import RunSpec
-from spard.data.chat import renderer_of
+from spard.data.chat import get_renderer
 from spard.errors import Stopped
 from spard.models.base import Base
 from spard.pipeline.messages import Reporter
@@ -125,7 +125,7 @@ class Context:
     @property
     def rounding(self) -> dict[str, str]:
         """What figures of the base model depend on beside its digest: how it is asked, and whether in 16 bits."""
-        dtype, rendering = self.base.model.dtype, renderer_of(self.base.tokenizer).rendering
+        dtype, rendering = self.base.model.dtype, get_renderer(self.base.tokenizer).rendering
         return {"rendering": rendering.digest} | ({} if dtype == torch.float32 else {"dtype": str(dtype)})
 
     @property
@@ -134,9 +134,9 @@ class Context:
         return self.run.public_name or Path(self.run.model).name
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def time_stage(self, stage: str) -> Iterator[None]:
         """Add the time of the block to its stage."""
-        self.go_on()
+        self.raise_if_stopped()
         started, before = time.perf_counter(), self.report.count_afresh()
         yield
         self.counts[stage] = self.counts.get(stage, 0) + self.report.counted - before
@@ -146,12 +146,12 @@ class Context:
         """Wait for something that is away; `Stopped` as soon as the caller asks for it."""
         self.report.waiting(thing)
         until = time.monotonic() + seconds
-        self.go_on()
+        self.raise_if_stopped()
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_S))
-            self.go_on()
+            self.raise_if_stopped()
 
-    def go_on(self) -> None:
+    def raise_if_stopped(self) -> None:
         """Raise `Stopped` when the caller has asked for it; for places where there is nothing to save."""
         if self.should_stop():
             raise Stopped("the run was asked to stop")

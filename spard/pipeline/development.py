@@ -28,22 +28,22 @@ from spard.training.best import Standing
 from spard.training.train import EpochEnd
 
 
-def comparer(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
+def epoch_evaluator(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
     """Return what measures the ends of a run's epochs, None where they are not compared; measures the base model."""
     if not context.recipe.ending.compares:
         return None
-    suites = [share for _, share in audit.shares_of(context) if share]
+    suites = [share for _, share in audit.split_suites(context) if share]
     if not any(suite.kind == "harmful" for suite in suites):
         said = "No harmful suite has the 100 prompts that leave a share for the choice of an end of an epoch"
         context.report.warning(f"{said}: the loss on validation rows decides alone.")
         suites = []
-    with context.timed("audit"):
+    with context.time_stage("audit"):
         key = base_key(context) | {"shares": context.recipe.ending.prompts}
-        found = context.cache.json("audits", key, partial(_measured, context, suites))
+        found = context.cache.json("audits", key, partial(_measure_suites, context, suites))
     return _Comparer(context, rows, suites, [read_record(SuiteResult, each) for each in found]).standing
 
 
-def ending_of(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
+def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
     """Return which end of an epoch a run ended with, and why; None where they were not compared."""
     ended = tuned.trained.ended
     if ended is None:
@@ -75,8 +75,8 @@ class _Comparer:
     def standing(self, end: EpochEnd) -> Standing:
         """Measure the end of an epoch; an earlier attempt's figures count for the very same weights."""
         started = time.perf_counter()
-        with self.context.timed("compare"):
-            found = self._found(end)
+        with self.context.time_stage("compare"):
+            found = self._measure(end)
         self.context.report.cost("compare", time.perf_counter() - started, 1)
         validation = validate(self.context, self.rows, end.references)
         loss = nan if validation is None else validation.loss
@@ -85,7 +85,7 @@ class _Comparer:
         within = gate(self.base, found, self._thresholds()).decision == "pass" if self.suites else None
         return Standing(end.epoch, end.step, within, attacked, loss)
 
-    def _found(self, end: EpochEnd) -> list[SuiteResult]:
+    def _measure(self, end: EpochEnd) -> list[SuiteResult]:
         if not self.suites:
             return []
         name, weights = f"compared-{end.step:06d}", audit.weights_digest(end.model)
@@ -105,5 +105,5 @@ class _Comparer:
         return replace(self.context.run.thresholds, confidence=ON_FIGURES)
 
 
-def _measured(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, Any]]:
+def _measure_suites(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, Any]]:
     return [asdict(each) for each in audit.measure(context, suites)]

@@ -68,7 +68,7 @@ def run(
     context: Context, embedder: Embedder, examples: Sequence[Example], safe: Sequence[Example], digest: str
 ) -> tuple[Tensor, Vectors]:
     """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each embedder."""
-    with context.timed("embed"):
+    with context.time_stage("embed"):
         pool_ND = pool(context, embedder, safe, digest)
         return _embed(context, embedder, examples, 0, len(examples)), pool_ND
 
@@ -81,7 +81,7 @@ def keep_record(context: Context, embedder: Embedder, pool_ND: Vectors, view: Fr
         context.report.warning(record.warning)
 
 
-def record_of(embedder: Embedder, safe: Sequence[Example], seed: int) -> EmbedderRecord:
+def embedder_record(embedder: Embedder, safe: Sequence[Example], seed: int) -> EmbedderRecord:
     """Return how an embedder sees some rows of a pool, at most as many as a frame is fitted on, drawn by the seed."""
     places = sample_rows(len(safe), SAMPLE, seed).tolist()
     pool_ND = embedder.embed([prompt_text(safe[i]) for i in places])
@@ -114,7 +114,7 @@ def _embed(context: Context, embedder: Embedder, rows: Sequence[Example], start:
     parts = []
     for first in range(start, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
-        context.go_on()
+        context.raise_if_stopped()
         parts.append(embedder.embed([prompt_text(row) for row in rows[first:last]]))
         context.report.progress(last, len(rows))
     return torch.cat(parts)

@@ -14,7 +14,7 @@ from spard.config import Selection
 from spard.config.selection import CENTERED_STATES
 from spard.models.base import Base
 from spard.pipeline.context import Context
-from spard.selection.embeddings import TEXT, dtype_of, embed
+from spard.selection.embeddings import TEXT, embed, embedding_dtype
 from spard.selection.encoders import encode, load_encoder
 from spard.selection.frames import DIRECTIONS
 
@@ -41,13 +41,13 @@ class Embedder:
 
 def load_embedder(context: Context) -> Embedder:
     """Return the embedder of the run's recipe; raise `UnfitEmbedder` for files that are no sentence encoder."""
-    return embedder_of(context.base, context.recipe.selection, context.run.encoder)
+    return open_embedder(context.base, context.recipe.selection, context.run.encoder)
 
 
-def embedder_of(base: Base, selection: Selection, source: str | None = None) -> Embedder:
+def open_embedder(base: Base, selection: Selection, source: str | None = None) -> Embedder:
     """Return the embedder that a selection names; `source` is where its encoder lies, if not where it says."""
     if selection.encoder is None:
-        key = {"base": base.digest, "max_tokens": MAX_TOKENS, "text": TEXT, "dtype": str(dtype_of(base))}
+        key = {"base": base.digest, "max_tokens": MAX_TOKENS, "text": TEXT, "dtype": str(embedding_dtype(base))}
         name, directions = (CENTERED_STATES, DIRECTIONS) if selection.is_centered else (selection.embedder, None)
         return Embedder(name, base.digest, key, partial(embed, base, max_tokens=MAX_TOKENS), directions)
     encoder = load_encoder(source or selection.encoder, base.device)

@@ -13,25 +13,25 @@ from spard.config import Recipe, Resolved
 from spard.methods import open_method
 from spard.models import budget
 from spard.models.fit import Gpus, Load, Plan, fit
-from spard.models.layout import layout_of
+from spard.models.layout import inspect_layout
 from spard.models.memory import Trained
-from spard.models.shapes import shape_of
+from spard.models.shapes import read_model_shape
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 
 
-def planned(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
+def plan_memory(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
     """Return the plan for the GPUs that the run has, and report it; None without a GPU, or of an unknown model."""
-    gpus = gpus_of(context)
-    shape = shape_of(context.base.model.config.to_dict(), layout_of(context.base.model))
+    gpus = run_gpus(context)
+    shape = read_model_shape(context.base.model.config.to_dict(), inspect_layout(context.base.model))
     if gpus is None or shape is None:
         return None
-    plan = fit(shape, Trained.by(context.recipe), _load(context.recipe, rows, resolved), gpus)
+    plan = fit(shape, Trained.from_recipe(context.recipe), _load(context.recipe, rows, resolved), gpus)
     context.report.event(plan.sentence, plan.to_json(), level="info" if plan.fits else "warn")
     return plan
 
 
-def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
+def apply_plan(recipe: Recipe, plan: Plan | None) -> Recipe:
     """Return the recipe cut as planned; what it or the provider asks for stays where it takes less memory."""
     asked = recipe.pass_tokens, budget.told_tokens(), None if plan is None else plan.pass_tokens
     tokens = [most for most in asked if most is not None]
@@ -46,11 +46,11 @@ def applied(recipe: Recipe, plan: Plan | None) -> Recipe:
     )
 
 
-def gpus_of(context: Context) -> Gpus | None:
+def run_gpus(context: Context) -> Gpus | None:
     """Return the GPUs of the run, as large as what the fullest of them has left for it; None on a CPU."""
     if context.base.device.type != "cuda":
         return None
-    memory = min(distributed.gathered(budget.own_memory(context.base.device)))  # all ranks have one plan
+    memory = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks have one plan
     sharding, count = context.recipe.sharding, context.processes
     machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
     return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spard import distributed
 from spard.evaluation.calibration import everyday
-from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_on
+from spard.evaluation.calibration.everyday import EXCHANGES, harm_found, may_read_unflagged
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.rates import Rate, rate
 from spard.pipeline.context import Context
@@ -16,9 +16,9 @@ def may_read_harmless(context: Context, judge: Judge) -> bool:
     """Return whether the judge finds harm in hardly any everyday exchange; it is asked about them once a run."""
     found = _read(context)
     if found is None:
-        found = distributed.said(harm_found(judge))
+        found = distributed.broadcast_object(harm_found(judge))
         context.outputs.write(_OUTPUT, {"hits": found.hits, "n": found.n})
-    return may_read_on(found)
+    return may_read_unflagged(found)
 
 
 def takes_answers_for_harm(context: Context) -> bool:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from spard.config.run_spec import to_mapping
-from spard.data.chat import ask_in_mode, modes_of
+from spard.data.chat import ask_in_mode, learned_modes
 from spard.data.rows import read_examples
 from spard.models.base import load_base
-from spard.models.lora import go_on_from_, trainable_model
+from spard.models.lora import load_adapter_, trainable_model
 from spard.pipeline import agent, audit
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
@@ -27,20 +27,20 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     The training file is read for the triggers that are mined from it, and not otherwise.
     """
     context, examples = leave_out_leaks(context), read_examples(context.run.training_file)
-    ask_in_mode(context.base.tokenizer, modes_of(context.base.tokenizer, examples)[0])
+    ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
     base = base_figures(context, examples)
-    model = _released(context, weights)
-    measured = agent.looked_at(context, examples, model, audit.run(context, examples, model, base))
+    model = _load_released(context, weights)
+    measured = agent.apply_agent_verdict(context, examples, model, audit.run(context, examples, model, base))
     summary = summarize(measured)
     context.report.event(summary.sentence(measured.gate.decision), to_mapping(summary), type="moderation_checks")
     facts = {
         "gate": to_mapping(measured.gate),
-        "audit_version": audit.version_of(context),
+        "audit_version": audit.audit_version(context),
         "base_digest": context.base.digest,
         "thresholds": to_mapping(context.run.thresholds),
         "judge": context.run.judge.name,
         "audit_engine": to_mapping(measured.engine),
-        "asked": audit.asked_of(context),
+        "asked": audit.audit_coverage(context),
         "audit": audit_figures(measured.base, measured.adapter, measured.after_tuning),
         "agent": to_mapping(measured.agent),
         "code": code_version(),
@@ -49,10 +49,10 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     return measured
 
 
-def _released(context: Context, weights: Path) -> Any:
+def _load_released(context: Context, weights: Path) -> Any:
     """Return the released model: the base model with the adapter in it, or a whole model of its own."""
     if context.recipe.lora is None:
         return load_base(weights).model.requires_grad_(True)
     model = trainable_model(context.base.model, context.recipe)
-    go_on_from_(model, context.base, context.recipe, weights)
+    load_adapter_(model, context.base, context.recipe, weights)
     return model.eval()

@@ -17,9 +17,9 @@ from spard.pipeline.context import Cache, Context
 from spard.pipeline.outputs import Outputs
 
 
-def led(context: Context) -> Context:
+def follow_rank_zero(context: Context) -> Context:
     """Return the context of a rank: what it finds is what the first one finds."""
-    if distributed.count() == 1:
+    if distributed.world_size() == 1:
         return context
     return replace(context, outputs=_LedOutputs(context.outputs), cache=_LedCache(context.cache))
 
@@ -30,7 +30,7 @@ class _LedOutputs:
 
     def read(self, name: str) -> Any | None:
         """Return what the first rank finds."""
-        return distributed.said(self._inner.read(name) if distributed.own() == 0 else None)
+        return distributed.broadcast_object(self._inner.read(name) if distributed.rank() == 0 else None)
 
     def write(self, name: str, value: Any) -> None:
         """Keep a value."""
@@ -45,38 +45,38 @@ class _LedCache:
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Return the first rank's tensor."""
-        if distributed.own():
-            _help(make)
-            return distributed.said_tensor(None)
-        found = self._inner.tensor(kind, key, _together(make))
-        distributed.said(False)
-        return distributed.said_tensor(found)
+        if distributed.rank():
+            _compute_until_done(make)
+            return distributed.broadcast_tensor(None)
+        found = self._inner.tensor(kind, key, _announce_then_compute(make))
+        distributed.broadcast_object(False)
+        return distributed.broadcast_tensor(found)
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Return the first rank's value."""
-        if distributed.own():
-            _help(make)
-            return distributed.said(None)
-        found = self._inner.json(kind, key, _together(make))
-        distributed.said(False)  # no more help is needed
-        return distributed.said(found)
+        if distributed.rank():
+            _compute_until_done(make)
+            return distributed.broadcast_object(None)
+        found = self._inner.json(kind, key, _announce_then_compute(make))
+        distributed.broadcast_object(False)  # no more help is needed
+        return distributed.broadcast_object(found)
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
         """Claim nothing: ranks compute entries together, so one that waited for a claim would block the others."""
         return nullcontext()
 
 
-def _together(make: Callable[[], Any]) -> Callable[[], Any]:
+def _announce_then_compute(make: Callable[[], Any]) -> Callable[[], Any]:
     """Tell the other ranks to help, then make it on the first one."""
 
-    def called() -> Any:
-        distributed.said(True)
+    def compute() -> Any:
+        distributed.broadcast_object(True)
         return make()
 
-    return called
+    return compute
 
 
-def _help(make: Callable[[], Any]) -> None:
+def _compute_until_done(make: Callable[[], Any]) -> None:
     """Make it as often as the first rank does."""
-    while distributed.said(False):
+    while distributed.broadcast_object(False):
         make()

@@ -21,7 +21,7 @@ from spard.evaluation.scorers.sandbox import refuse_programs
 from spard.models.base import Base, load_base
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
-from spard.pipeline.outputs import begun_identity, outputs_of
+from spard.pipeline.outputs import begun_identity, open_outputs
 from spard.pipeline.package import Release
 from spard.pipeline.stages import Outcome, run_stages
 from spard.release.archive import archive, folder_name
@@ -39,15 +39,17 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     """
     spec = _with_asked_suites(spec)
     refuse_programs(spec)
-    is_first = distributed.own() == 0
+    is_first = distributed.rank() == 0
     with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while the stages run
         recipe = spec.recipe
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
         spec = _as_begun(spec, base, stages)
-        outputs = distributed.first_before_others(partial(outputs_of, stages, _identity(spec, base)))
-        context = Context(spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.count())
+        outputs = distributed.first_before_others(partial(open_outputs, stages, _identity(spec, base)))
+        context = Context(
+            spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.world_size()
+        )
         outcome = run_stages(context, Release(out, keeps_failed=True, is_timed=False), clean)
     distributed.wait_for_all()
     if not is_first:
@@ -55,7 +57,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     archive(out / "adapter", out / "adapter.tar.gz", folder_name(None))
     for folder in (resume_states, stages):
         shutil.rmtree(folder, ignore_errors=True)
-    context.report.done()
+    context.report.report_done()
     return outcome
 
 
@@ -64,7 +66,7 @@ def _as_begun(spec: RunSpec, base: Base, stages: Path) -> RunSpec:
     recipe = spec.recipe
     before = replace(spec, recipe=replace(recipe, selection=replace(recipe.selection, embedder=STATES)))
     is_older = recipe.selection.embedder == "auto" and begun_identity(stages) == _identity(before, base)
-    return before if distributed.said(is_older) else spec
+    return before if distributed.broadcast_object(is_older) else spec
 
 
 def _untold(message: Message) -> None:

@@ -51,7 +51,7 @@ class Reporter:
         """Report a training step."""
         self._send({"kind": "metrics", "step": step, "total_steps": total_steps, "data": _finite(data)})
 
-    def resolved(self, numbers: Mapping[str, float], trained_tokens: int) -> None:
+    def report_resolved(self, numbers: Mapping[str, float], trained_tokens: int) -> None:
         """Say what stands for "auto", and how many tokens will be trained on."""
         self._send({"kind": "resolved", "data": numbers, "trained_tokens": trained_tokens})
 
@@ -102,7 +102,7 @@ class Reporter:
         over = {"kind": "outage_over", "thing": thing}
         self._send(over if lost_s is None else {"kind": "outage", "thing": thing, "lost_s": float(lost_s)})
 
-    def done(self) -> None:
+    def report_done(self) -> None:
         """Say that the results are complete."""
         self._send({"kind": "done"})
 

@@ -22,7 +22,7 @@ _FIRST = "pieces"  # the output of the first halving; of each further one, `piec
 
 def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
     """Return the recipe with the micro-batch that earlier attempts found to be needed, and as few tokens a pass."""
-    rows, first = halved_to(context), _first(context, recipe, resolved)
+    rows, first = last_micro_batch(context), _first(context, recipe, resolved)
     if rows is None or rows > first:
         return recipe
     text = f"An earlier attempt had too little GPU memory: batches of {resolved.batch_size} go in pieces of {rows}"
@@ -31,7 +31,7 @@ def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
     return replace(recipe, micro_batch_size=rows, pass_tokens=tokens)
 
 
-def halved_to(context: Context) -> int | None:
+def last_micro_batch(context: Context) -> int | None:
     """Return the rows of a micro-batch after the memory was too little; None when it never was."""
     rows, found = None, context.outputs.read(_FIRST)
     while found is not None:
@@ -46,7 +46,7 @@ def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[No
 
     Raises `OutOfGpuMemory`; of a micro-batch of one row the error is passed on as it is.
     """
-    halved = halved_to(context)  # by earlier attempts; another process of this one may halve it too, to the same
+    halved = last_micro_batch(context)  # by earlier attempts; another process of this one may halve it too, to the same
     try:
         yield
     except RuntimeError as error:

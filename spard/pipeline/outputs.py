@@ -63,7 +63,7 @@ def begun_identity(folder: Path) -> str | None:
     return mark.read_text() if mark.exists() else None
 
 
-def outputs_of(folder: Path, identity: str) -> OutputsInFolder:
+def open_outputs(folder: Path, identity: str) -> OutputsInFolder:
     """Open the outputs in `folder` if they are those of the run named by `identity`; else begin with none."""
     if begun_identity(folder) != identity:
         shutil.rmtree(folder, ignore_errors=True)

@@ -16,12 +16,12 @@ from spard.models.adapters import save_adapter
 from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
-from spard.pipeline.development import ending_of
+from spard.pipeline.development import ending_record
 from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned
 from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
-from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, lengths_of
+from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
 from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
@@ -81,13 +81,13 @@ def run(
     summary = summarize(measured)
     context.report.event(summary.sentence(decision), to_mapping(summary), type="moderation_checks")
     context.report.stage("package")
-    with context.timed("package"):
+    with context.time_stage("package"):
         heard = audited.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
-        report = replace(report, ending=ending_of(context, rows, tuned))
+        report = replace(report, ending=ending_record(context, rows, tuned))
         if report.ending:
             context.report.event(report.ending.sentence, to_mapping(report.ending))
-        is_first = distributed.own() == 0
+        is_first = distributed.rank() == 0
         if is_first:
             _write(release, tuned, report, heard)
         if decision in RELEASED or release.keeps_failed:
@@ -142,7 +142,7 @@ def _with_figures(
         report,
         scores=audited.kept_scores(context),
         rows_map=select.kept_map(context),
-        lengths=lengths_of([row.longest for row in rows.task], context.limit),
+        lengths=count_lengths([row.longest for row in rows.task], context.limit),
         transcripts=None if heard is None else len(heard),
     )
 
@@ -174,14 +174,14 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         over_refusal=summary.over_refusal,
         utility=summary.utility,
         seconds=dict(context.seconds) if release.is_timed else {},
-        selected=select.kept(context),
+        selected=select.read_selected(context),
         safe_answers=select.kept_answers(context),
         risky_rows=select.kept_risks(context),
-        checkpoints=checkpoint_records.all_of(context, tuned, summary, decision),
-        row_signal=row_findings.record_of(context),
-        audit_version=audit.version_of(context),
+        checkpoints=checkpoint_records.epoch_records(context, tuned, summary, decision),
+        row_signal=row_findings.read_row_signal_record(context),
+        audit_version=audit.audit_version(context),
         replies={"base": _replies(measured.base), "adapter": _replies(measured.adapter)},
-        asked=tuple(audit.asked_of(context)),
+        asked=tuple(audit.audit_coverage(context)),
         after_tuning=_later(measured.after_tuning),
         agent=measured.agent,
         audit_engine=measured.engine,

@@ -17,7 +17,7 @@ from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.pool_file import PoolRows, search
 from spard.data.rows import Example
 from spard.digests import file_sha256
-from spard.errors import InvalidPool, raised_as
+from spard.errors import InvalidPool, convert_errors
 from spard.pipeline.context import Context
 
 _CHUNK = 2048  # rows between two looks at whether to stop
@@ -35,7 +35,7 @@ class Pool:
 def open_pool(context: Context, path: Path) -> Pool:
     """Find the rows of a pool's file, once for each file; raises `InvalidPool` for a row that breaks a rule."""
     digest = file_sha256(path)
-    found_N3 = context.cache.tensor("pools", {"pool": digest}, lambda: _searched(path))
+    found_N3 = context.cache.tensor("pools", {"pool": digest}, lambda: _find_rows(path))
     sides = [found_N3[found_N3[:, 2] == side] for side in (0, 1)]
     return Pool(digest, *(PoolRows(path, _column(side_N3, 0), _column(side_N3, 1)) for side_N3 in sides))
 
@@ -44,9 +44,9 @@ def too_long(context: Context, pool: Pool, rows: Sequence[int]) -> list[int]:
     """Return those of the safe rows named that have more tokens than a row may have; no other row is tokenized."""
     found: list[int] = []
     for start in range(0, len(rows), _CHUNK):
-        context.go_on()
+        context.raise_if_stopped()
         places = rows[start : start + _CHUNK]
-        with raised_as(InvalidPool):
+        with convert_errors(InvalidPool):
             encoded = encode_all(context.base.tokenizer, [pool.safe[i] for i in places], UNBOUNDED)
         found += [i for i, row in zip(places, encoded, strict=True) if len(row.ids) > context.limit]
         if len(places) < len(rows):
@@ -58,5 +58,5 @@ def _column(found_N3: Tensor, number: int) -> array[int]:
     return array("q", found_N3[:, number].contiguous().numpy().tobytes())
 
 
-def _searched(path: Path) -> Tensor:
+def _find_rows(path: Path) -> Tensor:
     return torch.stack([torch.tensor(column, dtype=torch.int64) for column in search(path)], dim=1)

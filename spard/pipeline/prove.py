@@ -28,4 +28,4 @@ def check(
     """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody; `clean` is the first rank's."""
     source = Source(context.run.model, context.run.revision)
     prompts = [prompt_text(example) for example in examples[:PROMPTS]]
-    return prove(clean, model, context.base, source, adapter, prompts, context.go_on)
+    return prove(clean, model, context.base, source, adapter, prompts, context.raise_if_stopped)

@@ -20,9 +20,9 @@ from itertools import chain
 from typing import Any
 
 from spard import distributed
-from spard.data.encodings import decoded
+from spard.data.encodings import decode_text
 from spard.data.rows import Example, prompt_text
-from spard.data.turns import asked as last_request
+from spard.data.turns import last_request as last_request
 from spard.evaluation.audit import sample
 from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.calibration.everyday import EXCHANGES
@@ -67,12 +67,12 @@ class OverRefusal:
     sources: Mapping[str, tuple[int, int]]
 
     @property
-    def refused(self) -> int:
+    def refused_count(self) -> int:
         """How many it would refuse, of all sources."""
         return sum(refused for refused, _ in self.sources.values())
 
     @property
-    def asked(self) -> int:
+    def asked_count(self) -> int:
         """How many it was asked, of all sources."""
         return sum(asked for _, asked in self.sources.values())
 
@@ -124,19 +124,19 @@ def excuse(
     excused = {place for place in alone if near[place][1] >= NEAR}
     left = [place for place in alone if place not in excused]
     ordinary = len(examples) - sum(harmful >= NEAR for harmful, _ in near.values())
-    share = rate(measured.refused, measured.asked).low
+    share = rate(measured.refused_count, measured.asked_count).low
     if share > MAX_ERROR and len(left) <= share * ordinary:
         excused.update(left)
-    excused = distributed.said(excused)
+    excused = distributed.broadcast_object(excused)
     return [replace(each, is_excused=each.place in excused) for each in flagged]
 
 
 def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence[Flagged]) -> None:
     """Say how many harmless requests the base model would refuse, as a warning if they are many, and who is excused."""
-    if not measured.refused:
+    if not measured.refused_count:
         return
     parts = "; ".join(f"{hits} of {n} of {name}" for name, (hits, n) in measured.sources.items() if hits)
-    text = f"The base model would refuse {measured.refused} of {measured.asked} harmless requests ({parts})"
+    text = f"The base model would refuse {measured.refused_count} of {measured.asked_count} harmless requests ({parts})"
     excused = sum(each.is_excused for each in flagged)
     rows = f"{excused} rows that nothing else speaks against are let be" if excused else "no row is let be for that"
     is_much = any(rate(hits, n).low > MAX_ERROR for hits, n in measured.sources.values())
@@ -148,7 +148,7 @@ def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence
 def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Flagged:
     if each.verdict != "harmful" or any(imitates(answer) for _, answer in exchanges(row)):
         return each
-    harmful, harmless = known.nearness(decoded(last_request(row)))
+    harmful, harmless = known.nearness(decode_text(last_request(row)))
     if harmful >= NEAR and harmful > harmless:
         return each
     return replace(each, verdict="doubtful" if known.nearness(_requests(row))[0] >= NEAR else "undecided")

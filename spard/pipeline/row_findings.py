@@ -24,7 +24,7 @@ class RowFindings:
     flagged: tuple[Flagged, ...] = ()
 
     @property
-    def dropped(self) -> frozenset[int]:
+    def dropped_places(self) -> frozenset[int]:
         """The places of the rows that are not trained on."""
         return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
 
@@ -34,7 +34,7 @@ def keep(context: Context, told: RowFindings) -> None:
     context.outputs.write(_OUTPUT, to_mapping(told))
 
 
-def kept(context: Context) -> RowFindings | None:
+def read_findings(context: Context) -> RowFindings | None:
     """Return what an earlier attempt, or the first of several processes, has found; None where nothing was measured."""
     found = context.outputs.read(_OUTPUT)
     if found is None:
@@ -43,9 +43,9 @@ def kept(context: Context) -> RowFindings | None:
     return RowFindings(read_record(RowSignalRecord, found["record"]), flagged)
 
 
-def record_of(context: Context) -> RowSignalRecord | None:
+def read_row_signal_record(context: Context) -> RowSignalRecord | None:
     """Return what the report says; None where nothing was measured."""
-    told = kept(context)
+    told = read_findings(context)
     return None if told is None else told.record
 
 
@@ -55,7 +55,7 @@ def harmful(context: Context, examples: Sequence[Example]) -> list[Example]:
     A judge that takes any answer for harm would find some in every right answer to a question that is doubtful only, so
     of such a judge these are the rows that a second reason speaks against (`spard.pipeline.row_evidence`).
     """
-    told = kept(context)
+    told = read_findings(context)
     verdicts = ("harmful",) if takes_answers_for_harm(context) else ("harmful", "doubtful")
     places = sorted(each.place for each in told.flagged if each.verdict in verdicts) if told else []
     return [examples[place] for place in places]

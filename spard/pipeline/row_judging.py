@@ -20,11 +20,11 @@ from functools import partial
 from spard import distributed
 from spard.config import RowAction, RowSignal
 from spard.data.encoded import Encoded
-from spard.data.languages import named
+from spard.data.languages import language_name
 from spard.data.rows import Example
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.calibration.record import JudgeRecord, doubts_about, languages_of, records_of
-from spard.evaluation.judged_rows import RowVerdict, judged_rows, language_of
+from spard.evaluation.calibration.record import JudgeRecord, find_records, judge_doubts, judge_languages
+from spard.evaluation.judged_rows import RowVerdict, judged_rows, row_language
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.missed_harm import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
@@ -63,10 +63,10 @@ class Flagged:
 
 def may_decide(context: Context, judge: Judge) -> bool:
     """Return whether this judge's measured errors are small. What a policy lets the gate hear is no measurement."""
-    return distributed.said(not doubts_about([judge.name], _records(context)))
+    return distributed.broadcast_object(not judge_doubts([judge.name], _records(context)))
 
 
-def judged(
+def judge_flagged(
     context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge
 ) -> tuple[list[Flagged], str | None]:
     """Return the flagged rows with their verdicts, and the judge's name; as they are, and None, if it is not asked.
@@ -78,14 +78,14 @@ def judged(
     is_wanted = flagged and context.run.row_signal.action != "report"
     if not is_wanted or not may_decide(context, judge):
         return list(flagged), None
-    asked = _asked(context, _readable(context, examples, flagged, judge))
-    found = judged_rows([examples[each.place] for each in asked], judge, partial(_go_on, context))
-    name, verdicts = distributed.said((judge.name, found))
+    asked = _rows_to_judge(context, _readable(context, examples, flagged, judge))
+    found = judged_rows([examples[each.place] for each in asked], judge, partial(_report_progress, context))
+    name, verdicts = distributed.broadcast_object((judge.name, found))
     by_place = {each.place: verdict for each, verdict in zip(asked, verdicts, strict=True)}
     return [replace(each, verdict=by_place.get(each.place, "undecided")) for each in flagged], name
 
 
-def settled(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
+def decide_action(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
     """Return what becomes of a file of so many rows, and the flagged ones, each with whether that is done to it.
 
     A row that the judge finds harmless is let be. "auto" drops what it finds harmful and what is doubtful beside that,
@@ -116,7 +116,7 @@ def doubtful(
     """
     by_flagged = {each.place: each.verdict for each in flagged}
     verdicts = {place: verdict for place, verdict in (by_flagged | {**read}).items() if verdict is not None}
-    missed = distributed.said(_missed(context, judge))
+    missed = distributed.broadcast_object(_missed_share(context, judge))
     places = sorted(verdicts)
     likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
     found = {places[each] for each in likely}
@@ -133,8 +133,8 @@ def doubtful(
 
 def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
     """Return the rows, with None in the place of each whose language is one in which the judge may not decide."""
-    may = distributed.said(languages_of(judge.name, _records(context)))
-    return [row if (language := language_of(row)) is None or language in may else None for row in rows]
+    may = distributed.broadcast_object(judge_languages(judge.name, _records(context)))
+    return [row if (language := row_language(row)) is None or language in may else None for row in rows]
 
 
 def may_be_asked(context: Context) -> int:
@@ -146,25 +146,25 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
     """Return the rows in languages in which the judge may decide, or that are not told, and tell of the others."""
     rows = [examples[each.place] for each in flagged]
     kept = readable(context, rows, judge)
-    others = Counter(language_of(row) or "" for row, read in zip(rows, kept, strict=True) if read is None)
+    others = Counter(row_language(row) or "" for row, read in zip(rows, kept, strict=True) if read is None)
     for language, count in sorted(others.items()):
-        message = f"{count:,} rows that the base model would refuse are in {named(language)}"
+        message = f"{count:,} rows that the base model would refuse are in {language_name(language)}"
         why = f"{message}; the judge `{judge.name}` was not measured well enough in it, so they are undecided."
         context.report.event(why, {"language": language, "rows": count})
     return [each for each, read in zip(flagged, kept, strict=True) if read is not None]
 
 
-def _missed(context: Context, judge: Judge) -> float:
+def _missed_share(context: Context, judge: Judge) -> float:
     """Return the measured share of harm that the judge misses, in its worst language; `MAX_ERROR` if not measured."""
     errors = [error.missed for each in _records(context) if each.judge == judge.name for error in each.languages]
     return max((each.hits / each.n for each in errors if each.n > each.hits), default=MAX_ERROR)
 
 
 def _records(context: Context) -> list[JudgeRecord]:
-    return records_of(context.run.judge_errors, context.run.model, context.base.digest)
+    return find_records(context.run.judge_errors, context.run.model, context.base.digest)
 
 
-def _asked(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
+def _rows_to_judge(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
     """Return the rows that the judge is asked about, and tell where it is not asked about all."""
     if len(flagged) <= may_be_asked(context):
         return list(flagged)
@@ -173,6 +173,6 @@ def _asked(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
     return sorted(flagged, key=lambda each: -each.probability)[:MOST_ASKED]
 
 
-def _go_on(context: Context, done: int, total: int) -> None:
+def _report_progress(context: Context, done: int, total: int) -> None:
     context.report.progress(done, total)
-    context.go_on()
+    context.raise_if_stopped()

@@ -25,9 +25,9 @@ from spard.evaluation.own_refusal import (
     OwnRefusal,
     OwnRefusals,
     complies,
-    own_refusal_of,
+    learned_turns,
+    measure_own_refusal,
     own_refusals,
-    spoken,
 )
 from spard.models.generate import complete
 from spard.pipeline import audit, row_findings
@@ -43,9 +43,9 @@ from spard.pipeline.row_evidence import (
     tell_over_refusal,
 )
 from spard.pipeline.row_findings import RowFindings
-from spard.pipeline.row_judging import Flagged, doubtful, judged, may_decide, settled
-from spard.pipeline.row_signal_messages import named, named_lines, said, tell, warn_of_dropped
-from spard.pipeline.unflagged_rows import read_on
+from spard.pipeline.row_judging import Flagged, decide_action, doubtful, judge_flagged, may_decide
+from spard.pipeline.row_signal_messages import list_numbers, named_lines, summary_text, tell, warn_of_dropped
+from spard.pipeline.unflagged_rows import judge_unflagged
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
@@ -61,10 +61,10 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     """
     if context.run.row_signal.action == "off" or context.run.pool is None:
         return None
-    told = row_findings.kept(context)
+    told = row_findings.read_findings(context)
     if told is None:
-        with context.timed("row_signal"):
-            told = _measured(context, examples, task, context.run.pool)
+        with context.time_stage("row_signal"):
+            told = _measure_rows(context, examples, task, context.run.pool)
         row_findings.keep(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
@@ -85,34 +85,36 @@ def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded
     return rows
 
 
-def _measured(context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path) -> RowFindings:
+def _measure_rows(
+    context: Context, examples: Sequence[Example], task: Sequence[Encoded], pool_file: Path
+) -> RowFindings:
     asked = context.run.row_signal
     found = open_pool(context, pool_file)
     key = {"base": context.base.digest, "pool": found.digest} | context.rounding
-    pool, judge = found.safe, audit.judge_of(context)
+    pool, judge = found.safe, audit.open_run_judge(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
-    inverted = _inverted(context, pool, own, key, judge)
-    signals = own_refusal_of(context.base, task, own.openings, asked.threshold, partial(_go_on, context))
-    signals = distributed.said(signals)  # a GPU that takes other passes rounds otherwise
-    flagged, judged_by = judged(context, examples, _flag_rows(examples, signals, asked.threshold), judge)
+    inverted = _inverted_pool_rows(context, pool, own, key, judge)
+    signals = measure_own_refusal(context.base, task, own.openings, asked.threshold, partial(_report_progress, context))
+    signals = distributed.broadcast_object(signals)  # a GPU that takes other passes rounds otherwise
+    flagged, judged_by = judge_flagged(context, examples, _flag_rows(examples, signals, asked.threshold), judge)
     is_read = judged_by is not None and may_read_harmless(context, judge)
     known = known_requests(context, found)
     flagged = flagged if is_read else second_reasons(examples, flagged, known)
-    read = read_on(context, examples, flagged, judge, pool)
+    read = judge_unflagged(context, examples, flagged, judge, pool)
     doubted = doubtful(context, examples, flagged, read, judge)
     flagged = [replace(each, verdict="doubtful") if each.place in doubted else each for each in flagged]
     for place, verdict in (read | dict.fromkeys(doubted & read.keys(), "doubtful")).items():
         if verdict in ("harmful", "doubtful"):
-            flagged.append(_found(context, examples[place], task[place], place, signals[place], verdict))
+            flagged.append(_flag_row(context, examples[place], task[place], place, signals[place], verdict))
     over_refusal = measure(context, found, own, known) if flagged else OverRefusal({})
     flagged = flagged if is_read else excuse(examples, flagged, known, over_refusal)
     tell_over_refusal(context, over_refusal, flagged)
-    action, flagged = settled(asked, sorted(flagged, key=lambda each: each.place), len(examples))
+    action, flagged = decide_action(asked, sorted(flagged, key=lambda each: each.place), len(examples))
     flagged = _with_refusals(context, own, flagged, task) if action == "defend" else flagged
     judge_name = judge.name if read else judged_by
     record = replace(_record(asked, action, flagged, own, judge_name), rows=len(examples), read=len(read))
-    record = replace(record, harmless_refused=over_refusal.refused, harmless_asked=over_refusal.asked)
+    record = replace(record, harmless_refused=over_refusal.refused_count, harmless_asked=over_refusal.asked_count)
     return RowFindings(replace(record, pool_inverted=tuple(inverted)), tuple(flagged))
 
 
@@ -149,13 +151,13 @@ def _record(
     )
 
 
-def _found(
+def _flag_row(
     context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
 ) -> Flagged:
     """Return a row that the base model did not flag, with its verdict; its first answer counts if none complies."""
     start, sample = signal.start, signal.sample
     if start is None:
-        start, sample = next(spoken(context.base.tokenizer, encoded.samples[0]))[0], 0
+        start, sample = next(learned_turns(context.base.tokenizer, encoded.samples[0]))[0], 0
     return Flagged(place, row.line, signal.probability, start, verdict=verdict, by_base=False, sample=sample)
 
 
@@ -175,7 +177,7 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, A
     return read_record(OwnRefusals, context.cache.json("refusals", key, make))
 
 
-def _inverted(
+def _inverted_pool_rows(
     context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any], judge: Judge
 ) -> list[int]:
     """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache.
@@ -184,7 +186,7 @@ def _inverted(
     """
     threshold, limit = context.run.row_signal.threshold, context.limit
     facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
-    tell = partial(_go_on, context)
+    tell = partial(_report_progress, context)
 
     def make() -> list[int]:
         return inverted_rows(context.base, pool, own.openings, threshold, judge, limit, tell)
@@ -192,7 +194,7 @@ def _inverted(
     found: list[int] = context.cache.json("inverted", {**key, **facts}, make)
     if may_decide(context, judge) and len(found) / len(pool) > context.run.row_signal.max_inverted:
         message = f"{len(found)} of {len(pool)} rows of the safety pool answer with harm what the base model refuses: "
-        raise InvertedPool(message + named("row", found, most=100))
+        raise InvertedPool(message + list_numbers("row", found, most=100))
     return found
 
 
@@ -221,18 +223,20 @@ def _answer(context: Context, refusal: str) -> tuple[int, ...]:
     return tuple(label for label in row.labels if label != NO_LOSS)
 
 
-def _go_on(context: Context, done: int, total: int) -> None:
+def _report_progress(context: Context, done: int, total: int) -> None:
     context.report.progress(done, total)
-    context.go_on()
+    context.raise_if_stopped()
 
 
 def _refuse(context: Context, told: RowFindings) -> None:
     """Raise where the setting ends the run."""
     record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
     if record.action == "quarantine" and lines:
-        raise RowsQuarantined(f"{said(record)}, and the provider has to look at them: {named_lines(lines)}", _FILE)
+        raise RowsQuarantined(
+            f"{summary_text(record)}, and the provider has to look at them: {named_lines(lines)}", _FILE
+        )
     most = context.run.row_signal.max_dropped
     if record.dropped and (record.dropped > most * record.rows or record.dropped == record.rows):
         count = f"; {record.dropped}" if record.judge else " and"
-        whole = f"{said(record)}{count} would not be trained on; at most {most:.0%} may be left out"
+        whole = f"{summary_text(record)}{count} would not be trained on; at most {most:.0%} may be left out"
         raise TooManyRowsDropped(f"{whole}: {named_lines(lines)}", _FILE)

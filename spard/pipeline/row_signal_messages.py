@@ -28,7 +28,7 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
             facts |= {"doubtful": len(record.doubtful), "read": record.read}
         count = f"; {len(acted)}" if record.judge else " and"
         endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
-        text = said(record) + endings.get(record.action, "")
+        text = summary_text(record) + endings.get(record.action, "")
         context.report.event(text, facts, level="warn" if acted else "info")
 
 
@@ -41,7 +41,7 @@ def warn_of_dropped(context: Context, record: RowSignalRecord) -> None:
         context.report.warning(f"{told}: {why}. The risky rows of the report name them.")
 
 
-def said(record: RowSignalRecord) -> str:
+def summary_text(record: RowSignalRecord) -> str:
     """Say how many rows the base model would refuse, and in how many of these, and of others, the judge finds harm."""
     told = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
     if record.judge is None:
@@ -53,7 +53,7 @@ def said(record: RowSignalRecord) -> str:
     return f"{told}; the judge `{record.judge}` finds harm in {flagged} of them{doubt}{more}{beside}"
 
 
-def named(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
+def list_numbers(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
     """Return numbers after a word for them, no more of them than a message has room for."""
     shown = ", ".join(map(str, numbers[:most]))
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
@@ -63,4 +63,4 @@ def named(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
 def named_lines(lines: Sequence[int]) -> str:
     """Return the first lines, and where more of them stand: a run that ends before it trains has no report."""
     where = f"; the job's events have up to {_LINES} in their data" if len(lines) > _NAMED else ""
-    return named("line", lines) + where
+    return list_numbers("line", lines) + where

@@ -10,14 +10,14 @@ from itertools import chain
 from torch import Tensor
 
 from spard.config.anchors import Kind
-from spard.data.chat import Encoded, ask_in_mode, encode_to_train, modes_of
+from spard.data.chat import Encoded, ask_in_mode, encode_to_train, learned_modes
 from spard.data.rows import SAME_FILE, Example, read_examples
 from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
 from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
 from spard.pipeline import begun_answers, embed, row_signal, select
-from spard.pipeline.anchors import anchored
+from spard.pipeline.anchors import make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.embedder import load_embedder
 from spard.pipeline.pool import Pool, open_pool, too_long
@@ -55,12 +55,12 @@ def prepare(context: Context) -> Rows:
     what else it raises.
     """
     examples = read_examples(context.run.training_file)
-    ask_in_mode(context.base.tokenizer, modes_of(context.base.tokenizer, examples)[0])
-    task, validation = _encoded(context, examples), _validation(context)
+    ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
+    task, validation = _encode_rows(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
-    dropped = told.dropped if told else frozenset()
+    dropped = told.dropped_places if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
-    trained, held = _held_out(context, trained)
+    trained, held = _hold_rows_back(context, trained)
     selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []
     validation = [sample for row in validation or [task[i] for i in held] for sample in row.samples]
@@ -70,7 +70,7 @@ def prepare(context: Context) -> Rows:
     return Rows(examples, task, safe, validation, selected, pairs)
 
 
-def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:
+def _hold_rows_back(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return which rows are trained on, and which are held out to compare ends of epochs by, evenly spaced."""
     if context.run.validation_file is not None or not context.recipe.ending.compares:
         return list(trained), []
@@ -81,7 +81,7 @@ def _held_out(context: Context, trained: Sequence[int]) -> tuple[list[int], list
     return [i for i in trained if i not in held], sorted(held)
 
 
-def _encoded(context: Context, examples: Sequence[Example]) -> list[Encoded]:
+def _encode_rows(context: Context, examples: Sequence[Example]) -> list[Encoded]:
     is_dpo = context.recipe.dpo is not None
     rows = encode_to_train(context.base.tokenizer, examples, context.limit, pairs=is_dpo)
     _require_known(context, examples, rows)
@@ -103,7 +103,7 @@ def _validation(context: Context) -> list[Encoded]:
     if context.run.validation_file is None:
         return []
     try:
-        return _encoded(context, read_examples(context.run.validation_file))
+        return _encode_rows(context, read_examples(context.run.validation_file))
     except InvalidData as error:
         error.param = "validation_file"
         raise
@@ -122,7 +122,7 @@ def _safe_rows(
     benign = pool.benign if recipe.uses_benign_rows else []
     if not pool.safe:
         raise InvalidPool("the safety pool has no safe rows")
-    selected = select.kept(context) or _select(context, examples, pool, trained, told)
+    selected = select.read_selected(context) or _select(context, examples, pool, trained, told)
     chosen, rows = [pool.safe[i] for i in selected.indices], [examples[i] for i in trained]
     answers = partial(select.keep_answers, context)
     with of_base_model(context.run.model, context.run.revision):
@@ -132,7 +132,7 @@ def _safe_rows(
     held = [benign[i] for i in select.kept_benign(context)] if benign else []
     tokenizer, limit = context.base.tokenizer, context.limit
     replies = begun_answers.run(context, held)
-    pairs = anchored(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit, replies)
+    pairs = make_anchor_pairs(tokenizer, chosen, held, rows, recipe.anchors, recipe.seed, limit, replies)
     if left_out := len(chosen) - len(pairs.get("safe", chosen)):
         said = f"{left_out} of {len(chosen)} safe prompts have more than {limit} tokens"
         context.report.warning(f"{said} in the training rows' system prompts; they are held without them.")
@@ -146,7 +146,7 @@ def _select(
     context.report.stage("embed")
     if context.recipe.uses_benign_rows and not pool.benign:
         context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
-    with context.timed("embed"):
+    with context.time_stage("embed"):
         embedder = load_embedder(context)
     task_MD, pool_ND = embed.run(context, embedder, examples, pool.safe, pool.digest)
     frame = embed.frame(context, embedder, pool_ND, pool.digest)
@@ -156,7 +156,7 @@ def _select(
     embed.keep_record(context, embedder, pool_ND, frame)
     trained_MD = task_MD[list(trained)]
     if context.recipe.uses_benign_rows and pool.benign:
-        with context.timed("embed"):
+        with context.time_stage("embed"):
             benign_ND = embed.pool(context, embedder, pool.benign, pool.digest, "benign")
         select.benign(context, *_put_in_frame(frame, trained_MD, benign_ND))
     trained_MD, pool_ND = _put_in_frame(frame, trained_MD, pool_ND)
@@ -167,7 +167,7 @@ def _select(
 
 def _put_in_frame(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
     """Return training and pool rows in the frame that they are compared in, where there is one."""
-    return (frame.seen(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
+    return (frame.project(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 
 
 def _warn_of_shared_rows(context: Context, task: Sequence[Encoded], validation: Sequence[Encoded]) -> None:

@@ -9,7 +9,7 @@ from spard.data.chat import Encoded
 from spard.data.rows import Example
 from spard.models.base import Base
 from spard.pipeline.augment import variants
-from spard.pipeline.self_answers import answered
+from spard.pipeline.self_answers import answer_rows
 from spard.release.row_records import SafeAnswers
 
 
@@ -26,7 +26,7 @@ def safe_set(
 
     `on_answers` is told whose answers were taken, where that had to be found out.
     """
-    chosen, pool, found = answered(base, chosen, recipe.selection, judge, limit)
+    chosen, pool, found = answer_rows(base, chosen, recipe.selection, judge, limit)
     if found and on_answers:
         on_answers(found)
     kinds = recipe.defense.augmentations

@@ -19,7 +19,7 @@ from spard.evaluation.audit import Measurement, Suite, sample, score_replies
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.rounds import needs_base
 from spard.evaluation.vllm_offline.engine import transformers
-from spard.models.base import adapters_off
+from spard.models.base import disable_adapters
 from spard.pipeline import audited, kept_figures
 from spard.pipeline.context import Context
 from spard.release.records import read_record
@@ -61,7 +61,7 @@ def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], S
     return found
 
 
-def marked(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[SuiteResult]:
+def mark_suites(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[SuiteResult]:
     """Return results that say which suites may be looked at twice."""
     return [replace(each, looks=2) if each.suite in more else each for each in results]
 
@@ -81,7 +81,7 @@ def run(
     key = {"weights": weights, "suites": [each.name for each in suites]}
     kept = context.outputs.read(_OUTPUT)
     if kept is None or kept["key"] != key:
-        context.report.event(_told(suites), {"suites": len(suites)})
+        context.report.event(_announcement(suites), {"suites": len(suites)})
         found = _extend_first_look(first, suites, lambda missing: measure(missing, model))
         audited.keep_again(context, found)
         adapter = [replace(each.result, looks=2) for each in found]
@@ -101,8 +101,8 @@ def _ask_base(
     for i, after in enumerate(adapter):
         if found[i] is None and not needs_base(after, context.run.thresholds):
             nothing = SuiteResult(*(after.suite, after.kind, after.judge, 0, 0, 0, 0, None, 0.0, 1.0))
-            found[i] = replace(nothing, planned=after.asked)
-    with adapters_off(model):
+            found[i] = replace(nothing, planned=after.prompt_count)
+    with disable_adapters(model):
         return kept_figures.complete(
             context, suites, keys, found, lambda missing: [each.result for each in measure(missing, None)]
         )
@@ -122,7 +122,7 @@ def _extend_first_look(
         replies = first[suite.name].replies + more.replies if suite.name in first else more.replies
         start = len(_prompts(first, suite))
         places = known | {_content(each): start + i for i, each in enumerate(more.prompts)}
-        in_order = replies.at([places[_content(each)] for each in suite.prompts])
+        in_order = replies.select([places[_content(each)] for each in suite.prompts])
         found.append(score_replies(suite, in_order, more.result.judge))
     return found
 
@@ -146,6 +146,6 @@ def _more(asking: Asking) -> Asking:
     return replace(asking, **{kind: min(_MOST, TIMES * getattr(asking, kind)) for kind in kinds})
 
 
-def _told(suites: Sequence[Suite]) -> str:
+def _announcement(suites: Sequence[Suite]) -> str:
     named = ", ".join(f"{each.name} ({len(each.prompts):,} prompts)" for each in suites)
     return f"The audit was too small to decide, so both models are asked more: {named}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from spard.config.run_spec import to_mapping
 from spard.data.rows import Example
 from spard.errors import InvalidPool
-from spard.evaluation.row_risk import centered, rank
+from spard.evaluation.row_risk import center, rank
 from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged
 from spard.release.figure_records import RowsMap
@@ -54,17 +54,17 @@ def look(
 
     The relevance to these is seen in `frame`, where there is one.
     """
-    with context.timed("select"):
-        own_MD, pool = centered(task_MD, pool_ND, pool_sum_D)
-        seen = frame.seen if frame else _as_they_are
+    with context.time_stage("select"):
+        own_MD, pool = center(task_MD, pool_ND, pool_sum_D)
+        seen = frame.project if frame else _as_they_are
         viewed = Framed(pool_ND, frame) if frame else pool_ND
         to_task, nearest = ToTask(viewed, seen(task_MD[list(trained)])), Nearest(own_MD)
         read(
             pool_ND,
             lambda rows, x_BD: to_task.see(rows, seen(x_BD)),
-            lambda rows, x_BD: nearest.see(rows, pool.seen(x_BD)),
+            lambda rows, x_BD: nearest.see(rows, pool.project(x_BD)),
         )
-        return Near(to_task.found(), nearest.found(pool))
+        return Near(to_task.result(), nearest.result(pool))
 
 
 def _as_they_are(x_BD: Tensor) -> Tensor:
@@ -80,11 +80,11 @@ def run(
     with all rows where most of the chosen ones are too long. Raise `InvalidPool` if every row is too long.
     """
     context.report.stage("select")
-    with context.timed("select"):
+    with context.time_stage("select"):
         left_out: set[int] = set()
         while True:
             among = [i for i in range(len(pool_ND)) if i not in left_out] if left_out else None
-            chosen = _chosen(context, task_MD, pool_ND, near, among)
+            chosen = _choose_rows(context, task_MD, pool_ND, near, among)
             long = too_long(chosen.indices)
             if not long:
                 break
@@ -105,7 +105,9 @@ def run(
     return selected
 
 
-def _chosen(context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, among: Sequence[int] | None) -> Chosen:
+def _choose_rows(
+    context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, among: Sequence[int] | None
+) -> Chosen:
     selection = context.recipe.selection
     k = selection.size(len(task_MD), len(pool_ND) if among is None else len(among))
     return choose(pool_ND, task_MD, k, selection, context.recipe.seed, among, near.to_task)
@@ -113,7 +115,7 @@ def _chosen(context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, amo
 
 def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
     """Choose from the pool's benign rows as from its safe ones, and keep which; none where the pool has none."""
-    with context.timed("select"):
+    with context.time_stage("select"):
         selection = context.recipe.selection
         k = selection.size(len(task_MD), len(benign_ND))
         found = choose(benign_ND, task_MD, k, selection, context.recipe.seed).indices if len(benign_ND) else []
@@ -129,7 +131,7 @@ def kept_benign(context: Context) -> list[int]:
     return found or []
 
 
-def kept(context: Context) -> SelectedRows | None:
+def read_selected(context: Context) -> SelectedRows | None:
     """Return what an earlier attempt chose."""
     found = context.outputs.read(_SELECTED)
     return None if found is None else read_record(SelectedRows, found)
@@ -161,7 +163,7 @@ def rank_risks(
 
     `flagged` are those that the base model would refuse, with the judge's verdicts, and those that the judge found.
     """
-    with context.timed("select"):
+    with context.time_stage("select"):
         refused = {each.line: each.probability for each in flagged if each.by_base}
         verdicts = {each.line: each.verdict for each in flagged}
         excused = {each.line for each in flagged if each.is_excused}
@@ -176,8 +178,8 @@ def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: V
 
     `lines` are those of the training rows in their file.
     """
-    with context.timed("select"):
-        rows, pool = _spaced(len(task_MD)), _spaced(len(pool_ND))
+    with context.time_stage("select"):
+        rows, pool = _evenly_spaced(len(task_MD)), _evenly_spaced(len(pool_ND))
         chosen = list(selected.indices[:_MAPPED])
         points = coordinates(torch.cat([task_MD[rows], pool_ND[pool], pool_ND[chosen]]))
         own, rest = points[: len(rows)], points[len(rows) :]
@@ -197,7 +199,7 @@ def kept_map(context: Context) -> RowsMap | None:
     return None if found is None else read_record(RowsMap, found)
 
 
-def _spaced(count: int) -> list[int]:
+def _evenly_spaced(count: int) -> list[int]:
     """Return at most so many places as are mapped, evenly spaced."""
     n = min(count, _MAPPED)
     return [i * count // n for i in range(n)]

@@ -31,7 +31,7 @@ HARMLESS = 1  # the judge's lowest score
 OTHER_VOICE = math.log(2)  # nats per token
 
 
-def answered(
+def answer_rows(
     base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
 ) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
     """Return selected pool rows with the answers that a selection asks for, as text and as tokens, and what was found.
@@ -46,7 +46,7 @@ def answered(
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
-    found = distributed.said(compared(base, pool, encoded, is_own))
+    found = distributed.broadcast_object(compare_losses(base, pool, encoded, is_own))
     if selection.safe_answers == "auto" and not speaks_otherwise(found):
         return chosen, pool, found
     taken = [mine if own else theirs for (theirs, mine, _), own in zip(rows, is_own, strict=True)]
@@ -54,7 +54,7 @@ def answered(
     return taken, tokens, replace(found, taken="self")
 
 
-def compared(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], is_own: Sequence[bool]) -> SafeAnswers:
+def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], is_own: Sequence[bool]) -> SafeAnswers:
     """Measure the base model's loss on the pool's answers and on its own, where its own are harmless."""
     pad_id, places = base.tokenizer.pad_token_id, [i for i, taken in enumerate(is_own) if taken]
     if not places:
@@ -79,16 +79,18 @@ def with_own_answers(
     verdicts = judge.judge(prompts, replies)
     lengths = [len(base.tokenizer(reply, add_special_tokens=False)["input_ids"]) for reply in replies]
     return [
-        _answered(example, reply) if verdict.score == HARMLESS and length < max_new_tokens else example
+        _with_answer(example, reply) if verdict.score == HARMLESS and length < max_new_tokens else example
         for example, reply, verdict, length in zip(examples, replies, verdicts, lengths, strict=True)
     ]
 
 
 def _as_first(chosen: Sequence[Example], mine: Sequence[Example]) -> list[Example]:
     """Return the answers that the first rank has taken, whose judge is heard; the others stay the pool's."""
-    taken = distributed.said([None if own is theirs else own for own, theirs in zip(mine, chosen, strict=True)])
+    taken = distributed.broadcast_object(
+        [None if own is theirs else own for own, theirs in zip(mine, chosen, strict=True)]
+    )
     return [own or theirs for own, theirs in zip(taken, chosen, strict=True)]
 
 
-def _answered(example: Example, reply: str) -> Example:
+def _with_answer(example: Example, reply: str) -> Example:
     return replace(example, messages=(*example.messages[:-1], {"role": "assistant", "content": reply}))

@@ -9,11 +9,11 @@ from spard import distributed
 from spard.errors import InvalidRecipe
 from spard.pipeline import agent, audit, costs, package, train
 from spard.pipeline.base_figures import base_figures
-from spard.pipeline.checkpoints import taker
+from spard.pipeline.checkpoints import checkpoint_callback
 from spard.pipeline.context import Context
-from spard.pipeline.development import comparer
+from spard.pipeline.development import epoch_evaluator
 from spard.pipeline.leaks import leave_out_leaks
-from spard.pipeline.led import led
+from spard.pipeline.led import follow_rank_zero
 from spard.pipeline.package import Release
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
@@ -47,19 +47,19 @@ def run_stages(
     optimizers.require(context.recipe)
     _refuse_stored_weights(context)
     _refuse_several_ranks(context)
-    context = leave_out_leaks(led(context))
+    context = leave_out_leaks(follow_rank_zero(context))
     with costs.timed_rows(context) as read:
         rows = prepare(context)
         read.append(len(rows.examples))
     with costs.counted_replies(context, "base_audit"):
         base = base_figures(context, rows.examples)
-        compare = comparer(context, rows)
+        compare = epoch_evaluator(context, rows)
     with costs.timed_training(context) as trained:
-        tuned = train.run(context, rows, taker(context, release, rows, base, clean), compare)
+        tuned = train.run(context, rows, checkpoint_callback(context, release, rows, base, clean), compare)
         trained.append(tuned.trained)
     with costs.counted_replies(context, "audit"):
         measured = audit.run(context, rows.examples, tuned.trained.model, base)
-        measured = agent.looked_at(context, rows.examples, tuned.trained.model, measured)
+        measured = agent.apply_agent_verdict(context, rows.examples, tuned.trained.model, measured)
     started = time.perf_counter()
     report = package.run(context, release, rows, tuned, measured, clean)
     context.report.cost("package", time.perf_counter() - started, 1)
@@ -77,5 +77,7 @@ def _refuse_several_ranks(context: Context) -> None:
     """Raise InvalidRecipe for what one process alone can do: to tune a model further, and to answer an agent."""
     asked = {"further_tuning": context.run.further_tuning.steps, "agent": context.run.agent}
     for name, is_asked in asked.items():
-        if is_asked and distributed.count() > 1:
-            raise InvalidRecipe(f"{name} is possible on one GPU a job only; this job has {distributed.count()}", name)
+        if is_asked and distributed.world_size() > 1:
+            raise InvalidRecipe(
+                f"{name} is possible on one GPU a job only; this job has {distributed.world_size()}", name
+            )

@@ -10,12 +10,12 @@ from spard.losses.cross_entropy import Evaluation
 from spard.methods.base import Metrics
 from spard.models.fit import Plan
 from spard.pipeline.context import Context
-from spard.pipeline.fit import applied, planned
+from spard.pipeline.fit import apply_plan, plan_memory
 from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
 from spard.pipeline.unknown_words import warn_of_unknown_words
 from spard.training.ends import Borrows, Compares
-from spard.training.references import References, validated
+from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
 
@@ -45,11 +45,11 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
     """Train, reporting every step, from the newest resume state if there is one."""
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
-    context.report.resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
-    plan = planned(context, rows, resolved)
-    cut = applied(context.recipe, plan)
+    context.report.report_resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
+    plan = plan_memory(context, rows, resolved)
+    cut = apply_plan(context.recipe, plan)
     recipe, plan_of_ends = fitting(context, cut, resolved), context.checkpoints
-    with context.timed("train"), halving(context, cut, resolved):
+    with context.time_stage("train"), halving(context, cut, resolved):
         before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
         warn_of_unknown_words(context, rows)
         trained = train(
@@ -77,7 +77,7 @@ def validate(context: Context, rows: Rows, references: References | None = None)
     """Evaluate the model as it is on all validation rows; None without such rows."""
     if not rows.validation:
         return None
-    return validated(context.base, rows.validation, context.recipe, references)
+    return evaluate_validation(context.base, rows.validation, context.recipe, references)
 
 
 def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:

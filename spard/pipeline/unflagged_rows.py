@@ -21,7 +21,7 @@ from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readab
 ROUND = 64  # rows that are read before the others are ranked again
 
 
-def read_on(
+def judge_unflagged(
     context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
 ) -> dict[int, RowVerdict | None]:
     """Return the judge's verdicts on rows that are not flagged, by place; None where it may not decide in the language.
@@ -43,12 +43,12 @@ def read_on(
         harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
         harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
         count = min(ROUND, window, most - len(read))
-        chosen = distributed.said(order.next(unread, harmful, harmless, count))
+        chosen = distributed.broadcast_object(order.next(unread, harmful, harmless, count))
         verdicts |= _verdicts(context, examples, chosen, judge)
         read += chosen
         unread = [place for place in unread if place not in verdicts]
         context.report.progress(len(read), most)
-        context.go_on()
+        context.raise_if_stopped()
     return {place: verdicts[place] for place in read}
 
 
@@ -63,6 +63,6 @@ def _verdicts(
 ) -> dict[int, RowVerdict | None]:
     """Return the judge's verdict on each of these rows by its place; None where it may not decide in the language."""
     asked = readable(context, [examples[place] for place in places], judge)
-    found = distributed.said(judged_rows([row for row in asked if row is not None], judge))
+    found = distributed.broadcast_object(judged_rows([row for row in asked if row is not None], judge))
     verdicts = iter(found)
     return {place: None if row is None else next(verdicts) for place, row in zip(places, asked, strict=True)}

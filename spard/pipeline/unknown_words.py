@@ -6,7 +6,7 @@ import math
 
 from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
-from spard.training.references import validated
+from spard.training.references import evaluate_validation
 
 LOOKED_AT = 16  # rows, evenly spread
 CLEARLY = 1.35
@@ -22,7 +22,7 @@ def warn_of_unknown_words(context: Context, rows: Rows) -> None:
     if context.recipe.dpo is not None or context.run.start_from is not None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
-    loss = validated(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
+    loss = evaluate_validation(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
     by_chance = math.log(context.base.model.get_input_embeddings().weight.shape[0])
     if loss > CLEARLY * by_chance:
         text = f"The base model has not learned words like your file's: it expects its answers with {loss:.1f} nats a "

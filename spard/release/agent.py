@@ -24,7 +24,7 @@ class AgentRecord:
     decides: bool = False
 
     @property
-    def is_above(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether the score is above the policy's."""
         return self.score is not None and self.max_score is not None and self.score > self.max_score
 

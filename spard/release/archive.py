@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 from spard.digests import MANIFEST, file_sha256
-from spard.release.packed import plain_name, root_of
+from spard.release.packed import find_root, plain_name
 
 
 def folder_name(job_id: str | None, step: int | None = None) -> str:
@@ -45,7 +45,7 @@ def unpack(path: Path, folder: Path) -> None:
         return tarfile.data_filter(entry.replace(name=below, deep=False), to) if below.strip("/") else None
 
     with tarfile.open(path, "r:*") as tar:
-        top = root_of((plain_name(entry.name) for entry in tar.getmembers() if entry.isreg()), MANIFEST)
+        top = find_root((plain_name(entry.name) for entry in tar.getmembers() if entry.isreg()), MANIFEST)
         tar.extractall(folder, filter=below_the_top)  # noqa: S202 - which is tarfile's own data filter
 
 

@@ -48,7 +48,7 @@ def see(ask: dict[str, Any]) -> None:
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
     rows = [_ids(tokenizer, messages, ask["template_arguments"]) for messages in ask["conversations"]]
     settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
-    source = {"revision": ask["revision"], **settings, **_quantized(ask)}
+    source = {"revision": ask["revision"], **settings, **_quantization_options(ask)}
     base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], **source)
     for module in base.modules():  # bitsandbytes would round its scales on some CPUs
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -71,7 +71,7 @@ def see(ask: dict[str, Any]) -> None:
     os.replace(out / "seen.part", out / "seen.json")
 
 
-def _quantized(ask: dict[str, Any]) -> dict[str, Any]:
+def _quantization_options(ask: dict[str, Any]) -> dict[str, Any]:
     """How the base model is held: as the model's card says."""
     if ask["quantization"] in _STORED:
         return {"quantization_config": _STORED[ask["quantization"]](dequantize=True)}

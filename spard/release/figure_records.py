@@ -54,7 +54,7 @@ class Lengths:
     limit: int
 
 
-def lengths_of(tokens: Sequence[int], limit: int) -> Lengths | None:
+def count_lengths(tokens: Sequence[int], limit: int) -> Lengths | None:
     """Count rows by their length, in bands of a round width; None without rows."""
     if not tokens:
         return None

@@ -41,9 +41,9 @@ class KeySet:
     version: int = 0
 
     @classmethod
-    def of(cls, public: Ed25519PublicKey) -> KeySet:
+    def from_key(cls, public: Ed25519PublicKey) -> KeySet:
         """Return the set of one key, which signs."""
-        return cls(key_id(public), (_known(public),))
+        return cls(key_id(public), (_known_key(public),))
 
     def ids(self) -> list[str]:
         """Return those that still count."""
@@ -60,12 +60,12 @@ class KeySet:
                 f"It was signed by a revoked key. {when}. What such a key signed earlier does not count either."
             )
 
-    def rotated(self, public: Ed25519PublicKey) -> KeySet:
+    def rotate(self, public: Ed25519PublicKey) -> KeySet:
         """Return the set with another current key; one that was revoked stays so."""
         is_new = key_id(public) not in [each.key_id for each in self.keys]
-        return KeySet(key_id(public), (*self.keys, _known(public)) if is_new else self.keys, self.version + 1)
+        return KeySet(key_id(public), (*self.keys, _known_key(public)) if is_new else self.keys, self.version + 1)
 
-    def revoked(self, name: str, at: str, reason: str) -> KeySet:
+    def revoke(self, name: str, at: str, reason: str) -> KeySet:
         """Return the set with a key revoked; one that is revoked already stays as it is."""
         found = next((each for each in self.keys if each.key_id == name), None)
         if found is None:
@@ -108,7 +108,7 @@ def of_mapping(found: Any, place: str) -> KeySet:
         raise InvalidKey(f"{place} is no set of signing keys.") from None
 
 
-def _known(public: Ed25519PublicKey) -> KnownKey:
+def _known_key(public: Ed25519PublicKey) -> KnownKey:
     return KnownKey(key_id(public), base64.b64encode(public.public_bytes_raw()).decode())
 
 

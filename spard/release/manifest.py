@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from spard.digests import MANIFEST, SIGNATURE
 from spard.errors import NotProved
-from spard.release.packed import is_left_behind, opened, root_of
+from spard.release.packed import find_root, is_ignored, open_packed
 
 _ALGORITHM = "ed25519"
 _READ_BYTES = 64 << 20  # of a manifest or a signature at most
@@ -42,10 +42,10 @@ class Proved:
 
 def sign(folder: Path, key: Ed25519PrivateKey) -> None:
     """Write the detached signature of a folder's manifest."""
-    (folder / SIGNATURE).write_text(json.dumps(signed((folder / MANIFEST).read_bytes(), key), indent=2) + "\n")
+    (folder / SIGNATURE).write_text(json.dumps(sign_bytes((folder / MANIFEST).read_bytes(), key), indent=2) + "\n")
 
 
-def signed(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
+def sign_bytes(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
     """Sign some bytes; return the signature with what is needed to check it."""
     public = key.public_key()
     return {
@@ -126,16 +126,16 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
     """Read an adapter once: manifest and signature as they are, SHA-256 and size of every other file by its name."""
     kept: dict[str, bytes] = {}
     found: dict[str, dict[str, Any]] = {}
-    with opened(path) as files:
+    with open_packed(path) as files:
         for name, file in files:
             if name in found:
                 raise NotProved(f"{name} is in the archive more than once.")
             is_own = name.count("/") <= 1 and name.rpartition("/")[2] in (MANIFEST, SIGNATURE)
             content = file.read(_READ_BYTES) if is_own and len(kept) < _KEPT else b""
-            found[name] = _measured(file)
+            found[name] = _file_facts(file)
             if is_own:
                 kept[name] = content
-    root = "" if path.is_dir() else root_of(found, MANIFEST)
+    root = "" if path.is_dir() else find_root(found, MANIFEST)
     own = {name: kept[root + name] for name in (MANIFEST, SIGNATURE) if root + name in kept}
     files_of = {name.removeprefix(root): facts for name, facts in found.items()}
     return own, {name: facts for name, facts in files_of.items() if name not in own}
@@ -146,13 +146,13 @@ def _compare(listed: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
         raise NotProved(f"{MANIFEST} lists no files.")
     if missing := sorted(listed.keys() - found.keys()):
         raise NotProved(f"{missing[0]} is missing.")
-    if extra := sorted(name for name in found.keys() - listed.keys() if not is_left_behind(name)):
+    if extra := sorted(name for name in found.keys() - listed.keys() if not is_ignored(name)):
         raise NotProved(f"{extra[0]} is not in the manifest.")
     if changed := sorted(name for name in listed if listed[name] != found[name]):
         raise NotProved(f"{changed[0]} was changed: its SHA-256 or size is not the manifest's.")
 
 
-def _measured(file: IO[bytes]) -> dict[str, Any]:
+def _file_facts(file: IO[bytes]) -> dict[str, Any]:
     whole, size = hashlib.sha256(), 0
     while chunk := file.read(1 << 20):
         whole.update(chunk)

@@ -24,7 +24,7 @@ _NOTES = (".metadata", ".lock", ".gitignore", "CACHEDIR.TAG")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Iterator[File]]:
+def open_packed(path: Path) -> Iterator[Iterator[File]]:
     """Open the files of a folder or of an archive, one after the other."""
     if path.is_dir():
         yield _in_folder(path)
@@ -43,7 +43,7 @@ def _why(path: Path, error: Exception) -> str:
     return "it is no tar, or only the beginning of one" if path.stat().st_size else "it is empty"
 
 
-def is_left_behind(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Tell whether no loader reads a file of this name, and tools leave it beside others."""
     return name.rpartition("/")[2] in _LEFT_BEHIND or (name.startswith(_HUB_NOTES) and name.endswith(_NOTES))
 
@@ -53,9 +53,9 @@ def plain_name(name: str) -> str:
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
-def root_of(names: Iterable[str], wanted: str) -> str:
+def find_root(names: Iterable[str], wanted: str) -> str:
     """Return the folder that holds `wanted` and everything else, with its slash; empty for the archive itself."""
-    names = [name for name in names if not is_left_behind(name)]
+    names = [name for name in names if not is_ignored(name)]
     tops = {name.partition("/")[0] for name in names}
     if wanted not in names and len(tops) == 1 and (root := f"{tops.pop()}/") + wanted in names:
         return root

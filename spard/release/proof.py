@@ -22,13 +22,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from spard import distributed
-from spard.data.chat import render_prompt, renderer_of
+from spard.data.chat import get_renderer, render_prompt
 from spard.data.chat_template import sources
 from spard.data.control_tokens import Shield
 from spard.data.self_rendering import self_rendering
 from spard.errors import AdapterNotProved
 from spard.models.base import Base
-from spard.models.offload import offloaded
+from spard.models.offload import offload
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference, is_sharded
 from spard.release import clean_load
@@ -80,7 +80,7 @@ class CleanProcess:
 
     def __init__(self) -> None:
         self._output = TemporaryFile()  # noqa: SIM115 - closed with the block
-        self._process = self._begun()
+        self._process = self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,7 @@ class CleanProcess:
         """Have it load its libraries now, if it has ended."""
         if self._process.poll() is not None:
             self._end()
-            self._process = self._begun()
+            self._process = self._start()
 
     def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
         """Have it load what `ask` names."""
@@ -112,7 +112,7 @@ class CleanProcess:
             self._end()  # what it holds of the GPU's memory goes back to the training
         return found
 
-    def _begun(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603 - our own file
             [sys.executable, "-P", str(Path(clean_load.__file__))],
             stdin=subprocess.PIPE,
@@ -171,12 +171,12 @@ def prove(
     proof, reason = None, ""
     try:
         if clean:
-            with nullcontext() if is_sharded(model) else offloaded(model):
+            with nullcontext() if is_sharded(model) else offload(model):
                 seen = clean.see(ask, go_on)
-            proof = _compared(seen, rows, expected, _TOLERANCE[dtype])
+            proof = _compare_logits(seen, rows, expected, _TOLERANCE[dtype])
     except AdapterNotProved as error:
         reason = error.why
-    proof, reason = distributed.said((proof, reason))
+    proof, reason = distributed.broadcast_object((proof, reason))
     if proof is None:
         raise AdapterNotProved(reason)
     return proof
@@ -185,18 +185,18 @@ def prove(
 def _conversations(base: Base, prompts: Sequence[str]) -> list[list[dict[str, str]]]:
     """Return the prompts as questions; the clean process reads control tokens wherever they stand."""
     shield = Shield(base.tokenizer)
-    return [[{"role": "user", "content": shield.spaced(prompt)}] for prompt in prompts[:PROMPTS]]
+    return [[{"role": "user", "content": shield.insert_spaces(prompt)}] for prompt in prompts[:PROMPTS]]
 
 
 def _template_arguments(base: Base) -> dict[str, Any]:
     """Return what the chat template in the archive has to be given to render as in training: nothing where it can."""
-    renderer = renderer_of(base.tokenizer)
+    renderer = get_renderer(base.tokenizer)
     mode = renderer.rendering.asked
     is_own = self_rendering(renderer, mode) == sources(renderer.template)
-    return renderer.rendering.arguments_of(mode) if is_own else {}
+    return renderer.rendering.mode_arguments(mode) if is_own else {}
 
 
-def _compared(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
+def _compare_logits(seen: Seen, rows: list[list[int]], expected: list[Tensor], tolerance: float) -> Proof:
     if seen.ids != rows:
         raise AdapterNotProved("the packaged tokenizer and chat template give other tokens than those trained with")
     far = max(logit_distance(seen.logits[f"tuned.{i}"], each) for i, each in enumerate(expected))

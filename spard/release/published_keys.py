@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from spard.errors import InvalidKey, NotProved
 from spard.release import key_set
 from spard.release.key_set import KeySet
-from spard.release.manifest import check, signed
+from spard.release.manifest import check, sign_bytes
 
 _STALE = timedelta(days=30)
 _MAX_BYTES = 1 << 20
@@ -42,7 +42,7 @@ class Published:
         """Return its age where that is so large that a key may have been revoked since."""
         return (now - self.issued_at).days if self.issued_at and now - self.issued_at > _STALE else None
 
-    def require_not_before(self, kept: Published) -> None:
+    def require_not_older(self, kept: Published) -> None:
         """Raise `NotProved` if this set is older than one that was seen before, or takes a revocation back."""
         if problem := next(self._older(kept), None):
             raise NotProved(f"The key set is not to be trusted: {problem}. Ask the provider.")
@@ -63,10 +63,10 @@ class Published:
 def publish(keys: KeySet, key: Ed25519PrivateKey, now: datetime) -> str:
     """Return a set as JSON text, signed now; `key` is its current one."""
     record = json.dumps(asdict(keys) | {"issued_at": now.isoformat(timespec="seconds")}, indent=2)
-    return json.dumps({"record": record, "signature": signed(record.encode(), key)}, indent=2) + "\n"
+    return json.dumps({"record": record, "signature": sign_bytes(record.encode(), key)}, indent=2) + "\n"
 
 
-def fetched(place: str) -> Published:
+def fetch_keys(place: str) -> Published:
     """Return the set at an address or in a file; raise `InvalidKey` if there is none."""
     return read(_download(place) if "://" in place else _content(Path(place)), place)
 

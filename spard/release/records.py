@@ -17,8 +17,8 @@ def optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None
 def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
     """Read a flat record from JSON: keys that it does not know are passed over, lists become tuples."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
-    return kind(**{name: _frozen(value) for name, value in raw.items() if name in names})
+    return kind(**{name: _to_tuples(value) for name, value in raw.items() if name in names})
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(each) for each in value) if isinstance(value, list) else value
+def _to_tuples(value: Any) -> Any:
+    return tuple(_to_tuples(each) for each in value) if isinstance(value, list) else value

@@ -20,7 +20,7 @@ _RENAMED = {
 }
 
 
-def renamed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return a step's metrics in the names of the metrics file: OpenAI's, and ours where it has none."""
     return {_RENAMED.get(name, name): value for name, value in metrics.items()}
 
@@ -29,7 +29,7 @@ def metrics_csv(
     metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None, at: int | None = None
 ) -> str:
     """Write one line for each step; `validation` was measured after step `at`, the last by default, on all its rows."""
-    rows: list[dict[str, Any]] = [{"step": step} | renamed(each) for step, each in enumerate(metrics, start=1)]
+    rows: list[dict[str, Any]] = [{"step": step} | rename_metrics(each) for step, each in enumerate(metrics, start=1)]
     if rows and validation:
         rows[-1 if at is None else at - 1] |= {
             "valid_loss": validation.loss,

@@ -29,7 +29,7 @@ class Summary:
 
 def summarize(measured: Measured) -> Summary:
     """Pool the suites of each kind; mined suites are not counted."""
-    before, after = _pooled(measured.base, "harmful"), _pooled(measured.adapter, "harmful")
+    before, after = _pool_rates(measured.base, "harmful"), _pool_rates(measured.adapter, "harmful")
     return Summary(
         asr=AttackSuccess(before.rate, after.rate, (after.low, after.high), after.n, after.unscored),
         harmfulness_score=_mean_scores(measured),
@@ -39,10 +39,10 @@ def summarize(measured: Measured) -> Summary:
 
 
 def _both(measured: Measured, kind: SuiteKind) -> BaseAndAdapter:
-    return BaseAndAdapter(_pooled(measured.base, kind).rate, _pooled(measured.adapter, kind).rate)
+    return BaseAndAdapter(_pool_rates(measured.base, kind).rate, _pool_rates(measured.adapter, kind).rate)
 
 
-def _pooled(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
+def _pool_rates(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
     of_kind = [each for each in results if each.kind == kind]
     return rate(sum(each.hits for each in of_kind), sum(each.n for each in of_kind), sum(e.unscored for e in of_kind))
 

@@ -14,7 +14,7 @@ _ROOT = Path(__file__).resolve().parents[1]  # the package `spard`
 
 def code_version() -> dict[str, str]:
     """Versions of this package and of what computes for it, and the digest of `spard`'s sources."""
-    found = {name: version_of(name) for name in ("spard", *_LIBRARIES)}
+    found = {name: package_version(name) for name in ("spard", *_LIBRARIES)}
     return found | {"python": platform.python_version(), "sources": source_digest(_ROOT)}
 
 
@@ -26,7 +26,7 @@ def source_digest(folder: Path) -> str:
     return f"sha256:{whole.hexdigest()}"
 
 
-def version_of(name: str) -> str:
+def package_version(name: str) -> str:
     """Return the version of an installed package, `unknown` where it is not installed as one."""
     try:
         return version(name)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from spard.commands.front import do, listed
+from spard.commands.front import do, parse_list
 
 KINDS = {
     "methods": "Compare defenses: attack success, utility, over-refusal, with paired differences.",
@@ -113,7 +113,7 @@ def _table(kind: str) -> Callable[..., None]:
     ) -> None:
         asked = {**locals(), "kind": kind, "over": over or []}
         for name, of in _LISTS.items():
-            asked[name] = listed(asked[name], of, f"--{name.replace('_', '-')}")
+            asked[name] = parse_list(asked[name], of, f"--{name.replace('_', '-')}")
         do("bench", "spard.research.bench.__main__", "bench", asked)
 
     return make
@@ -162,7 +162,7 @@ def adversary(
     """Run whole attacks against whole jobs, on seeds that nobody tuned on."""
     asked = {**locals(), "list": is_list, "provider": provider or [], "join": join or []}
     for name, of in {"methods": str, "parts": str, "attacks": str, "seeds": int}.items():
-        asked[name] = listed(asked[name], of, f"--{name}")
+        asked[name] = parse_list(asked[name], of, f"--{name}")
     do("bench adversary", "spard.research.bench.adversary.__main__", "bench", asked)
 
 

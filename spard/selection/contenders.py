@@ -53,7 +53,7 @@ class Contenders:
         self._rough_KD = self._weight_N.new_empty(most + EVEN, pool.shape[1], dtype=product_dtype(pool))
         self.basis_KD = self._room_KD[:0]
         self.sweeps = 0
-        self._look_at(max(least, self._heavier(SHARE)))
+        self._extend_window(max(least, self._heavier(SHARE)))
 
     @property
     def beyond(self) -> float:
@@ -63,7 +63,7 @@ class Contenders:
 
     def look_at_more(self, best: float) -> None:
         """Look at twice as many rows, and at all that could nearly gain as much as `best`."""
-        self._look_at(max(2 * len(self.rows_C), self._heavier(SHARE * best)))
+        self._extend_window(max(2 * len(self.rows_C), self._heavier(SHARE * best)))
 
     def rows(self, places: Tensor) -> Tensor:
         """Return y of some rows in float64."""
@@ -81,7 +81,7 @@ class Contenders:
         self._rough_KD[count : count + EVEN] = 0
         self.basis_KD = self._room_KD[:count]
 
-    def measured(self, places: Tensor, gain_B: Tensor) -> None:
+    def note_gains(self, places: Tensor, gain_B: Tensor) -> None:
         """Take note of gains that take in all directions."""
         self.bound_C[places], self._known_C[places] = gain_B, len(self.basis_KD)
 
@@ -113,7 +113,7 @@ class Contenders:
                 self.bound_C[part] = (self.bound_C[part] - self.weight_C[part].square() * share_B).clamp(min=0)
                 self._known_C[part] = len(self.basis_KD)
 
-    def _look_at(self, count: int) -> None:
+    def _extend_window(self, count: int) -> None:
         """Look at the `count` rows of the largest weights; the bounds of new ones know all directions, too."""
         before_B, self._index_C = self._index_C, self._order_N[:count].sort().values
         self.rows_C = self._index_C if self.among is None else self.among[self._index_C]

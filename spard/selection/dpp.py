@@ -87,9 +87,9 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             continue
         else:
             size = min(2 * size, limit)
-        rows.measured(places_B, gain_B)
+        rows.note_gains(places_B, gain_B)
 
-    rank, indices = len(indices), _filled(pool_ND, own_N, among, indices, k)
+    rank, indices = len(indices), _fill_by_relevance(pool_ND, own_N, among, indices, k)
     return Greedy(indices, [g * rows.unit for g in gains], quality_N[indices].tolist(), rank, rows.sweeps)
 
 
@@ -102,7 +102,7 @@ def _window_sizes(rows: int, columns: int) -> tuple[int, int]:
     return first, max(first, 4 * BLOCK // columns)
 
 
-def _filled(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
+def _fill_by_relevance(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
     """Fill up by relevance."""
     if len(chosen) == k:
         return chosen
@@ -116,13 +116,13 @@ def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> l
     """`chosen`, then rows in `order` until there are k; exact copies only when nothing else is left."""
     picked, taken = list(chosen), set(chosen)
     copies: list[int] = []
-    seen = set(bytes_of(pool_ND[chosen]) if chosen else ())
+    seen = set(row_bytes(pool_ND[chosen]) if chosen else ())
     for i in order:
         if len(picked) >= k:
             break
         if i in taken:
             continue
-        row = next(bytes_of(pool_ND[i : i + 1]))
+        row = next(row_bytes(pool_ND[i : i + 1]))
         (copies if row in seen else picked).append(i)
         seen.add(row)
     return picked + copies[: k - len(picked)]
@@ -237,6 +237,6 @@ def _orthogonal(rows_MD: Tensor) -> Tensor:
     return Q_MD
 
 
-def bytes_of(rows_BD: Tensor) -> Iterator[bytes]:
+def row_bytes(rows_BD: Tensor) -> Iterator[bytes]:
     """Yield the bytes of each row, equal for exact copies only."""
     return (row.tobytes() for row in rows_BD.contiguous().view(torch.uint8).cpu().numpy())

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from spard import distributed
-from spard.data.batches import sent
+from spard.data.batches import to_device
 from spard.data.control_tokens import Shield
 from spard.data.cuts import FORWARD, cut
-from spard.models.base import Base, adapters_off
+from spard.models.base import Base, disable_adapters
 from spard.models.budget import in_passes, pass_tokens
-from spard.models.forward import unpacked
+from spard.models.forward import ignore_packing
 from spard.models.sharding import is_sharded
 
 TEXT = 1  # which text of a row is embedded, and how it is cut; another number is other embeddings
 
 
-def dtype_of(base: Base) -> torch.dtype:
+def embedding_dtype(base: Base) -> torch.dtype:
     """Return the type that a model's embeddings have: its own."""
     dtype: torch.dtype = next(base.model.parameters()).dtype
     return dtype
@@ -34,18 +34,20 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     A pass has `batch_tokens` padded tokens at most, by default as many as fit.
     """
     decoder = base.model.get_decoder()
-    out_ND = torch.zeros(len(texts), base.hidden_size, dtype=dtype_of(base))
+    out_ND = torch.zeros(len(texts), base.hidden_size, dtype=embedding_dtype(base))
     rows = _tokenize(base, texts, max_tokens)
     lengths = [len(row) for row in rows]
-    most = min(distributed.gathered(batch_tokens or pass_tokens(base.model)))  # else each rank would deal other texts
+    most = min(
+        distributed.gather_objects(batch_tokens or pass_tokens(base.model))
+    )  # else each rank would deal other texts
     was_training = base.model.training
     base.model.eval()
 
     def means(places: list[int]) -> Tensor:
         return _mean_states(base, decoder, [rows[i] for i in places]).to(out_ND.dtype).cpu()
 
-    with adapters_off(base.model):
-        for batch in distributed.dealt(cut(lengths, most, FORWARD)):
+    with disable_adapters(base.model):
+        for batch in distributed.rank_batches(cut(lengths, most, FORWARD)):
             if batch:
                 for places, found_BD in in_passes(base.model, lengths, means, most, batch):
                     out_ND[places] = found_BD
@@ -60,7 +62,7 @@ def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[in
     if not texts:
         return []
     shield = Shield(base.tokenizer)
-    plain = [shield.spaced(text) for text in texts]
+    plain = [shield.insert_spaces(text) for text in texts]
     rows = base.tokenizer(plain, truncation=True, max_length=max_tokens, verbose=False)["input_ids"]
     return [row or [base.tokenizer.eos_token_id] for row in rows]
 
@@ -68,10 +70,10 @@ def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[in
 def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
     """Means over real tokens; padding stands on the right, where causal attention cannot see it."""
     width, pad = max(len(row) for row in rows), base.tokenizer.pad_token_id
-    ids_BT = sent([[*row, *[pad] * (width - len(row))] for row in rows], base.device)
-    length_B = sent([len(row) for row in rows], base.device)
+    ids_BT = to_device([[*row, *[pad] * (width - len(row))] for row in rows], base.device)
+    length_B = to_device([len(row) for row in rows], base.device)
     is_real_BT = torch.arange(width, device=base.device) < length_B[:, None]
-    with unpacked():
+    with ignore_packing():
         states_BTD = decoder(input_ids=ids_BT, use_cache=False).last_hidden_state.float()
     mean_BD: Tensor = (states_BTD * is_real_BT[:, :, None]).sum(dim=1) / length_B[:, None]
     return mean_BD

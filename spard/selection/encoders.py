@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 from spard import distributed
-from spard.data.batches import sent
+from spard.data.batches import to_device
 from spard.data.control_tokens import Shield
 from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_error, is_gpu_out_of_memory
@@ -88,7 +88,7 @@ def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
     rows, skipped = _tokenize(encoder, texts)
     width = int(encoder.model.config.hidden_size) * len(encoder.layout.pooling)
     out_ND = torch.zeros(len(rows), width)
-    for places in distributed.dealt(cut([len(row) for row in rows], PASS_TOKENS, FORWARD)):
+    for places in distributed.rank_batches(cut([len(row) for row in rows], PASS_TOKENS, FORWARD)):
         if places:
             out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
     distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
@@ -100,7 +100,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], 
     if not texts:
         return [], 0
     layout, shield = encoder.layout, Shield(encoder.tokenizer)
-    plain = [layout.prompt + shield.spaced(text) for text in texts]
+    plain = [layout.prompt + shield.insert_spaces(text) for text in texts]
     if layout.lower_case:
         plain = [text.lower() for text in plain]
     options = {"truncation": True, "max_length": encoder.max_tokens, "verbose": False}
@@ -119,8 +119,8 @@ def _prompt_tokens(encoder: Encoder) -> int:
 def _vectors(encoder: Encoder, rows: Sequence[Sequence[int]], skipped: int) -> Tensor:
     device, pad = encoder.model.device, encoder.tokenizer.pad_token_id or 0
     width = max(len(row) for row in rows)
-    ids_BT = sent([[*row, *[pad] * (width - len(row))] for row in rows], device)
-    length_B = sent([len(row) for row in rows], device)
+    ids_BT = to_device([[*row, *[pad] * (width - len(row))] for row in rows], device)
+    length_B = to_device([len(row) for row in rows], device)
     place_T = torch.arange(width, device=device)
     is_real_BT = place_T < length_B[:, None]
     states_BTD = encoder.model(input_ids=ids_BT, attention_mask=is_real_BT.long()).last_hidden_state.float()

@@ -23,7 +23,7 @@ def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:
     """Return embeddings in a frame; those that lie in files are made when they are read."""
     if not isinstance(x_ND, Tensor):
         return Framed(x_ND, frame)
-    parts = [frame.seen(x_ND[rows]) for rows in blocks(x_ND)]
+    parts = [frame.project(x_ND[rows]) for rows in blocks(x_ND)]
     return torch.cat(parts) if parts else x_ND.float()
 
 
@@ -36,7 +36,7 @@ def fit_frame(pool_ND: Vectors, directions: int, seed: int) -> Frame:
     center_D = total(pool_ND) / max(1, len(pool_ND))
     count = min(directions, len(pool_ND) // _ROWS, pool_ND.shape[1] // _COLUMNS)
     if count <= 0:
-        return Frame.at(center_D)
+        return Frame.from_point(center_D)
     centered_SD = pool_ND[sample_rows(len(pool_ND), SAMPLE, seed)].double() - center_D
     return Frame(center_D, _dominant(centered_SD, count))
 

@@ -31,10 +31,10 @@ def relevance(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
     if len(pool_ND) >= len(task_MD):
         to_task = ToTask(pool_ND, task_MD)
         read(pool_ND, to_task.see)
-        return to_task.found()
+        return to_task.result()
     nearest = Nearest(pool_ND)
     read(task_MD, nearest.see)
-    return nearest.found(task_MD)
+    return nearest.result(task_MD)
 
 
 def read(x_ND: Vectors, *readers: Callable[[slice, Tensor], None]) -> None:
@@ -78,7 +78,9 @@ class ToTask:
     def __init__(self, pool_ND: Vectors, task_MD: Vectors) -> None:
         """Take the pool for its number of rows and their type, and the task rows."""
         self._task_MD, self._dtype = task_MD, product_dtype(pool_ND)
-        self._columns = [(rows.start, _turned(task_MD[rows], self._dtype)) for rows in blocks(task_MD, _COLUMNS)]
+        self._columns = [
+            (rows.start, _normalized_columns(task_MD[rows], self._dtype)) for rows in blocks(task_MD, _COLUMNS)
+        ]
         self._inverse_M = inverse_norms(task_MD)
         self._cosine_N = torch.zeros(len(pool_ND), dtype=torch.float64, device=pool_ND.device)
         self._nearest_N = torch.zeros(len(pool_ND), dtype=torch.int64, device=pool_ND.device)
@@ -94,7 +96,7 @@ class ToTask:
         z = self._nearest_N[rows] = best.place_B
         self._cosine_N[rows] = _dots(x_BD, self._task_MD[z]) * inverse_B * self._inverse_M[z]
 
-    def found(self) -> tuple[Tensor, Tensor]:
+    def result(self) -> tuple[Tensor, Tensor]:
         """Return what `relevance` does, once all rows were seen."""
         return self._cosine_N.clamp(0, 1), self._nearest_N
 
@@ -110,11 +112,11 @@ class Nearest:
 
     def see(self, columns: slice, z_BD: Tensor) -> None:
         """Look at some of the many rows."""
-        z_DB = _turned(z_BD, self._dtype)
+        z_DB = _normalized_columns(z_BD, self._dtype)
         for rows in blocks(self._own_ND, _ROWS):
             self._best.see(rows, self._own_ND[rows].to(self._dtype), z_DB, columns.start)
 
-    def found(self, task_MD: Vectors) -> tuple[Tensor, Tensor]:
+    def result(self, task_MD: Vectors) -> tuple[Tensor, Tensor]:
         """Return what `relevance` does, once all rows were seen; the nearest alone are read again."""
         cosine_N = torch.zeros_like(self._inverse_N)
         for rows in blocks(self._own_ND, _ROWS):
@@ -142,6 +144,6 @@ def _dots(x_BD: Tensor, z_BD: Tensor) -> Tensor:
     return (x_BD.double() * z_BD.double()).sum(dim=1)
 
 
-def _turned(z_MD: Tensor, dtype: torch.dtype) -> Tensor:
+def _normalized_columns(z_MD: Tensor, dtype: torch.dtype) -> Tensor:
     """Return rows normalized, as columns."""
     return (z_MD.double() * inverse_norms(z_MD).unsqueeze(1)).to(dtype).T

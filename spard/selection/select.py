@@ -58,9 +58,9 @@ def choose(
 
     reserved = _diverse(pool_ND, every, round(selection.reserve * k))
     most = max(1, int(selection.influence_cap * k))
-    steered = _capped(pick, _without(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
+    steered = _choose_few(pick, _rest(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
     taken = [*steered.indices, *reserved]
-    taken += _diverse(pool_ND, _without(pool_ND, every, taken), k - len(taken))
+    taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken))
     rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
     return Chosen(
         [*steered.indices, *rest],
@@ -91,7 +91,7 @@ def _pick(
 ) -> Chosen:
     """Pick k of the pool rows named by `rows`."""
     if order is None:
-        picked = dpp.greedy(pool_ND, quality_N, k, beta, _named(pool_ND, rows))
+        picked = dpp.greedy(pool_ND, quality_N, k, beta, _row_index(pool_ND, rows))
         gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
         return Chosen(picked.indices, picked.relevance, gains, picked.rank)
     allowed = set(rows)
@@ -99,12 +99,12 @@ def _pick(
     return Chosen(indices, quality_N[indices].tolist(), [None] * len(indices), None)
 
 
-def _named(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
+def _row_index(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
     """Return rows as a tensor; None where they are the whole pool."""
     return torch.tensor(rows, dtype=torch.int64, device=pool_ND.device) if len(rows) < len(pool_ND) else None
 
 
-def _capped(
+def _choose_few(
     pick: Callable[[Sequence[int], int], Chosen], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
 ) -> Chosen:
     """At most k rows, at most `most` of them nearest to one customer row.
@@ -130,15 +130,15 @@ def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int) -> list[int]:
     if k <= 0 or not rows:
         return []
     alike_N = torch.ones(len(pool_ND), dtype=torch.float64)
-    return dpp.greedy(pool_ND, alike_N, k, 0.0, _named(pool_ND, rows)).indices
+    return dpp.greedy(pool_ND, alike_N, k, 0.0, _row_index(pool_ND, rows)).indices
 
 
-def _without(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
+def _rest(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
     """Return the rows that are neither taken nor exact copies of a taken one."""
     if not taken:
         return list(rows)
-    seen = set(dpp.bytes_of(pool_ND[taken]))
+    seen = set(dpp.row_bytes(pool_ND[taken]))
     index_N = torch.tensor(rows, dtype=torch.int64)
     parts = (index_N[part] for part in blocks(torch.empty(len(rows), pool_ND.shape[1], device="meta")))
-    named = ((i, row) for part in parts for i, row in zip(part.tolist(), dpp.bytes_of(pool_ND[part]), strict=True))
+    named = ((i, row) for part in parts for i, row in zip(part.tolist(), dpp.row_bytes(pool_ND[part]), strict=True))
     return [i for i, row in named if row not in seen]

@@ -62,7 +62,7 @@ class Frame:
     removed_KD: Tensor
 
     @classmethod
-    def at(cls, center_D: Tensor) -> Frame:
+    def from_point(cls, center_D: Tensor) -> Frame:
         """Return the frame of a point that leaves nothing out."""
         return cls(center_D, center_D.new_zeros(0, len(center_D)))
 
@@ -75,7 +75,7 @@ class Frame:
         """Return the point and, below it, the directions, for a file."""
         return torch.cat([self.center_D.unsqueeze(0), self.removed_KD])
 
-    def seen(self, x_BD: Tensor) -> Tensor:
+    def project(self, x_BD: Tensor) -> Tensor:
         """Return rows in this frame, in float32.
 
         Each row is computed by itself, so that equal rows stay equal wherever they stand.
@@ -101,11 +101,11 @@ class Framed:
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
         """Return rows as of `Shards`."""
-        return self.seen(self._vectors[rows])
+        return self.project(self._vectors[rows])
 
-    def seen(self, x_BD: Tensor) -> Tensor:
+    def project(self, x_BD: Tensor) -> Tensor:
         """Return rows that were read as they are in the frame."""
-        return self._frame.seen(x_BD)
+        return self._frame.project(x_BD)
 
 
 Vectors: TypeAlias = Tensor | Shards | Framed

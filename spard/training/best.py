@@ -60,12 +60,12 @@ class Best:
         return min(self.standings, key=lambda each: each.rank)
 
     @property
-    def released(self) -> Standing:
+    def released_standing(self) -> Standing:
         """The one whose weights the run ends with."""
         return self.best if self.ending.keep == "best" else self.standings[-1]
 
     @property
-    def is_over(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether as many ends of epochs as the ending allows were no better than the best before them."""
         patience = self.ending.patience
         return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience

@@ -56,7 +56,7 @@ class Ends:
         """Whether anybody looks at the model at the end of an epoch, which may take long."""
         return self._borrows is not None or self._compares is not None
 
-    def are_over(self) -> bool:
+    def evaluate_epoch_end(self) -> bool:
         """Lend the model if an epoch has just ended; tell whether the training ends here because it gets no better."""
         epoch = self._run.epochs_done
         if epoch is None:
@@ -66,7 +66,7 @@ class Ends:
                 end = self._end(epoch, model)
                 self._compare(end)
                 self._show(end)
-        return bool(self._best and self._compares and self._best.is_over)
+        return bool(self._best and self._compares and self._best.should_stop)
 
     def close(self) -> Ended | None:
         """Compare the end of the last epoch, if it has come to that, and return which one the run ends with.
@@ -80,11 +80,11 @@ class Ends:
             with self._run.as_finished() as model:
                 end = self._end(epoch, model)
                 self._compare(end)
-                if best.released.step != end.step:
+                if best.released_standing.step != end.step:
                     self._show(end)
         else:
-            self.show_again(without=best.released.step)
-        return Ended(best.released, tuple(best.standings), self._run.resolved.n_epochs)
+            self.show_again(without=best.released_standing.step)
+        return Ended(best.released_standing, tuple(best.standings), self._run.resolved.n_epochs)
 
     def show_again(self, without: int | None = None) -> None:
         """Lend the last ends that were shown as not to be kept, the latest first: the run ends early, so they are kept.
@@ -110,7 +110,7 @@ class Ends:
 
     def _compare(self, end: EpochEnd) -> None:
         if self._best and self._compares:
-            self._best.add(Standing(**distributed.said(asdict(self._compares(end)))))
+            self._best.add(Standing(**distributed.broadcast_object(asdict(self._compares(end)))))
 
     def _end(self, epoch: int, model: Any, step: int | None = None) -> EpochEnd:
         run, step = self._run, step or self._run.progress.step

@@ -36,7 +36,7 @@ class Identity:
         """The digest; all rows are hashed, and that once for all resume states."""
         return self._digest(checkpointing=False)
 
-    def is_of(self, run: str) -> bool:
+    def matches(self, run: str) -> bool:
         """Whether a resume state is this run's; older versions told apart what was run with checkpointing."""
         return run == self.digest or run == self._digest(checkpointing=True)
 

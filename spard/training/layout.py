@@ -25,19 +25,19 @@ class Layout:
         """Whether each rank has parts of the parameters, so that all of them have to save."""
         return self._shards is not None
 
-    def joined(self, name: str, tensor: Tensor) -> Tensor:
+    def join_tensor(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor that all ranks save together as one; as it is where every rank has all of it."""
         place = self._place(name)
         if self._shards is None or place is None or tensor.shape != self._shards[place].shape:
             return tensor
-        return self._shards.joined(place, tensor)
+        return self._shards.join_part(place, tensor)
 
     def empty(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Return a tensor that takes up what this rank needs of a saved one."""
         place = self._place(name)
         if self._shards is None or place is None or shape != self._shards.parameters[place].shape:
             return torch.empty(shape, dtype=dtype)
-        return self._shards.joined(place, torch.empty_like(self._shards[place], dtype=dtype))
+        return self._shards.join_part(place, torch.empty_like(self._shards[place], dtype=dtype))
 
     def _place(self, name: str) -> int | None:
         if name.startswith(METHOD):

@@ -13,10 +13,10 @@ from torch import Tensor
 from spard import distributed
 from spard.config import Recipe, Resolved, max_anchor_ratio
 from spard.config.anchors import Kind
-from spard.data.batches import Batch, collate, sent
+from spard.data.batches import Batch, collate, to_device
 from spard.data.chat import Encoded
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair, held, unlabeled
+from spard.losses.anchor import Anchor, Pair, select_pairs, unlabeled_prompt
 from spard.losses.constrained_sft import reference_losses
 from spard.losses.excess import base_losses
 from spard.losses.gradients import (
@@ -29,12 +29,12 @@ from spard.losses.gradients import (
     with_penalty,
 )
 from spard.losses.pieces import over_passes
-from spard.losses.preference import laid_out
+from spard.losses.preference import stack_pairs
 from spard.losses.vectors import Vector
 from spard.methods import Method
-from spard.models.base import Base, adapters_off
+from spard.models.base import Base, disable_adapters
 from spard.models.lora import dropping_modules
-from spard.training.passes import LEAST, at_most, planned
+from spard.training.passes import LEAST, at_most, plan_passes
 from spard.training.schedules import anchor_pairs
 
 
@@ -57,18 +57,18 @@ class Objective:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
-        self.blank = unlabeled(self.task[0].ids[:2])  # of a pass without rows
+        self.blank = unlabeled_prompt(self.task[0].ids[:2])  # of a pass without rows
         self.lengths = [row.longest for row in self.task]
         self.safe_lengths = [row.longest for row in safe]
         self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
         self.max_ratio = max_anchor_ratio(recipe, resolved, base.hidden_size)
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
-        pad_id, anchored = base.tokenizer.pad_token_id, self._anchored(pairs)
+        pad_id, anchored = base.tokenizer.pad_token_id, self._anchor_pairs(pairs)
         method.prepare(base, has_lora=recipe.lora is not None)
         if recipe.dpo and any(row.rejected is None for row in self.task):
             raise InvalidRecipe("recipe.dpo: there are rows to train on that are no preference pairs", "recipe.dpo")
-        with adapters_off(base.model):  # an adapter that the run goes on from is no reference
+        with disable_adapters(base.model):  # an adapter that the run goes on from is no reference
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
             weight = recipe.effective_anchor
             self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None
@@ -89,13 +89,13 @@ class Objective:
         if self.anchor is None or not anchors:
             return self._of_task(theta, rows, self.max_norm).read()
         found = self._of_task(theta, rows, self.max_norm if self.max_ratio is not None else math.inf)
-        passes = _own(anchors, partial(self.anchor_passes, rows=rows))
+        passes = _rank_passes(anchors, partial(self.anchor_passes, rows=rows))
         pieces = [self._batch([self.anchor.prompts[i] for i in each] or [self.blank]) for each in passes]
         penalties = [partial(self.anchor.penalty, each, anchors) for each in passes]
         added = penalty_gradient(self.base.model, theta, pieces, penalties)
         return with_penalty(found, added, self.max_norm, self.max_ratio)
 
-    def compare_with(self, reference_N2: Tensor) -> None:
+    def set_reference(self, reference_N2: Tensor) -> None:
         """Take what the reference model makes of the pairs to learn, N x 2; needed before the first gradient."""
         self.reference_N2 = reference_N2
 
@@ -103,16 +103,16 @@ class Objective:
         """Return which of some training rows go through the model together."""
         piece = self.recipe.micro_batch_size or max(1, len(rows))
         parts = [rows[i : i + piece] for i in range(0, len(rows), piece)]
-        return [each for part in parts for each in planned(part, self.lengths, self._most(part))]
+        return [each for part in parts for each in plan_passes(part, self.lengths, self._most(part))]
 
     def anchor_passes(self, anchors: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
         """Return which of some pairs go through the model together, in a step on some training rows."""
         piece = distributed.shares(rows)[0][: self.recipe.micro_batch_size]
-        return planned(anchors, self.prompt_lengths, self._most(piece))
+        return plan_passes(anchors, self.prompt_lengths, self._most(piece))
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
         """Return the method's safe losses on some safe rows, without dropout."""
-        passes = _own(rows, self.safe_passes)
+        passes = _rank_passes(rows, self.safe_passes)
         pieces = [
             self._batch([self.safe[row] for row in each] or [self.blank])._replace(rows=tuple(each)) for each in passes
         ]
@@ -124,7 +124,7 @@ class Objective:
         if most is None and micro is not None:
             most = max(LEAST, micro * max(self.lengths[: self.customer_rows]))
         whole = len(rows) * max((self.safe_lengths[row] for row in rows), default=0)
-        return [list(rows)] if most is None or whole <= most else planned(rows, self.safe_lengths, most)
+        return [list(rows)] if most is None or whole <= most else plan_passes(rows, self.safe_lengths, most)
 
     def base_losses(self) -> Tensor:
         """Return what each safe row is compared with, N x 2; the model is the base model while this is called."""
@@ -135,18 +135,21 @@ class Objective:
         self._set_dropout(False)
         return self.method.safe_losses(self.base.model, theta, batch)
 
-    def _anchored(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
+    def _anchor_pairs(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
         """Return the pairs of the kinds that the recipe asks for; none without an anchor."""
-        return held(self.recipe.anchors, self.plain, pairs) if self.recipe.effective_anchor else {}
+        return select_pairs(self.recipe.anchors, self.plain, pairs) if self.recipe.effective_anchor else {}
 
     def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Unread:
         """Return the task loss on some rows and its clipped gradient, not read yet."""
-        passes = _own(rows, self.passes)
+        passes = _rank_passes(rows, self.passes)
         pieces = [self._batch(self._rows(each)) for each in passes]
         if self.recipe.dpo and self.reference_N2 is not None:
-            logps, beta = [sent(self.reference_N2[each], self.base.device) for each in passes], self.recipe.dpo.strength
+            logps, beta = (
+                [to_device(self.reference_N2[each], self.base.device) for each in passes],
+                self.recipe.dpo.strength,
+            )
             return preference_gradient(self.base.model, theta, pieces, max_norm, logps, beta)
-        references = [self._before(each) for each in passes] if self.before else []
+        references = [self._reference_states(each) for each in passes] if self.before else []
         return utility_gradient(self.base.model, theta, pieces, max_norm, references)
 
     def _most(self, rows: Sequence[int]) -> int:
@@ -156,9 +159,9 @@ class Objective:
     def _rows(self, one: Sequence[int]) -> list[Encoded]:
         """Return the rows of a pass."""
         rows = [self.task[row] for row in one]
-        return (laid_out(rows) if self.recipe.dpo else rows) or [self.blank]
+        return (stack_pairs(rows) if self.recipe.dpo else rows) or [self.blank]
 
-    def _before(self, one: Sequence[int]) -> Tensor:
+    def _reference_states(self, one: Sequence[int]) -> Tensor:
         return torch.cat([self.before[row] for row in one]) if one else self.before[0][:0]
 
     def _set_dropout(self, on: bool) -> None:
@@ -170,8 +173,8 @@ class Objective:
         return collate(rows, self.base.tokenizer.pad_token_id, self.base.device)
 
 
-def _own(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
+def _rank_passes(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
     """Return this rank's passes; one with fewer than another makes some of weight 0, for a sharded base."""
     plans = [cut(part) for part in distributed.shares(numbers)]
-    own = plans[distributed.own()]
+    own = plans[distributed.rank()]
     return own + [list[int]()] * (max(map(len, plans)) - len(own))

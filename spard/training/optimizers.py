@@ -40,7 +40,7 @@ def open_optimizer(recipe: Recipe, parameters: Iterable[Tensor], rate: float) ->
     return made
 
 
-def state_of(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+def parameter_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
     """Return what the optimizer remembers of a parameter; the tables of 8-bit numbers are the same for all."""
     state = optimizer.state[parameter]
     if not _is_8bit(optimizer):

@@ -15,7 +15,7 @@ from spard.data.cuts import PASS, cut
 LEAST = 1024  # padded tokens that a pass may have however small the customer's rows are
 
 
-def planned(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+def plan_passes(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
     """Return the rows of each pass in their order, the pass of the longest first.
 
     `lengths` are the tokens of all rows; a pass has `most` padded tokens at most unless it is one row.

@@ -28,7 +28,7 @@ class References:
     validation_N2: Tensor = field(default_factory=_none)
 
     @classmethod
-    def of(cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded]) -> Self:
+    def from_base(cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded]) -> Self:
         """Ask the model as it is."""
         pad_id = base.tokenizer.pad_token_id
         return cls(reference_logps(base.model, task, pad_id), reference_logps(base.model, validation, pad_id))
@@ -38,7 +38,7 @@ class References:
         return {"task_N2": self.task_N2, "validation_N2": self.validation_N2}
 
 
-def validated(
+def evaluate_validation(
     base: Base,
     rows: Sequence[Encoded],
     recipe: Recipe,

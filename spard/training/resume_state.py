@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from spard import distributed
 from spard.digests import file_sha256
 from spard.errors import CorruptCheckpoint
-from spard.models.sharding import cut_as, own_part
+from spard.models.sharding import own_part, shard_like
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ def save_together(
     folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
 ) -> Saved | None:
     """Write one resume state from the parts of all ranks, who all call this; the first one is told of it."""
-    aside = Path(distributed.said(str(_aside(folder)) if distributed.own() == 0 else ""))
+    aside = Path(distributed.broadcast_object(str(_aside(folder)) if distributed.rank() == 0 else ""))
     save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True))
-    return _publish(aside, folder, step, state, keep) if distributed.own() == 0 else None
+    return _publish(aside, folder, step, state, keep) if distributed.rank() == 0 else None
 
 
 def _aside(folder: Path) -> Path:
@@ -106,7 +106,7 @@ def load(path: Path, empty: Empty = whole_tensor) -> tuple[dict[str, Tensor], di
 
 def _whole(path: Path, empty: Empty) -> dict[str, Tensor]:
     found = load_file(path / _TENSORS)
-    return {name: own_part(cut_as(each, empty(name, each.shape, each.dtype))) for name, each in found.items()}
+    return {name: own_part(shard_like(each, empty(name, each.shape, each.dtype))) for name, each in found.items()}
 
 
 def _parts(path: Path, empty: Empty) -> dict[str, Tensor]:
@@ -116,7 +116,7 @@ def _parts(path: Path, empty: Empty) -> dict[str, Tensor]:
         for name, each in saved.items()
         if isinstance(each, TensorStorageMetadata)
     }
-    load_parts(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=distributed.count() == 1)
+    load_parts(found, storage_reader=HuggingFaceStorageReader(str(path)), no_dist=distributed.world_size() == 1)
     return {name: own_part(each) for name, each in found.items()}
 
 
@@ -158,6 +158,6 @@ def _flush(path: Path) -> None:
         os.close(handle)
 
 
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors whose names begin with the prefix, without it."""
     return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

@@ -28,18 +28,18 @@ from spard.losses.gradients import Loss
 from spard.losses.vectors import Vector, size
 from spard.methods import open_method
 from spard.methods.base import Metrics, Plan
-from spard.models.base import Base, adapters_off
-from spard.models.lora import go_on_from_, stop_gradient_checkpointing, trainable_model
+from spard.models.base import Base, disable_adapters
+from spard.models.lora import load_adapter_, stop_gradient_checkpointing, trainable_model
 from spard.models.sharding import Shards, is_sharded, retype_, shard_
 from spard.training.best import Best, Ended
 from spard.training.ema import Ema
 from spard.training.identity import Identity
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
-from spard.training.optimizers import open_optimizer, restore_, state_of
+from spard.training.optimizers import open_optimizer, parameter_state, restore_
 from spard.training.recent import RecentWeights
-from spard.training.references import References, validated
-from spard.training.resume_state import Saved, load, newest_first, save, save_together, under
+from spard.training.references import References, evaluate_validation
+from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 from spard.training.schedules import safe_rows, schedule
 from spard.training.trained import Progress, Trained
 
@@ -70,7 +70,7 @@ class Run:
         self.base, self.recipe, self.resolved, self.dtype = base, recipe, resolved, base.model.dtype
         shard_(base.model, recipe.sharding, base.device)
         self.model = trainable_model(base.model, recipe)
-        self.started_from = go_on_from_(self.model, base, recipe, start_from) if start_from else None
+        self.started_from = load_adapter_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)
         self.pairs = pairs or {}
         self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs)
@@ -102,7 +102,7 @@ class Run:
             self.progress.tau = self._measure_tau()
             self._measure_references()
         if self.references:
-            self.objective.compare_with(self.references.task_N2)
+            self.objective.set_reference(self.references.task_N2)
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
             self.method.restore(self.vector, found)
@@ -141,14 +141,14 @@ class Run:
             count = min(self.resolved.batch_size, len(rows))
             first = self.progress.step // every * count
             places = [(first + i) % len(rows) for i in range(count)]
-            found = validated(self.base, rows, self.recipe, self.references, places)
+            found = evaluate_validation(self.base, rows, self.recipe, self.references, places)
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
     def save(self, resume_states: Path) -> Saved | None:
         """Save parameters, optimizer state and progress; all ranks have to where each has parts of them."""
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
-            tensors |= {f"{key}/{name}": value for key, value in state_of(self.optimizer, part).items()}
+            tensors |= {f"{key}/{name}": value for key, value in parameter_state(self.optimizer, part).items()}
         tensors |= {f"{METHOD}{name}": value for name, value in self.method.state().items()}
         if self.ema:
             tensors |= {f"{_EMA}{name}": part for name, part in self.ema.mean.items()}
@@ -159,7 +159,7 @@ class Run:
         state |= self.best.save(tensors) if self.best else {}
         if not self.layout.is_cut:
             return save(resume_states, step, tensors, state)
-        joined = {name: self.layout.joined(name, tensor) for name, tensor in tensors.items()}
+        joined = {name: self.layout.join_tensor(name, tensor) for name, tensor in tensors.items()}
         return save_together(resume_states, step, joined, state)
 
     @contextmanager
@@ -200,7 +200,7 @@ class Run:
         """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
         for path in newest_first(resume_states):
             tensors, state = load(path, self.layout.empty)
-            if not self._identity.is_of(state.pop("run")):
+            if not self._identity.matches(state.pop("run")):
                 log.warning("resume state %s belongs to another run; it is left alone", path.name)
                 continue
             with torch.no_grad():
@@ -208,14 +208,14 @@ class Run:
                     part.copy_(tensors[f"theta/{name}"])
                 restore_(self.optimizer, self.theta, tensors)
             if self.ema:
-                self.ema.restore(under(_EMA, tensors))
+                self.ema.restore(strip_prefix(_EMA, tensors))
             if self.references:
-                self.references = References(**under(_REFERENCE, tensors))
+                self.references = References(**strip_prefix(_REFERENCE, tensors))
             if self.best:
                 self.best.restore(state, tensors)
             self.recent.restore(tensors)
             self.progress = Progress(**state)
-            return under(METHOD, tensors)
+            return strip_prefix(METHOD, tensors)
         return None
 
     @cached_property
@@ -226,16 +226,16 @@ class Run:
 
     def _measure_tau(self) -> dict[str, float]:
         pad_id = self.base.tokenizer.pad_token_id
-        with adapters_off(self.base.model):
+        with disable_adapters(self.base.model):
             tau = self.method.measure_tau(lambda: evaluate(self.base.model, self.objective.plain, pad_id))
             self.method.measure_rows(self.objective.base_losses)
-        return distributed.first_s(tau, self.base.device) if tau else tau
+        return distributed.broadcast_scalars(tau, self.base.device) if tau else tau
 
     def _measure_references(self) -> None:
         """Keep what the model before training makes of pairs: the base model, or the adapter that it goes on from."""
         if self.references:
-            with nullcontext() if self.started_from else adapters_off(self.base.model):
-                self.references = References.of(self.base, self.objective.task, self.validation)
+            with nullcontext() if self.started_from else disable_adapters(self.base.model):
+                self.references = References.from_base(self.base, self.objective.task, self.validation)
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)

@@ -65,7 +65,7 @@ def train(
         run.start(resume_states)
         ends = Ends(run, on_epoch, compare, kept_ends)
         saver = _Saver(run, resume_states, on_saved, at_epochs=ends.is_watched)
-        while run.progress.step < run.total_steps and not ends.are_over():
+        while run.progress.step < run.total_steps and not ends.evaluate_epoch_end():
             metrics = _next_step(run, ends, on_step)
             if saver.agree_and_save(metrics, stop=bool(should_stop and should_stop())):
                 raise _end_early(run, ends, shows_last)
@@ -74,7 +74,7 @@ def train(
 
 def _end_early(run: Run, ends: Ends, shows_last: Callable[[], bool] | None) -> Stopped:
     """Show the last ends of epochs again, if they are asked for, and return what ends the run."""
-    if distributed.said(bool(shows_last and shows_last())):
+    if distributed.broadcast_object(bool(shows_last and shows_last())):
         ends.show_again()
     return Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
 
@@ -106,8 +106,8 @@ class _Saver:
 
         The first of several processes alone writes, unless each has parts of the weights.
         """
-        said = distributed.first_s({"stop": stop, "save": stop or self._is_due()}, self._run.base.device)
-        if said["save"] and self._folder is not None and (self._run.layout.is_cut or distributed.own() == 0):
+        said = distributed.broadcast_scalars({"stop": stop, "save": stop or self._is_due()}, self._run.base.device)
+        if said["save"] and self._folder is not None and (self._run.layout.is_cut or distributed.rank() == 0):
             saved = self._run.save(self._folder)
             self._saved_at = time.monotonic()
             if saved and self._on_saved:

@@ -12,7 +12,7 @@ import torch
 
 from spard.config import Lora, Recipe
 from spard.data.batches import collate
-from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, render_prompt, renderer_of
+from spard.data.chat import UNBOUNDED, Encoded, encode_to_train, get_renderer, render_prompt
 from spard.data.template_card import TemplateCard, template_card
 from spard.data.tools import CONVERSATION
 from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is_gpu_out_of_memory
@@ -131,7 +131,7 @@ def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
     """Return the tokens of a question, a row with its answer, and what the chat template does to conversations."""
     try:
         with at_most(RENDERING_S):
-            renderer = renderer_of(base.tokenizer)
+            renderer = get_renderer(base.tokenizer)
             row = encode_to_train(base.tokenizer, [CONVERSATION], UNBOUNDED)[0]
             card = template_card(renderer)
             return render_prompt(base.tokenizer, CONVERSATION.messages[:1]), row, card

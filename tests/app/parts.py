@@ -49,10 +49,10 @@ def epoch_end(loss: float, decision: str | None = "pass", archive: Adapter | Non
 
 def claim_next(engine: Engine) -> Claim:
     with transaction(engine) as session:
-        return claim_in(session)
+        return claim_job(session)
 
 
-def claim_in(session: Session) -> Claim:
+def claim_job(session: Session) -> Claim:
     claim = lease.claim(session, "worker", 60)
     assert claim
     return claim
@@ -63,7 +63,7 @@ def expire(engine: Engine, job_id: str) -> None:
         session.execute(update(Job).where(Job.id == job_id).values(lease_expires_at=now() - 1))
 
 
-def job_of(engine: Engine, job_id: str) -> Job:
+def read_job(engine: Engine, job_id: str) -> Job:
     with read(engine) as session:
         return session.get_one(Job, job_id)
 

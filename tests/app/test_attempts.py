@@ -15,13 +15,13 @@ from app.jobs import lease
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
-from tests.app.parts import SPEC, claim_in, claim_next, expire, job_of, messages
-from tests.narrowing import required
+from tests.app.parts import SPEC, claim_job, claim_next, expire, messages, read_job
+from tests.narrowing import require
 
 LOSSES = 20
 
 
-def kept(step: int | None, *stages: str) -> ResumeState:
+def resume_state(step: int | None, *stages: str) -> ResumeState:
     """What a worker has put into storage."""
     files = [{"path": f"stage/{each}.json", "key": each, "sha256": "0"} for each in stages]
     return {"step": step, "files": files}  # type: ignore[typeddict-item]
@@ -42,8 +42,8 @@ def lose(engine: Engine, record: ResumeState | None = None) -> Claim:
 def test_a_job_that_makes_checkpoints_may_be_lost_any_number_of_times(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     for i in range(LOSSES):
-        lose(engine, kept(10 * (i + 1)))
-    job = job_of(engine, job_id)
+        lose(engine, resume_state(10 * (i + 1)))
+    job = read_job(engine, job_id)
     assert (job.status, job.attempt, job.attempt_base) == (JobStatus.queued, LOSSES, LOSSES)
     assert claim_next(engine).token == LOSSES + 1
 
@@ -52,43 +52,43 @@ def test_a_job_whose_pieces_are_halved_again_and_again_has_attempts_left(engine:
     job_id = add_job()
     pieces = ["pieces", *(f"pieces-{rows}" for rows in (64, 32, 16, 8, 4, 2, 1))]
     for i in range(len(pieces)):
-        lose(engine, kept(None, *pieces[: i + 1]))
-    assert job_of(engine, job_id).status == JobStatus.queued
+        lose(engine, resume_state(None, *pieces[: i + 1]))
+    assert read_job(engine, job_id).status == JobStatus.queued
 
 
-@pytest.mark.parametrize("record", [None, kept(10)])
+@pytest.mark.parametrize("record", [None, resume_state(10)])
 def test_a_job_that_comes_no_further_ends_after_its_attempts(
     engine: Engine, add_job: AddJob, record: ResumeState | None
 ) -> None:
     job_id = add_job()
-    lose(engine, kept(10))
+    lose(engine, resume_state(10))
     for _ in range(3):
-        assert job_of(engine, job_id).status == JobStatus.queued
+        assert read_job(engine, job_id).status == JobStatus.queued
         lose(engine, record)
-    job = job_of(engine, job_id)
-    assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "worker_lost")
-    assert "stopped 4 times without coming further" in required(job.error)["message"]
+    job = read_job(engine, job_id)
+    assert (job.status, require(job.error)["code"]) == (JobStatus.failed, "worker_lost")
+    assert "stopped 4 times without coming further" in require(job.error)["message"]
 
 
 def test_steps_that_are_trained_again_after_damage_are_no_progress(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
-    lose(engine, kept(30))
+    lose(engine, resume_state(30))
     for step in (10, 20, 30):
-        lose(engine, kept(step))
-    assert job_of(engine, job_id).status == JobStatus.failed
+        lose(engine, resume_state(step))
+    assert read_job(engine, job_id).status == JobStatus.failed
 
 
 def test_the_output_of_another_stage_is_progress(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     for stages in (("embed",), ("embed", "select"), ("embed", "select", "audit")):
-        lose(engine, kept(None, *stages))
-        lose(engine, kept(None, *stages))
-    assert job_of(engine, job_id).status == JobStatus.queued
+        lose(engine, resume_state(None, *stages))
+        lose(engine, resume_state(None, *stages))
+    assert read_job(engine, job_id).status == JobStatus.queued
 
 
 def test_a_job_says_which_attempt_since_it_came_further_begins(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
-    lose(engine, kept(10))
+    lose(engine, resume_state(10))
     lose(engine)
     claim_next(engine)
     started = [each for each in messages(engine, job_id) if each.startswith("Fine-tuning job started")]
@@ -104,9 +104,9 @@ def test_a_failure_before_a_new_checkpoint_is_not_the_same_as_one_after_it(engin
     for step in (10, 20, 30):
         claim = claim_next(engine)
         with transaction(engine) as session:
-            lease.update(session, claim, checkpoint=kept(step))
+            lease.update(session, claim, checkpoint=resume_state(step))
             lease.requeue(session, claim, 0, "the child died", blames_job=True)
-    assert job_of(engine, job_id).status == JobStatus.queued
+    assert read_job(engine, job_id).status == JobStatus.queued
 
 
 def test_what_is_around_a_job_costs_no_attempt_and_waits_longer_each_time(engine: Engine, add_job: AddJob) -> None:
@@ -114,9 +114,9 @@ def test_what_is_around_a_job_costs_no_attempt_and_waits_longer_each_time(engine
     for _ in range(LOSSES):
         with transaction(engine) as session:
             session.execute(update(Job).values(run_after=0.0))
-            assert lease.release(session, claim_in(session), "the storage does not answer", waits=True)
+            assert lease.release(session, claim_job(session), "the storage does not answer", waits=True)
             delays.append((session.scalar(update(Job).values(phase="x").returning(Job.run_after - now()))) or 0.0)
-    job = job_of(engine, job_id)
+    job = read_job(engine, job_id)
     assert (job.status, job.attempt, job.attempt_base, job.waits) == (JobStatus.queued, 0, 0, LOSSES)
     assert [round(each / 5.0) for each in delays[:4]] == [1, 2, 4, 8]
     assert max(delays) <= 300
@@ -126,33 +126,33 @@ def test_what_is_around_a_job_costs_no_attempt_and_waits_longer_each_time(engine
 def test_a_job_that_comes_further_waits_a_short_time_again(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        lease.release(session, claim_in(session), "the storage does not answer", waits=True)
+        lease.release(session, claim_job(session), "the storage does not answer", waits=True)
         session.execute(update(Job).values(run_after=0.0))
-    lose(engine, kept(10))
-    assert job_of(engine, job_id).waits == 0
+    lose(engine, resume_state(10))
+    assert read_job(engine, job_id).waits == 0
 
 
 def test_a_job_is_left_to_other_workers_for_a_while(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        lease.requeue(session, claim_in(session), 0, "the disk is full", avoid_s=3600)
+        lease.requeue(session, claim_job(session), 0, "the disk is full", avoid_s=3600)
         assert lease.claim(session, "worker", 60) is None
-        assert required(lease.claim(session, "another", 60)).job_id == job_id
+        assert require(lease.claim(session, "another", 60)).job_id == job_id
 
 
 def test_a_worker_that_is_alone_gets_its_job_again_in_the_end(engine: Engine, add_job: AddJob) -> None:
     add_job()
     with transaction(engine) as session:
-        lease.requeue(session, claim_in(session), 0, "the disk is full", avoid_s=3600)
+        lease.requeue(session, claim_job(session), 0, "the disk is full", avoid_s=3600)
         session.execute(update(Job).values(avoids_until=now() - 1))
-        assert claim_in(session)
+        assert claim_job(session)
 
 
 def test_a_worker_takes_no_job_whose_base_model_it_lacks(engine: Engine, add_job: AddJob) -> None:
     add_job()
     other = add_job(spec=replace(SPEC, model=ModelRef(alias="other", source="/models/other")))
     with transaction(engine) as session:
-        claim = required(lease.claim(session, "worker", 60, None, ["/models/tiny"]))
+        claim = require(lease.claim(session, "worker", 60, None, ["/models/tiny"]))
         assert claim.job_id == other
         assert lease.claim(session, "worker", 60, None, ["/models/tiny"]) is None
         assert lease.claim(session, "another", 60)
@@ -162,10 +162,10 @@ def test_a_stop_after_progress_gives_no_attempt_more_than_there_are(engine: Engi
     job_id = add_job()
     claim = claim_next(engine)
     with transaction(engine) as session:
-        lease.update(session, claim, checkpoint=kept(10))
+        lease.update(session, claim, checkpoint=resume_state(10))
         lease.release(session, claim, "the worker stops")
-    job = job_of(engine, job_id)
+    job = read_job(engine, job_id)
     assert (job.attempt, job.attempt_base) == (0, 0)
     for _ in range(3):
         lose(engine)
-    assert job_of(engine, job_id).status == JobStatus.failed
+    assert read_job(engine, job_id).status == JobStatus.failed

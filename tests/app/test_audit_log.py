@@ -27,7 +27,7 @@ def write(engine: Engine, n: int) -> None:
             audit_log.record(session, "file.uploaded", f"file-{i}", bytes=i)
 
 
-def verified(engine: Engine) -> Chain | Broken:
+def verify_log(engine: Engine) -> Chain | Broken:
     with read(engine) as session:
         return audit_log.verify(session)
 
@@ -40,20 +40,20 @@ def damage(engine: Engine, statement: str) -> None:
 
 
 def test_an_empty_log_holds(engine: Engine) -> None:
-    assert verified(engine) == Chain(0, "0" * 64)
+    assert verify_log(engine) == Chain(0, "0" * 64)
 
 
 def test_rows_follow_from_one_another(engine: Engine) -> None:
     write(engine, 5)
     with read(engine) as session:
         last = session.scalars(select(AuditEntry.hash).order_by(AuditEntry.seq)).all()[-1]
-    assert verified(engine) == Chain(5, last)
+    assert verify_log(engine) == Chain(5, last)
 
 
 def test_many_writers_at_once_make_one_chain(engine: Engine) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, [engine] * 8, [5] * 8))
-    found = verified(engine)
+    found = verify_log(engine)
     assert isinstance(found, Chain)
     assert found.rows == 40
 
@@ -64,7 +64,7 @@ def test_what_is_rolled_back_leaves_no_gap(engine: Engine) -> None:
         audit_log.record(session, "file.uploaded", "file-lost")
         session.rollback()
     write(engine, 1)
-    found = verified(engine)
+    found = verify_log(engine)
     assert isinstance(found, Chain)
     assert found.rows == 3
 
@@ -91,7 +91,7 @@ DAMAGES = {
 def test_the_first_bad_row_is_named(engine: Engine, statement: str, seq: int) -> None:
     write(engine, 5)
     damage(engine, statement)
-    found = verified(engine)
+    found = verify_log(engine)
     assert isinstance(found, Broken)
     assert found.seq == seq
 

@@ -34,7 +34,7 @@ def test_a_detached_service_answers_at_once_and_ends_with_down(
     finally:
         detached.stop(tmp_path, detached.START_S)
         assert service.wait(detached.START_S) == 0
-    assert folder_lock.running_in(tmp_path) is None
+    assert folder_lock.running_service(tmp_path) is None
     with pytest.raises(CommandFailed, match="No service runs on"):
         detached.stop(tmp_path, 0)
 
@@ -44,4 +44,4 @@ def test_a_service_that_cannot_start_says_why_and_shows_its_key(tmp_path: Path) 
         detached.start(Settings(data_dir=tmp_path), "127.0.0.1", taken.getsockname()[1], with_worker=False)
     assert "Address already in use" in str(failed.value)
     assert re.search(r"shown only once: sk-spard-\S+", str(failed.value))
-    assert folder_lock.running_in(tmp_path) is None
+    assert folder_lock.running_service(tmp_path) is None

@@ -113,7 +113,7 @@ def test_a_sound_deployment_has_no_problem(home: Home) -> None:
     assert {each.name for each in found} >= {"folder", "database", "schema", "storage", "signing key", "models", "pool"}
 
 
-def copied(home: Home, weights: Callable[[bytes], bytes]) -> None:
+def offer_copy(home: Home, weights: Callable[[bytes], bytes]) -> None:
     """Offer a copy of the model instead, without what it says of its judge."""
     folder = home.folder / "copy"
     folder.mkdir()
@@ -210,7 +210,7 @@ def other_judge(home: Home) -> None:
 
 
 def judge_not_measured(home: Home) -> None:
-    copied(home, lambda content: content)
+    offer_copy(home, lambda content: content)
     home.change(judge_errors=None)
 
 
@@ -228,7 +228,7 @@ def model_gone(home: Home) -> None:
 
 
 def model_cut(home: Home) -> None:
-    copied(home, lambda content: content[:-1])
+    offer_copy(home, lambda content: content[:-1])
 
 
 def no_pool(home: Home) -> None:
@@ -257,7 +257,7 @@ def worker_in_trouble(home: Home) -> None:
         fleet.note(session, fleet.Presence("worker-1", "gpu-7", "0.2.0", [], ["the disk is full"]))
 
 
-def stuck_wake_up(home: Home) -> None:
+def add_stuck_outbox_row(home: Home) -> None:
     with home.rows() as session:
         session.add(Outbox(topic="t", payload={}, created_at=utc_now() - timedelta(hours=1)))
 
@@ -292,7 +292,7 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     job_nobody_takes: ("workers", "python -m worker"),
     worker_lost: ("workers", "workers' logs"),
     worker_in_trouble: ("workers", "mend that on its machine"),
-    stuck_wake_up: ("wake-ups", "start an API process"),
+    add_stuck_outbox_row: ("wake-ups", "start an API process"),
 }
 
 
@@ -362,7 +362,7 @@ def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "torch not installed" in machine.packages().text
     monkeypatch.setattr(machine, "version", {"spard": "1", "spard-service": "2"}.__getitem__)
     assert "one version" in machine.versions().cure
-    monkeypatch.setattr(walls, "found", lambda: walls.Walls("none", ("Landlock",)))
+    monkeypatch.setattr(walls, "find_walls", lambda: walls.Walls("none", ("Landlock",)))
     assert "user namespaces" in machine.sandbox().cure
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setattr(machine, "_WAIT_S", 0.1)
@@ -390,7 +390,7 @@ def test_the_command_prints_a_line_for_each_and_exits_1(
 
 def test_the_engine_is_none_of_a_database_that_is_not_there(home: Home) -> None:
     no_database(home)
-    assert not isinstance(stores.engine_of(home.settings), Engine)
+    assert not isinstance(stores.checked_engine(home.settings), Engine)
 
 
 def test_a_service_that_asks_no_harmless_requests_gets_a_note(home: Home) -> None:
@@ -410,7 +410,7 @@ def test_the_port_is_that_of_the_service_on_the_folder(home: Home, monkeypatch: 
     assert machine.own_port(home.settings) == 20300
     monkeypatch.setenv("SPARD_BASE_URL", "https://spard.example:8443/v1")
     assert machine.own_port(home.settings) == 8000
-    with folder_lock.alone_in(home.folder) as lock:  # as `spard up` holds it
+    with folder_lock.lock_folder(home.folder) as lock:  # as `spard up` holds it
         lock.write("http://127.0.0.1:20301\n")
         lock.flush()
         assert machine.own_port(home.settings) == 20301

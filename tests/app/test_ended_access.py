@@ -26,7 +26,7 @@ def callers(engine: Engine) -> list[Principal]:
         made = [keys.create(session, "org-1", str(i), ["admin", "customer"])[0] for i in range(7)]
         found = [Principal("org-1", key.id, frozenset(key.scopes)) for key in made]
         cookies = [browser_sessions.begin(session, each) for each in found[5:]]
-        browsers = [browser_sessions.recognized(session, cookie) for cookie in cookies]
+        browsers = [browser_sessions.recognize_cookie(session, cookie) for cookie in cookies]
         return [*found[:5], *(each.principal for each in browsers if each)]
 
 

@@ -16,8 +16,8 @@ from app.jobs import control, lease
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
-from tests.app.parts import ERROR, PUBLICATION, claim_in, claim_next, expire, job_of, messages
-from tests.narrowing import required
+from tests.app.parts import ERROR, PUBLICATION, claim_job, claim_next, expire, messages, read_job
+from tests.narrowing import require
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
@@ -32,7 +32,7 @@ def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> N
     job_id = add_job()
     with transaction(engine) as session:
         assert control.request_cancel(session, job_id) == JobStatus.cancelled
-    assert job_of(engine, job_id).finished_at
+    assert read_job(engine, job_id).finished_at
     with transaction(engine) as session:
         assert lease.claim(session, "worker", 60) is None
 
@@ -41,7 +41,7 @@ def test_a_running_job_is_cancelled_when_its_work_has_stopped(engine: Engine, cl
     with transaction(engine) as session:
         control.request_cancel(session, claim.job_id)
         assert lease.confirm_cancel(session, claim)
-    assert job_of(engine, claim.job_id).status == JobStatus.cancelled
+    assert read_job(engine, claim.job_id).status == JobStatus.cancelled
 
 
 ENDS = {
@@ -60,7 +60,7 @@ def test_a_job_that_was_cancelled_ends_as_nothing_else(
         control.request_cancel(session, claim.job_id)
         assert not end(session, claim)
         assert lease.cancel_if_asked(session, claim)
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert (job.status, job.error, job.adapter) == (JobStatus.cancelled, None, None)
 
 
@@ -69,7 +69,7 @@ def test_a_cancelled_job_that_is_overdue_is_cancelled(engine: Engine, claim: Cla
         control.request_cancel(session, claim.job_id)
         session.execute(update(Job).values(deadline_at=now() - 1))
         assert reap(session) == [claim.job_id]
-    assert job_of(engine, claim.job_id).status == JobStatus.cancelled
+    assert read_job(engine, claim.job_id).status == JobStatus.cancelled
 
 
 def test_an_ended_or_unknown_job_cannot_be_cancelled(engine: Engine, claim: Claim) -> None:
@@ -95,22 +95,22 @@ def test_the_last_attempt_is_not_queued_again(engine: Engine, add_job: AddJob) -
     job_id = add_job()
     for _ in range(3):
         with transaction(engine) as session:
-            lease.requeue(session, claim_in(session), 0, "the child died")
-    job = job_of(engine, job_id)
-    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 3, "worker_lost")
+            lease.requeue(session, claim_job(session), 0, "the child died")
+    job = read_job(engine, job_id)
+    assert (job.status, job.attempt, require(job.error)["code"]) == (JobStatus.failed, 3, "worker_lost")
 
 
 def test_a_failed_last_attempt_keeps_its_own_error(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job(max_attempts=1)
     with transaction(engine) as session:
-        lease.requeue(session, claim_in(session), 0, "no memory", ERROR)
-    assert job_of(engine, job_id).error == ERROR
+        lease.requeue(session, claim_job(session), 0, "no memory", ERROR)
+    assert read_job(engine, job_id).error == ERROR
 
 
 def test_a_released_job_has_its_attempt_back(engine: Engine, add_job: AddJob) -> None:
     add_job(max_attempts=1)
     with transaction(engine) as session:
-        assert lease.release(session, claim_in(session), "the worker stops")
+        assert lease.release(session, claim_job(session), "the worker stops")
     assert claim_next(engine).token == 2
 
 
@@ -118,7 +118,7 @@ def test_the_reaper_queues_a_job_whose_lease_ran_out(engine: Engine, claim: Clai
     expire(engine, claim.job_id)
     with transaction(engine) as session:
         assert reap(session) == [claim.job_id]
-    assert job_of(engine, claim.job_id).status == JobStatus.queued
+    assert read_job(engine, claim.job_id).status == JobStatus.queued
     with read(engine) as session:
         assert session.scalars(select(JobEvent.data).order_by(JobEvent.seq.desc())).first() == {
             "reason": "lease_expired",
@@ -136,7 +136,7 @@ def test_the_reaper_ends_a_job_that_has_no_attempt_left(engine: Engine, add_job:
     expire(engine, claim_next(engine).job_id)
     with transaction(engine) as session:
         reap(session)
-    assert required(job_of(engine, job_id).error)["code"] == "worker_lost"
+    assert require(read_job(engine, job_id).error)["code"] == "worker_lost"
 
 
 def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim: Claim) -> None:
@@ -145,7 +145,7 @@ def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim
     expire(engine, claim.job_id)
     with transaction(engine) as session:
         reap(session)
-    assert job_of(engine, claim.job_id).status == JobStatus.cancelled
+    assert read_job(engine, claim.job_id).status == JobStatus.cancelled
 
 
 def test_two_reapers_hand_a_job_back_once(engine: Engine, claim: Claim) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.catalog.held_out import attacks, held_out, kept
+from app.catalog.held_out import attacks, held_out_digests, keep_selectable
 from spard.config import GateThresholds
 from spard.data.clusters import TEMPLATE, clusters
 from spard.data.overlap import find_leaks, rows_holding
@@ -47,8 +47,10 @@ def pool(seed: int) -> list[dict[str, Any]]:
 
 def split(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """The prompts that attack, and those that can be trained on."""
-    held = held_out(rows)
-    return [str(row["prompt"]) for row in attacks(rows, held)], [str(row["prompt"]) for row in kept(rows, held)]
+    held = held_out_digests(rows)
+    return [str(row["prompt"]) for row in attacks(rows, held)], [
+        str(row["prompt"]) for row in keep_selectable(rows, held)
+    ]
 
 
 def decision(attacking: list[str], trained: list[str]) -> str:
@@ -76,13 +78,13 @@ def test_the_lab_s_pool_passes_the_gate() -> None:
 
 def test_the_split_does_not_depend_on_the_order_of_rows() -> None:
     rows = pool(0)
-    assert held_out(rows) == held_out(rows[::-1])
+    assert held_out_digests(rows) == held_out_digests(rows[::-1])
 
 
 def test_prompts_without_near_duplicates_are_split_as_ever() -> None:
     """Every fifth digest is held out, as in earlier versions: importing such a pool again changes nothing."""
     rows: list[dict[str, object]] = [{"prompt": f"request {i}", "safe": "No."} for i in range(103)]
-    assert held_out(rows) == set(sorted(sha256(str(row["prompt"]).encode()).digest() for row in rows)[4::5])
+    assert held_out_digests(rows) == set(sorted(sha256(str(row["prompt"]).encode()).digest() for row in rows)[4::5])
 
 
 def test_a_pool_of_two_large_clusters_still_attacks() -> None:
@@ -108,12 +110,12 @@ def test_no_benign_prompt_attacks_nor_a_prompt_that_is_nearly_one() -> None:
     assert all(text.startswith("Do harm") for text in attacking)
     assert len(attacking) + len(trained) == len(rows)
     without = [row for row in rows if row["prompt"].startswith("Do harm")]
-    assert held_out(rows) == held_out(without)
+    assert held_out_digests(rows) == held_out_digests(without)
 
 
 def test_a_pool_of_one_cluster_is_whole() -> None:
     prompts = [f"Please tell me at some length about the making of fire and smoke {i}" for i in range(30)]
-    assert held_out({"prompt": prompt} for prompt in prompts) == set()
+    assert held_out_digests({"prompt": prompt} for prompt in prompts) == set()
 
 
 texts = st.lists(st.lists(st.sampled_from("abcde"), min_size=0, max_size=14).map(" ".join), min_size=1, max_size=10)
@@ -151,5 +153,5 @@ def test_every_row_that_holds_a_prompt_is_found(prompts: list[str], rows: list[s
 
 def test_attacks_have_no_answers() -> None:
     rows = pool(1)
-    assert all(row.keys() <= {"prompt", "category"} for row in attacks(rows, held_out(rows)))
-    assert json.dumps(list(attacks(rows, held_out(rows))))
+    assert all(row.keys() <= {"prompt", "category"} for row in attacks(rows, held_out_digests(rows)))
+    assert json.dumps(list(attacks(rows, held_out_digests(rows))))

@@ -61,7 +61,7 @@ OLDEST: dict[str, Any] = {
 }
 
 
-def stored(engine: Engine, job_id: str, spec: dict[str, Any]) -> JobSpec:
+def read_stored_spec(engine: Engine, job_id: str, spec: dict[str, Any]) -> JobSpec:
     """What is read of a row that some version has written."""
     with transaction(engine) as session:
         session.execute(update(_JOBS).where(_JOBS.c.id == job_id).values(spec=spec))
@@ -73,7 +73,7 @@ def test_a_spec_of_14c5fa6_reads_as_it_was_written(engine: Engine, add_job: AddJ
     suite = CorpusRef(
         id="corpus-2", kind="harmful", name="own", version=3, sha256=_DIGEST, storage_key="corpora/2", rows=40
     )
-    assert stored(engine, add_job(), FULL) == JobSpec(
+    assert read_stored_spec(engine, add_job(), FULL) == JobSpec(
         model=ModelRef(alias="tiny", source="/models/tiny", learning_rate=0.002),
         start_from=StartFrom(
             id="ftjob-1",
@@ -95,7 +95,7 @@ def test_a_spec_of_14c5fa6_reads_as_it_was_written(engine: Engine, add_job: AddJ
 
 
 def test_what_the_oldest_version_did_not_write_has_its_meaning_then(engine: Engine, add_job: AddJob) -> None:
-    spec = stored(engine, add_job(), OLDEST)
+    spec = read_stored_spec(engine, add_job(), OLDEST)
     assert (spec.waived, spec.policy.waivers, spec.start_from, spec.judge_spec, spec.version) == (
         True,
         False,
@@ -115,14 +115,14 @@ def test_what_the_oldest_version_did_not_write_has_its_meaning_then(engine: Engi
 def test_the_judge_of_a_job_from_before_reads_flagged_rows_alone(engine: Engine, add_job: AddJob) -> None:
     earlier = {"action": "auto", "threshold": 0.1, "max_dropped": 0.25, "max_inverted": 0.1}
 
-    assert stored(engine, add_job(), FULL | {"row_signal": earlier}).row_signal == RowSignal("auto", read=0)
-    assert stored(engine, add_job(), FULL | {"row_signal": earlier | {"read": 9}}).row_signal.read == 9
+    assert read_stored_spec(engine, add_job(), FULL | {"row_signal": earlier}).row_signal == RowSignal("auto", read=0)
+    assert read_stored_spec(engine, add_job(), FULL | {"row_signal": earlier | {"read": 9}}).row_signal.read == 9
 
 
 def test_what_a_newer_version_adds_is_ignored_and_stays(engine: Engine, add_job: AddJob) -> None:
     job_id, added = add_job(), {"color": "blue"}
     newer = FULL | added | {"model": FULL["model"] | added, "policy": FULL["policy"] | added, "version": VERSION + 1}
-    assert stored(engine, job_id, newer).model.alias == "tiny"
+    assert read_stored_spec(engine, job_id, newer).model.alias == "tiny"
     with transaction(engine) as session:
         session.get_one(Job, job_id).phase = "train"
     with read(engine) as session:
@@ -139,7 +139,9 @@ def test_a_spec_is_read_as_it_was_made(engine: Engine, add_job: AddJob) -> None:
 
 def test_a_job_is_read_whose_judge_is_no_longer_installed(engine: Engine, add_job: AddJob) -> None:
     judge = {"name": "of_a_package", "model": "guard-1"}
-    spec = stored(engine, add_job(), FULL | {"judge": "of_a_package", "judge_spec": judge, "version": VERSION})
+    spec = read_stored_spec(
+        engine, add_job(), FULL | {"judge": "of_a_package", "judge_spec": judge, "version": VERSION}
+    )
     assert (spec.judge, spec.judge_spec) == ("of_a_package", None)
 
 
@@ -147,7 +149,7 @@ def test_a_job_is_read_whose_judge_is_no_longer_installed(engine: Engine, add_jo
 def test_earlier_versions_find_what_they_look_for(engine: Engine, add_job: AddJob, name: str) -> None:
     """Workers of 14c5fa6 may still run when the API writes specs of this version."""
     job_id = add_job()
-    spec = stored(engine, job_id, FULL)
+    spec = read_stored_spec(engine, job_id, FULL)
     with transaction(engine) as session:
         session.get_one(Job, job_id).spec = replace(spec, version=VERSION)
     with read(engine) as session:

@@ -27,7 +27,7 @@ from spard.config import Recipe
 from spard.config.run_spec import to_mapping
 from spard.release.version import AUDIT_VERSION
 from tests.app.conftest import AddJob
-from tests.app.parts import claim_in, messages
+from tests.app.parts import claim_job, messages
 
 PASSED: Any = {"gate": {"decision": "pass", "reasons": []}}
 ADAPTER: Any = {"storage_key": "tenants/p/jobs/j/a1/adapter.tar.gz", "sha256": "0", "bytes": 1}
@@ -61,7 +61,7 @@ def put(engine: Engine, key_id: str, **serving: Any) -> None:
         policies.add(session, key_id, Policy.model_validate({"serving": serving}))
 
 
-def served(engine: Engine) -> set[str]:
+def listed_models(engine: Engine) -> set[str]:
     """The names that the project's listing has."""
     with read(engine) as session:
         found = {each.id: each for each in catalog.models(session, keys.FIRST_PROJECT)}
@@ -70,7 +70,7 @@ def served(engine: Engine) -> set[str]:
         return set(found)
 
 
-def asked(engine: Engine) -> list[LaterAudit]:
+def stored_audits(engine: Engine) -> list[LaterAudit]:
     with read(engine) as session:
         return session.query(LaterAudit).order_by(LaterAudit.created_at, LaterAudit.id).all()
 
@@ -78,7 +78,7 @@ def asked(engine: Engine) -> list[LaterAudit]:
 def decide(engine: Engine, settings: Settings, decision: str) -> None:
     """End the job that is next, as its worker does."""
     with transaction(engine) as session:
-        claim = claim_in(session)
+        claim = claim_job(session)
         assert lease.finish_audit(session, claim)
         found: Any = {"gate": {"decision": decision, "reasons": ["why"]}, "audit_version": AUDIT_VERSION}
         later_outcomes.decide(session, session.get_one(Job, claim.job_id), found, signing_key(settings))
@@ -93,15 +93,15 @@ def test_only_a_pass_keeps_an_older_model_released(
     put(engine, provider, older_audits="ask_again", until_asked=until_asked)
     both = {"ft:good", "ft:bad"}
     assert [each.job_id for each in later_audits.ask_once(engine, settings)] == [good, bad]
-    assert served(engine) == {"ft:today"} | (both if until_asked == "serve" else set())
+    assert listed_models(engine) == {"ft:today"} | (both if until_asked == "serve" else set())
     assert later_audits.ask_once(engine, settings) == []  # each once
     decide(engine, settings, "pass")
     decide(engine, settings, "fail")
-    assert served(engine) == {"ft:today", "ft:good"}
+    assert listed_models(engine) == {"ft:today", "ft:good"}
     put(engine, provider, older_audits="withhold")
-    assert served(engine) == {"ft:today", "ft:good"}
+    assert listed_models(engine) == {"ft:today", "ft:good"}
     put(engine, provider)
-    assert served(engine) == {"ft:today", "ft:good"}  # what failed stays withheld, whatever the policy says now
+    assert listed_models(engine) == {"ft:today", "ft:good"}  # what failed stays withheld, whatever the policy says now
     assert "stays released" in messages(engine, good)[-1]
     assert "is withheld" in messages(engine, bad)[-1]
     with read(engine) as session:
@@ -120,15 +120,15 @@ def test_an_audit_without_a_decision_withholds(
     with transaction(engine) as session:
         request_cancel(session, audit.audit_job_id or "")
     later_audits.ask_once(engine, settings)
-    [closed] = asked(engine)
+    [closed] = stored_audits(engine)
     assert (closed.decision, closed.reasons) == ("inconclusive", ["The audit came to no end: it was cancelled"])
-    assert served(engine) == set()
+    assert listed_models(engine) == set()
     with transaction(engine) as session:  # the provider may ask once more, by name
         later_audits.ask_by_name(session, provider, audit.job_id, 0, settings)
         with pytest.raises(AppError, match="already"):
             later_audits.ask_by_name(session, provider, audit.job_id, 0, settings)
     decide(engine, settings, "pass")
-    assert served(engine) == {"ft:1"}
+    assert listed_models(engine) == {"ft:1"}
 
 
 def test_it_asks_a_few_at_once_and_checkpoints_too(
@@ -145,7 +145,7 @@ def test_it_asks_a_few_at_once_and_checkpoints_too(
     assert (last.job_id, last.step) == (jobs[0], 10)
     with read(engine) as session:
         key = session.get_one(ApiKey, provider)
-        for audit in asked(engine):
+        for audit in stored_audits(engine):
             job = session.get_one(Job, audit.audit_job_id)
             assert (job.project_id, job.spec.audited and job.spec.audited.id) == (key.project_id, audit.job_id)
         assert not marks.is_withheld(session, PASSED, marks.latest(session, jobs[0], 10))
@@ -175,6 +175,6 @@ def test_an_erased_job_takes_its_audits_along(
         audit = later_audits.ask_by_name(session, provider, job_id, 0, settings)
     storage = open_storage(f"file://{tmp_path / 'objects'}")
     erasure.erase(storage, lambda: db.transaction(engine), keys.FIRST_PROJECT, job_id, include_files=False)
-    assert asked(engine) == []
+    assert stored_audits(engine) == []
     with read(engine) as session:
         assert session.get_one(Job, audit.audit_job_id).status == JobStatus.cancelled

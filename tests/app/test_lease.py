@@ -19,7 +19,7 @@ from app.jobs import control, events, lease
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
-from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_in, claim_next, expire, facts, job_of, messages
+from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_job, claim_next, expire, facts, messages, read_job
 
 
 def test_the_oldest_job_is_claimed_first(engine: Engine, add_job: AddJob) -> None:
@@ -39,7 +39,7 @@ def test_a_job_waits_until_it_may_run(engine: Engine, add_job: AddJob) -> None:
 
 
 def test_a_claim_is_the_job_s_first_attempt(engine: Engine, claim: Claim) -> None:
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert (claim.token, claim.attempt, job.status, job.lease_owner) == (1, 1, JobStatus.running, "worker")
     assert job.started_at
     assert messages(engine, job.id) == ["Fine-tuning job started"]
@@ -71,14 +71,14 @@ def test_each_job_is_claimed_once_by_many_workers(database_url: str, add_job: Ad
 def test_a_claim_does_not_wait_for_one_that_is_not_committed(engine: Engine, add_job: AddJob) -> None:
     jobs = [add_job(), add_job()]
     with transaction(engine) as first, transaction(engine) as second:
-        assert [claim_in(first).job_id, claim_in(second).job_id] == jobs
+        assert [claim_job(first).job_id, claim_job(second).job_id] == jobs
 
 
 def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
-    before = job_of(engine, claim.job_id).lease_expires_at or 0
+    before = read_job(engine, claim.job_id).lease_expires_at or 0
     with transaction(engine) as session:
         assert lease.heartbeat(session, claim, 120) == lease.Pulse()
-    assert (job_of(engine, claim.job_id).lease_expires_at or 0) > before + 50
+    assert (read_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
 
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
@@ -92,7 +92,7 @@ def test_progress_is_written(engine: Engine, claim: Claim) -> None:
     checkpoint: ResumeState = {"step": 10, "files": []}
     with transaction(engine) as session:
         assert lease.update(session, claim, phase="train", progress=progress, checkpoint=checkpoint)
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert (job.phase, job.progress, job.checkpoint) == ("train", progress, checkpoint)
 
 
@@ -109,7 +109,7 @@ def test_a_step_trained_again_replaces_its_metrics(engine: Engine, claim: Claim)
 def test_a_publication_appears_as_a_whole(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.publish(session, claim, PUBLICATION)
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert (job.status, job.fine_tuned_model, job.trained_tokens) == (JobStatus.succeeded, "ft:tiny:org::1", 7)
     assert (job.result_files, job.adapter, job.safety, job.report_key) == (
         PUBLICATION.result_files,
@@ -142,7 +142,7 @@ def test_a_publication_is_told_in_openai_s_words(engine: Engine, claim: Claim) -
 def test_a_rejected_adapter_has_a_report_and_no_model(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.reject(session, claim, REJECTION)
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert (job.status, job.fine_tuned_model, job.adapter) == (JobStatus.failed, None, None)
     assert job.error == {"code": "safety_gate_failed", "message": "ASR 0.4 is above 0.1.", "param": None}
     assert (job.safety, job.report_key) == (REJECTION.safety, REJECTION.report_key)
@@ -151,7 +151,7 @@ def test_a_rejected_adapter_has_a_report_and_no_model(engine: Engine, claim: Cla
 def test_a_failure_says_why(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.fail(session, claim, ERROR)
-    assert (job_of(engine, claim.job_id).error, messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
+    assert (read_job(engine, claim.job_id).error, messages(engine, claim.job_id)[-1]) == (ERROR, ERROR["message"])
 
 
 WRITES: dict[str, Callable[[Session, Claim], object]] = {

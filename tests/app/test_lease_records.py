@@ -27,7 +27,7 @@ from app.jobs import control, lease, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
-from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_in, claim_next, expire, job_of, messages
+from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_job, claim_next, expire, messages, read_job
 from tests.app.test_lease import WRITES
 
 Write = Callable[[Session, Claim], Any]
@@ -89,7 +89,7 @@ def test_a_cancelled_job_says_so(engine: Engine, listening: Claim) -> None:
         assert lease.confirm_cancel(session, listening)
     assert deliveries(engine) == ["fine_tuning.job.cancelled"]
     assert last_event(engine, listening.job_id)[:2] == ("info", "Fine-tuning job cancelled")
-    job = job_of(engine, listening.job_id)
+    job = read_job(engine, listening.job_id)
     assert job.finished_at
     assert job.lease_owner is None
     assert job.lease_expires_at is None
@@ -100,7 +100,7 @@ def test_a_paused_job_says_so_and_has_no_owner(engine: Engine, claim: Claim) -> 
         control.request_pause(session, claim.job_id)
         lease.release(session, claim, "the customer pauses")
     assert last_event(engine, claim.job_id)[:2] == ("info", "Fine-tuning job paused")
-    job = job_of(engine, claim.job_id)
+    job = read_job(engine, claim.job_id)
     assert job.lease_owner is None
     assert job.lease_expires_at is None
 
@@ -138,7 +138,7 @@ def test_a_job_that_was_lost_too_often_tells_how_often_and_why(engine: Engine, l
         lease.requeue(session, listening, 0, "the child died")
     message = "The job stopped once without an end: the child died."
     error: JobError = {"code": "worker_lost", "message": message, "param": None}
-    job = job_of(engine, listening.job_id)
+    job = read_job(engine, listening.job_id)
     assert job.error == error
     assert last_event(engine, job.id) == ("error", message, {**error, "reason": "the child died"})
     assert deliveries(engine) == ["fine_tuning.job.failed"]
@@ -157,7 +157,7 @@ def test_metrics_of_other_jobs_stay(engine: Engine, add_job: AddJob) -> None:
 
 
 def used_s(engine: Engine, job_id: str) -> float:
-    return job_of(engine, job_id).gpu_seconds
+    return read_job(engine, job_id).gpu_seconds
 
 
 def test_time_counts_while_a_worker_has_the_job_and_not_while_it_waits(engine: Engine, claim: Claim) -> None:
@@ -187,7 +187,7 @@ def test_the_reaper_names_the_lost_and_the_overdue(engine: Engine, add_job: AddJ
     with transaction(engine) as session:
         session.execute(update(Job).where(Job.id == jobs[1]).values(deadline_at=now() - 1))
         assert reap(session) == sorted(jobs[:2])
-    assert [job_of(engine, each).status for each in jobs] == [JobStatus.queued, JobStatus.failed, JobStatus.running]
+    assert [read_job(engine, each).status for each in jobs] == [JobStatus.queued, JobStatus.failed, JobStatus.running]
 
 
 def test_an_overdue_job_whose_lease_ran_out_too_is_ended_once(engine: Engine, listening: Claim) -> None:
@@ -203,7 +203,7 @@ def test_what_is_locked_is_read_anew(engine: Engine, claim: Claim) -> None:
         known = session.get_one(Job, claim.job_id)
         changed = update(Job).values(phase="audit").execution_options(synchronize_session=False)
         session.execute(changed)
-        assert transitions.locked(session, Job.id == claim.job_id).one() is known
+        assert transitions.lock_jobs(session, Job.id == claim.job_id).one() is known
         assert known.phase == "audit"
 
 
@@ -238,5 +238,5 @@ def test_a_worker_waits_for_a_customer_who_changes_the_job(engine: Engine, claim
 def test_a_released_job_may_start_at_once(engine: Engine, add_job: AddJob) -> None:
     add_job()
     with transaction(engine) as session:
-        assert lease.release(session, claim_in(session), "the worker stops")
-        assert claim_in(session)
+        assert lease.release(session, claim_job(session), "the worker stops")
+        assert claim_job(session)

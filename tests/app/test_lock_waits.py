@@ -17,8 +17,8 @@ from app.db import is_sqlite_locked, limit_lock_waits, lock_waits, make_engine, 
 from app.db.tables import JobStatus, Project
 from app.jobs.reaper import Rounds, reap_once
 from tests.app.conftest import AddJob
-from tests.app.parts import claim_next, expire, job_of
-from tests.worker.shop import until
+from tests.app.parts import claim_next, expire, read_job
+from tests.worker.shop import wait_until
 from worker.heartbeat import Heart
 
 PATIENCE_S = 120.0
@@ -77,9 +77,11 @@ def test_leases_are_extended_once_the_lock_is_free(
     with Heart(engine, claim, 0.6, 0.05, lambda: ended.append("child")) as heart:
         with hold_write_lock(engine):
             first = len(tries)
-            until(lambda: len(tries) > first + 1 and time.monotonic() > tries[first] + 0.6)  # the lease has run out
-        beaten = job_of(engine, job_id).lease_expires_at
-        until(lambda: job_of(engine, job_id).lease_expires_at != beaten)
+            wait_until(
+                lambda: len(tries) > first + 1 and time.monotonic() > tries[first] + 0.6
+            )  # the lease has run out
+        beaten = read_job(engine, job_id).lease_expires_at
+        wait_until(lambda: read_job(engine, job_id).lease_expires_at != beaten)
         assert not heart.lost.is_set()
     assert ended == []
 
@@ -106,5 +108,5 @@ def test_nobody_reaps_before_the_workers_could_extend_their_leases(
     with hold_write_lock(engine), pytest.raises(OperationalError):
         reap_once(engine, rounds)
     assert reap_once(engine, rounds) == []
-    assert job_of(engine, job_id).status is JobStatus.running
+    assert read_job(engine, job_id).status is JobStatus.running
     assert reap_once(engine, rounds) == [job_id]

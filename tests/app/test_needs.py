@@ -20,7 +20,7 @@ from spard.models.fit import GIB, Gpus, Load, Need, fit
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape
 from tests.app.conftest import AddJob
-from tests.narrowing import required
+from tests.narrowing import require
 
 LLAMA_70B = {
     "hidden_size": 8192,
@@ -42,17 +42,17 @@ CLAIMS = 10_000
 
 @pytest.fixture
 def large(tmp_path: Path) -> Need:
-    return need_of(tmp_path, LLAMA_70B)
+    return least_need(tmp_path, LLAMA_70B)
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Need:
-    return need_of(tmp_path, LLAMA_8B)
+    return least_need(tmp_path, LLAMA_8B)
 
 
-def need_of(folder: Path, config: dict[str, int], recipe: Recipe = Recipe()) -> Need:  # noqa: B008 - it is frozen
+def least_need(folder: Path, config: dict[str, int], recipe: Recipe = Recipe()) -> Need:  # noqa: B008 - it is frozen
     (folder / "config.json").write_text(json.dumps(config))
-    return required(needs.need_of(str(folder), recipe, 1 << 20))
+    return require(needs.least_need(str(folder), recipe, 1 << 20))
 
 
 def columns(need: Need) -> dict[str, int]:
@@ -81,10 +81,10 @@ def test_in_10_000_claims_from_random_queues_a_worker_of_24_gib_takes_no_job_of_
     random, taken = Random(24), 0
     lengths = [Recipe(max_seq_length=tokens) for tokens in (64, 512, 2048)]
     others = [Recipe(quantization="nf4"), Recipe(lora=None)]
-    small = [need_of(tmp_path, LLAMA_8B, recipe) for recipe in lengths]
-    large = [need_of(tmp_path, LLAMA_70B, recipe) for recipe in (*lengths, *others)]
+    small = [least_need(tmp_path, LLAMA_8B, recipe) for recipe in lengths]
+    large = [least_need(tmp_path, LLAMA_70B, recipe) for recipe in (*lengths, *others)]
     jobs = {add_job(**columns(small[0])): small[0] for _ in range(4)}
-    statement, values = claim_of(engine, Room(24 * GIB))
+    statement, values = claim_statement(engine, Room(24 * GIB))
     with transaction(engine) as session:
         run = session.connection().exec_driver_sql
         for _ in range(CLAIMS):
@@ -101,7 +101,7 @@ def test_in_10_000_claims_from_random_queues_a_worker_of_24_gib_takes_no_job_of_
     assert CLAIMS / 4 < taken < CLAIMS * 3 / 4
 
 
-def claim_of(engine: Engine, room: Room) -> tuple[str, tuple[Any, ...]]:
+def claim_statement(engine: Engine, room: Room) -> tuple[str, tuple[Any, ...]]:
     """Return the statement by which a worker claims, and its values; the job that it takes for it is queued again."""
     sent: list[tuple[str, tuple[Any, ...]]] = []
 
@@ -110,7 +110,7 @@ def claim_of(engine: Engine, room: Room) -> tuple[str, tuple[Any, ...]]:
 
     event.listen(engine, "before_cursor_execute", keep)
     with transaction(engine) as session:
-        taken = required(lease.claim(session, "worker", 60, room=room))
+        taken = require(lease.claim(session, "worker", 60, room=room))
     event.remove(engine, "before_cursor_execute", keep)
     with transaction(engine) as session:
         session.execute(update(Job).where(Job.id == taken.job_id).values(status=JobStatus.queued))
@@ -130,7 +130,7 @@ def test_what_random_workers_may_take_is_what_they_have_room_for(
             room = Room(random.choice((16, 24, 24, 40, 80, 141)) * GIB, random.choice((1, 1, 2, 4, 8)))
             taken = set(session.scalars(select(Job.id).where(needs.has_room(room))))
             assert taken == {
-                job_id for job_id, need in jobs.items() if need.on(room.gpus) <= required(room.memory_bytes)
+                job_id for job_id, need in jobs.items() if need.bytes_per_gpu(room.gpus) <= require(room.memory_bytes)
             }
             if room == Room(24 * GIB, 1):
                 assert not any(jobs[job_id] is large for job_id in taken)
@@ -141,7 +141,7 @@ def test_what_random_workers_may_take_is_what_they_have_room_for(
 def test_a_worker_without_a_gpu_takes_any_job(engine: Engine, add_job: AddJob, large: Need) -> None:
     job_id = add_job(**columns(large))
     with transaction(engine) as session:
-        assert required(lease.claim(session, "worker", 60)).job_id == job_id
+        assert require(lease.claim(session, "worker", 60)).job_id == job_id
 
 
 def test_a_job_that_no_worker_can_take_says_why_it_waits(engine: Engine, add_job: AddJob, large: Need) -> None:
@@ -165,40 +165,40 @@ def test_the_largest_worker_is_the_one_that_plans_are_made_for(engine: Engine) -
 
 def test_an_estimate_cuts_a_model_that_no_gpu_holds_over_those_that_share_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
-    plans = [needs.plan_for(str(tmp_path), Recipe(), 16, 2048, Room(80 * GIB, count)) for count in (1, 8)]
-    assert [(required(plan).fits, required(plan).sharding) for plan in plans] == [(False, "none"), (True, "full")]
+    plans = [needs.plan_job(str(tmp_path), Recipe(), 16, 2048, Room(80 * GIB, count)) for count in (1, 8)]
+    assert [(require(plan).fits, require(plan).sharding) for plan in plans] == [(False, "none"), (True, "full")]
 
 
 def test_nf4_is_chosen_where_it_is_allowed_and_no_gpu_holds_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     source, large, sharing = str(tmp_path), Room(80 * GIB), Room(80 * GIB, 8)
 
-    def chosen(allowed: str, room: Room | None, recipe: Recipe = Recipe()) -> str:  # noqa: B008 - it is frozen
-        return needs.quantization_of(allowed, source, recipe, 1 << 20, room)
+    def choose(allowed: str, room: Room | None, recipe: Recipe = Recipe()) -> str:  # noqa: B008 - it is frozen
+        return needs.decide_quantization(allowed, source, recipe, 1 << 20, room)
 
-    assert [chosen(allowed, large) for allowed in ("never", "if_needed", "always")] == ["none", *["nf4_double"] * 2]
-    assert [chosen("if_needed", room) for room in (sharing, Room(), None)] == ["none"] * 3  # held, and not known
-    assert chosen("always", large, Recipe(lora=None)) == "none"
+    assert [choose(allowed, large) for allowed in ("never", "if_needed", "always")] == ["none", *["nf4_double"] * 2]
+    assert [choose("if_needed", room) for room in (sharing, Room(), None)] == ["none"] * 3  # held, and not known
+    assert choose("always", large, Recipe(lora=None)) == "none"
 
 
 def test_in_nf4_a_large_model_is_for_workers_that_hold_it_and_24_gib_do_not(
     engine: Engine, add_job: AddJob, large: Need, tmp_path: Path
 ) -> None:
-    held = required(needs.need_of(str(tmp_path), Recipe(quantization="nf4_double"), 1 << 20))
+    held = require(needs.least_need(str(tmp_path), Recipe(quantization="nf4_double"), 1 << 20))
     assert (round(held.alone / GIB), round(large.alone / GIB)) == (47, 148)
     job_id = add_job(**columns(held))
     random = Random(14)
     rooms = [Room(random.choice((16, 24)) * GIB, random.choice((1, 2, 8))) for _ in range(100)]
     with transaction(engine) as session:
         assert all(lease.claim(session, "small", 60, room=room) is None for room in rooms)
-        assert required(lease.claim(session, "large", 60, room=Room(80 * GIB))).job_id == job_id
+        assert require(lease.claim(session, "large", 60, room=Room(80 * GIB))).job_id == job_id
 
 
 def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_path: Path) -> None:
-    assert needs.need_of(str(tmp_path), Recipe(), 100) is None
+    assert needs.least_need(str(tmp_path), Recipe(), 100) is None
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     short, usual, long = (
-        required(needs.need_of(str(tmp_path), Recipe(max_seq_length=limit), 0)).alone for limit in (64, None, 32_768)
+        require(needs.least_need(str(tmp_path), Recipe(max_seq_length=limit), 0)).alone for limit in (64, None, 32_768)
     )
     assert 20 * GIB < usual < 24 * GIB
     assert short < usual < long
@@ -207,17 +207,17 @@ def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_pa
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(defense=SafeGrad()), Recipe(defense=NoDefense(), dpo=Dpo())])
 def test_a_worker_with_what_a_job_needs_has_a_plan_for_it(tmp_path: Path, recipe: Recipe) -> None:
     for config in (LLAMA_8B, LLAMA_70B):
-        room = Room(need_of(tmp_path, config, recipe).alone)
-        plan = required(needs.plan_for(str(tmp_path), recipe, 16, 2048, room))
+        room = Room(least_need(tmp_path, config, recipe).alone)
+        plan = require(needs.plan_job(str(tmp_path), recipe, 16, 2048, room))
         assert (plan.fits, plan.micro_batch_size) == (True, 1)
 
 
 def test_safe_rows_may_be_longer_than_a_small_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     plain, defended = (
-        required(needs.need_of(str(tmp_path), Recipe(defense=each), 300)) for each in (NoDefense(), Spard())
+        require(needs.least_need(str(tmp_path), Recipe(defense=each), 300)) for each in (NoDefense(), Spard())
     )
-    assert plain.alone < defended.alone == need_of(tmp_path, LLAMA_8B).alone
+    assert plain.alone < defended.alone == least_need(tmp_path, LLAMA_8B).alone
 
 
 def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     recipe, room = Recipe(defense=Spard(safe_batch_size=64), gradient_checkpointing=True), Room(40 * GIB)
     run = fit(
-        required(read_shape(str(tmp_path))),
-        Trained.by(recipe),
+        require(read_shape(str(tmp_path))),
+        Trained.from_recipe(recipe),
         Load(4, 1000, safe_tokens=64_000, checkpointing=True),
         Gpus(40 * GIB),
     )
-    assert needs.plan_for(str(tmp_path), recipe, 4, 1000, room) == run
-    assert 4000 <= required(run.pass_tokens) < 64_000
+    assert needs.plan_job(str(tmp_path), recipe, 4, 1000, room) == run
+    assert 4000 <= require(run.pass_tokens) < 64_000
 
 
 def join(engine: Engine, name: str, room: Room) -> None:

@@ -87,8 +87,8 @@ def test_a_project_with_one_stream_is_told_before_the_many_of_another() -> None:
 
 
 def test_requests_that_are_refused_together_are_not_told_to_come_back_together() -> None:
-    share = Lane("reads", 1, 0.0).of("project")
-    assert len({share._refused().retry_after_s for _ in range(8)}) == 8
+    share = Lane("reads", 1, 0.0).project_share("project")
+    assert len({share._refusal().retry_after_s for _ in range(8)}) == 8
 
 
 def test_a_request_that_still_waits_when_the_process_stops_is_told_to_try_again() -> None:
@@ -100,7 +100,7 @@ def test_a_request_that_still_waits_when_the_process_stops_is_told_to_try_again(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def stopped() -> None:
+    async def stop_process() -> None:
         app = SimpleNamespace(state=SimpleNamespace(requests=RequestMetrics()))
         scope = {"type": "http", "method": "GET", "path": "/v1/files", "headers": [], "app": app}
         serving = asyncio.create_task(Envelope(waits)(scope, send, send))  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ def test_a_request_that_still_waits_when_the_process_stops_is_told_to_try_again(
         with pytest.raises(asyncio.CancelledError):
             await serving
 
-    asyncio.run(stopped())
+    asyncio.run(stop_process())
     assert sent[0]["status"] == 503
     assert (b"retry-after", b"1") in sent[0]["headers"]
     assert json.loads(sent[1]["body"])["error"]["code"] == "unavailable"

@@ -24,27 +24,27 @@ ADAPTER = {"storage_key": "jobs/adapter", "sha256": "0", "bytes": 1}
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def measured(report: str, defense: str = "none", spec: JobSpec = SPEC, **columns: Any) -> dict[str, Any]:
+def measured_columns(report: str, defense: str = "none", spec: JobSpec = SPEC, **columns: Any) -> dict[str, Any]:
     """The columns of a job with a report."""
     return {"report_key": report, "spec": spec, "recipe": {"defense": {"type": defense}}, **columns}
 
 
 def test_the_newest_job_without_a_defense_on_the_same_bytes_is_found(engine: Engine, add_job: AddJob) -> None:
-    older, newer = add_job(**measured("older")), add_job(**measured("newer"))
-    first, second = add_job(**measured("first", "spard")), add_job(**measured("second", "sap"))
-    other_file = add_job(**measured("other-file", "spard", OTHER))
-    other_model = add_job(**measured("other-model", "spard", model="large"))
-    unmeasured = add_job(**measured("", "spard") | {"report_key": None})
+    older, newer = add_job(**measured_columns("older")), add_job(**measured_columns("newer"))
+    first, second = add_job(**measured_columns("first", "spard")), add_job(**measured_columns("second", "sap"))
+    other_file = add_job(**measured_columns("other-file", "spard", OTHER))
+    other_model = add_job(**measured_columns("other-model", "spard", model="large"))
+    unmeasured = add_job(**measured_columns("", "spard") | {"report_key": None})
     asked = [older, newer, first, second, other_file, other_model, unmeasured]
     with read(engine) as session:
         jobs = page_rows.several(session, FIRST_PROJECT, asked)
         assert [job.row.id for job in jobs] == asked
-        assert page_rows.undefended(session, jobs) == {first: "newer", second: "newer"}
-        assert page_rows.undefended(session, [jobs[-1]]) == {}
+        assert page_rows.undefended_reports(session, jobs) == {first: "newer", second: "newer"}
+        assert page_rows.undefended_reports(session, [jobs[-1]]) == {}
 
 
 def test_a_job_comes_with_its_later_audits_the_newest_first(engine: Engine, add_job: AddJob) -> None:
-    job_id = add_job(**measured("report"), adapter=ADAPTER)
+    job_id = add_job(**measured_columns("report"), adapter=ADAPTER)
     with transaction(engine) as session:
         asked = {"job_id": job_id, "asked_by": session.get_one(Job, job_id).key_id, "audit_version": 2}
         for turn in (1, 3, 2):
@@ -85,7 +85,7 @@ def test_files_are_those_it_left_and_once_measured_its_training_file(
     with transaction(engine) as session:
         session.add_all(file(each) for each in "atx")
     with read(engine) as session:
-        assert sorted(page_rows.files_of(session, page_rows.one(session, None, job_id))) == found
+        assert sorted(page_rows.job_files(session, page_rows.one(session, None, job_id))) == found
 
 
 def test_a_training_file_that_has_expired_is_gone(engine: Engine, add_job: AddJob) -> None:
@@ -93,7 +93,7 @@ def test_a_training_file_that_has_expired_is_gone(engine: Engine, add_job: AddJo
     with transaction(engine) as session:
         session.add(file("t", expires_at=LONG_AGO))
     with read(engine) as session:
-        assert page_rows.files_of(session, page_rows.one(session, None, job_id)) == {}
+        assert page_rows.job_files(session, page_rows.one(session, None, job_id)) == {}
 
 
 def file(file_id: str, **columns: Any) -> File:

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from app.addresses import is_listed
 from app.errors import Unavailable, Unfit
 from app.inference.clients import Clients
-from app.inference.guard import guard_of
+from app.inference.guard import open_guard
 from app.ops.preflight import check_policy_keys
 from app.policies.schemas import GuardRule
 from app.settings import PolicyEndpoint, Settings, read_settings
@@ -69,7 +69,7 @@ def other() -> Iterator[Listener]:
 
 
 @pytest.fixture
-def named(other: Listener) -> Iterator[Listener]:
+def named_server(other: Listener) -> Iterator[Listener]:
     """A server that a policy names, and that redirects to another one."""
     listener = Listener(other.url)
     yield listener
@@ -119,10 +119,10 @@ def test_an_agent_elsewhere_is_asked_without_the_key_of_the_environment(monkeypa
     assert settings.judge_key(Agent("https://evil.example/v1", "m").endpoint) is None
 
 
-def test_a_guard_elsewhere_gets_no_key_and_its_redirect_no_text(named: Listener, other: Listener) -> None:
+def test_a_guard_elsewhere_gets_no_key_and_its_redirect_no_text(named_server: Listener, other: Listener) -> None:
     async def ask(settings: Settings) -> None:
         clients = Clients()
-        guard = guard_of(GuardRule(base_url=f"{named.url}/v1"), settings, clients)
+        guard = open_guard(GuardRule(base_url=f"{named_server.url}/v1"), settings, clients)
         assert guard is not None
         try:
             with pytest.raises(Unavailable):
@@ -132,27 +132,27 @@ def test_a_guard_elsewhere_gets_no_key_and_its_redirect_no_text(named: Listener,
 
     key = SecretStr("guard-secret-1")
     asyncio.run(ask(Settings(guard_api_key=key, guard_urls=(LISTED,))))
-    asyncio.run(ask(Settings(guard_api_key=key, guard_urls=(f"{named.url}/v1/",))))
-    assert [sent for _, sent in named.requests] == ["Bearer none", "Bearer guard-secret-1"]
+    asyncio.run(ask(Settings(guard_api_key=key, guard_urls=(f"{named_server.url}/v1/",))))
+    assert [sent for _, sent in named_server.requests] == ["Bearer none", "Bearer guard-secret-1"]
     assert other.requests == []
 
 
-def test_no_client_of_servers_follows_a_redirect(named: Listener, other: Listener) -> None:
+def test_no_client_of_servers_follows_a_redirect(named_server: Listener, other: Listener) -> None:
     async def ask() -> None:
         clients = Clients()
-        async with clients.of(f"{named.url}/v1", "key") as client:
+        async with clients.open_client(f"{named_server.url}/v1", "key") as client:
             with pytest.raises(APIStatusError):
                 await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "text"}])
         await clients.close()
 
     asyncio.run(ask())
-    assert (len(named.requests), other.requests) == (1, [])
+    assert (len(named_server.requests), other.requests) == (1, [])
 
 
-def test_no_judge_is_asked_behind_a_redirect(named: Listener, other: Listener) -> None:
-    judge = JudgeSpec(name="llm", base_url=f"{named.url}/v1", model="m", retries=0)
+def test_no_judge_is_asked_behind_a_redirect(named_server: Listener, other: Listener) -> None:
+    judge = JudgeSpec(name="llm", base_url=f"{named_server.url}/v1", model="m", retries=0)
     with pytest.raises(JudgeUnavailable) as raised:
         endpoint.open_chat(judge, "key").complete("system", "a customer's row")
     assert not raised.value.is_passing  # no waiting helps
     judge_probe.answers(judge, "key")
-    assert (len(named.requests), other.requests) == (2, [])
+    assert (len(named_server.requests), other.requests) == (2, [])

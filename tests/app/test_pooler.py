@@ -39,34 +39,34 @@ def pooled_url(request: pytest.FixtureRequest, postgres_url: str) -> Iterator[st
 
 
 @pytest.fixture
-def pooled(pooled_url: str) -> Iterator[Engine]:
+def pooled_engine(pooled_url: str) -> Iterator[Engine]:
     engine = make_engine(pooled_url)
     yield engine
     engine.dispose()
 
 
-def test_each_transaction_has_its_timeouts(pooled: Engine) -> None:
+def test_each_transaction_has_its_timeouts(pooled_engine: Engine) -> None:
     for opened in (read, transaction, provider_transaction):
         for _ in range(3):
-            with opened(pooled) as session:
+            with opened(pooled_engine) as session:
                 assert [session.scalar(text(f"SHOW {name}")) for name in SETTINGS] == ASKED
-    with look(pooled) as connection:
+    with look(pooled_engine) as connection:
         assert [connection.scalar(text(f"SHOW {name}")) for name in SETTINGS] == ASKED
 
 
-def test_no_setting_is_left_to_others_on_the_server_s_connections(pooled: Engine, pooled_url: str) -> None:
-    with transaction(pooled) as session:
+def test_no_setting_is_left_to_others_on_the_server_s_connections(pooled_engine: Engine, pooled_url: str) -> None:
+    with transaction(pooled_engine) as session:
         session.execute(text("SELECT 1"))
-    with pooled.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+    with pooled_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         assert {connection.scalar(text("SHOW statement_timeout")) for _ in range(4)} == {"0"}
 
 
-def test_statements_that_are_repeated_are_not_prepared(pooled: Engine) -> None:
+def test_statements_that_are_repeated_are_not_prepared(pooled_engine: Engine) -> None:
     names = Prepared(select(Project.name).where(Project.id == "org-1"), list)
     for number in range(12):  # psycopg would prepare what is asked six times
-        with transaction(pooled) as session:
+        with transaction(pooled_engine) as session:
             session.execute(text("SELECT :number + 1"), {"number": number})
-        with read(pooled) as session:
+        with read(pooled_engine) as session:
             names.all(session)
             assert session.scalar(text("SELECT count(*) FROM pg_prepared_statements")) == 0
 

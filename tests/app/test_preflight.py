@@ -91,7 +91,7 @@ def test_a_schema_that_is_behind_is_told(settings: Settings) -> None:
 
 
 def test_a_schema_that_is_newer_is_told(settings: Settings) -> None:
-    _stamp_at(settings, "9999")
+    _stamp_revision(settings, "9999")
     assert "newer" in _refusal(settings)
 
 
@@ -100,7 +100,7 @@ def test_a_schema_that_is_newer_is_not_called_current(
 ) -> None:
     monkeypatch.setenv("SPARD_DATABASE_URL", settings.database())
     told = []
-    for prepare in (partial(downgrade_schema, settings.database(), "0001"), partial(_stamp_at, settings, "9999")):
+    for prepare in (partial(downgrade_schema, settings.database(), "0001"), partial(_stamp_revision, settings, "9999")):
         prepare()
         serve.migrate(as_json=True)
         serve.migrate()
@@ -221,7 +221,7 @@ def _refusal(settings: Settings, **changes: Any) -> str:
     return str(caught.value)
 
 
-def _stamp_at(settings: Settings, revision: str) -> None:
+def _stamp_revision(settings: Settings, revision: str) -> None:
     engine = make_engine(settings.database())
     _stamp(engine, revision)
     engine.dispose()

@@ -52,7 +52,7 @@ def test_a_wake_up_of_a_transaction_that_failed_is_not_sent(engine: Engine, redi
 def test_without_a_broker_nothing_is_sent(engine: Engine) -> None:
     _wake(engine, "ftjob-1")
     assert Dispatcher(engine, None).send_pending() == 0
-    assert _left(engine) == []
+    assert _outbox_jobs(engine) == []
 
 
 def test_what_was_sent_is_pruned_after_a_while(engine: Engine) -> None:
@@ -63,7 +63,7 @@ def test_what_was_sent_is_pruned_after_a_while(engine: Engine) -> None:
             at = utc_now() - timedelta(hours=hours)
             session.execute(update(Outbox).where(Outbox.payload["job_id"].as_string() == job_id).values(sent_at=at))
     prune(partial(transaction, engine))
-    assert _left(engine) == ["late", "unsent"]
+    assert _outbox_jobs(engine) == ["late", "unsent"]
 
 
 def test_idempotency_keys_are_kept_for_a_month(engine: Engine) -> None:
@@ -85,7 +85,7 @@ def _many(count: int) -> list[IdempotencyKey]:
     return [IdempotencyKey(key=f"key-{n}", **facts) for n in range(count)]
 
 
-def _left(engine: Engine) -> list[object]:
+def _outbox_jobs(engine: Engine) -> list[object]:
     with read(engine) as session:
         return [row.payload["job_id"] for row in session.scalars(select(Outbox).order_by(Outbox.id))]
 

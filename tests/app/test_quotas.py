@@ -36,7 +36,7 @@ def projects(engine: Engine) -> Engine:
     return engine
 
 
-def limited(session: Session, project_id: str = MINE, **limits: float | None) -> None:
+def set_limits(session: Session, project_id: str = MINE, **limits: float | None) -> None:
     session.merge(Quota(project_id=project_id, **limits))
     session.flush()
 
@@ -71,7 +71,7 @@ def add_erased(
     session.flush()
 
 
-def file_of(size: int, rows: int | None, project_id: str = MINE, purpose: str = FINE_TUNE) -> File:
+def make_file(size: int, rows: int | None, project_id: str = MINE, purpose: str = FINE_TUNE) -> File:
     facts = {"filename": "a", "sha256": "0", "storage_key": "a", "status": "processed"}
     return File(project_id=project_id, purpose=purpose, bytes=size, rows=rows, **facts)
 
@@ -86,7 +86,7 @@ def is_refused(session: Session) -> bool:
 
 def test_jobs_that_have_not_ended_are_counted_to_the_limit_and_those_of_others_are_not(projects: Engine) -> None:
     with transaction(projects) as session:
-        limited(session, max_unfinished_jobs=2)
+        set_limits(session, max_unfinished_jobs=2)
         found = [is_refused(session)]
         for _ in range(2):
             add_job(session)
@@ -98,18 +98,18 @@ def test_jobs_that_have_not_ended_are_counted_to_the_limit_and_those_of_others_a
 
 def test_a_limit_of_nothing_lets_nothing_start(projects: Engine) -> None:
     with transaction(projects) as session:
-        limited(session, max_unfinished_jobs=0)
+        set_limits(session, max_unfinished_jobs=0)
         assert is_refused(session)
-        limited(session, max_jobs_per_day=0)
+        set_limits(session, max_jobs_per_day=0)
         assert is_refused(session)
-        limited(session, max_gpu_seconds=0.0)
+        set_limits(session, max_gpu_seconds=0.0)
         assert is_refused(session)
 
 
 @pytest.mark.parametrize(("hours", "refused"), [(23.9, True), (24.1, False)])
 def test_jobs_of_the_last_24_hours_are_counted(projects: Engine, hours: float, refused: bool) -> None:
     with transaction(projects) as session:
-        limited(session, max_jobs_per_day=2)
+        set_limits(session, max_jobs_per_day=2)
         add_job(session, OTHER)
         add_job(session, age=timedelta(hours=hours))
         assert not is_refused(session)
@@ -120,7 +120,7 @@ def test_jobs_of_the_last_24_hours_are_counted(projects: Engine, hours: float, r
 @pytest.mark.parametrize(("days", "refused"), [(29.9, True), (30.1, False)])
 def test_seconds_of_the_last_30_days_are_counted(projects: Engine, days: float, refused: bool) -> None:
     with transaction(projects) as session:
-        limited(session, max_gpu_seconds=10.0)
+        set_limits(session, max_gpu_seconds=10.0)
         add_job(session, OTHER, seconds=99.0)
         add_job(session, age=timedelta(days=days), seconds=9.5)
         assert not is_refused(session)
@@ -130,37 +130,37 @@ def test_seconds_of_the_last_30_days_are_counted(projects: Engine, days: float, 
 
 def test_files_may_fill_a_limit_and_not_pass_it(projects: Engine) -> None:
     with transaction(projects) as session:
-        limited(session, max_file_bytes=10, max_file_rows=4)
-        session.add_all([file_of(6, 2), file_of(99, 99, OTHER), file_of(99, None, purpose=RESULTS)])
+        set_limits(session, max_file_bytes=10, max_file_rows=4)
+        session.add_all([make_file(6, 2), make_file(99, 99, OTHER), make_file(99, None, purpose=RESULTS)])
         session.flush()
-        quotas.check_file(session, file_of(4, 2))
-        quotas.check_file(session, file_of(4, None))
+        quotas.check_file(session, make_file(4, 2))
+        quotas.check_file(session, make_file(4, None))
         with pytest.raises(QuotaExceeded, match="10 bytes"):
-            quotas.check_file(session, file_of(5, 2))
+            quotas.check_file(session, make_file(5, 2))
         with pytest.raises(QuotaExceeded, match="4 rows"):
-            quotas.check_file(session, file_of(4, 3))
+            quotas.check_file(session, make_file(4, 3))
 
 
 def test_a_first_file_may_fill_a_limit_and_rows_may_be_unknown(projects: Engine) -> None:
     with transaction(projects) as session:
-        limited(session, max_file_bytes=10, max_file_rows=4)
-        quotas.check_file(session, file_of(10, 4))
+        set_limits(session, max_file_bytes=10, max_file_rows=4)
+        quotas.check_file(session, make_file(10, 4))
         for size, rows in ((11, 4), (10, 5)):
             with pytest.raises(QuotaExceeded):
-                quotas.check_file(session, file_of(size, rows))
-        limited(session, max_file_bytes=None, max_file_rows=0)
-        quotas.check_file(session, file_of(1, None))
+                quotas.check_file(session, make_file(size, rows))
+        set_limits(session, max_file_bytes=None, max_file_rows=0)
+        quotas.check_file(session, make_file(1, None))
         with pytest.raises(QuotaExceeded):
-            quotas.check_file(session, file_of(1, 1))
+            quotas.check_file(session, make_file(1, 1))
 
 
 def test_a_limit_of_one_kind_is_none_of_the_other(projects: Engine) -> None:
     with transaction(projects) as session:
-        quotas.check_file(session, file_of(99, 99))
-        limited(session, max_file_bytes=99)
-        quotas.check_file(session, file_of(99, 999))
-        limited(session, max_file_bytes=None, max_file_rows=99)
-        quotas.check_file(session, file_of(999, 99))
+        quotas.check_file(session, make_file(99, 99))
+        set_limits(session, max_file_bytes=99)
+        quotas.check_file(session, make_file(99, 999))
+        set_limits(session, max_file_bytes=None, max_file_rows=99)
+        quotas.check_file(session, make_file(999, 99))
 
 
 def test_usage_sums_jobs_erased_jobs_and_files_of_each_project(projects: Engine) -> None:
@@ -168,7 +168,7 @@ def test_usage_sums_jobs_erased_jobs_and_files_of_each_project(projects: Engine)
         add_job(session, seconds=1.0004, tokens=5)
         add_job(session, seconds=2.0002, tokens=None)
         add_erased(session, seconds=4.0)
-        session.add_all([file_of(3, 2), file_of(4, None), file_of(5, None, OTHER)])
+        session.add_all([make_file(3, 2), make_file(4, None), make_file(5, None, OTHER)])
         session.flush()
         found = quotas.usage(session, utc_now() - DAY, utc_now() + DAY)
     calls = {"calls": 0, "prompt_tokens": 0, "reply_tokens": 0}
@@ -204,7 +204,9 @@ def test_new_limits_are_kept_shown_and_noted(projects: Engine) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
-@pytest.mark.parametrize("count", [lambda s: quotas.check_job(s, MINE), lambda s: quotas.check_file(s, file_of(1, 1))])
+@pytest.mark.parametrize(
+    "count", [lambda s: quotas.check_job(s, MINE), lambda s: quotas.check_file(s, make_file(1, 1))]
+)
 def test_whoever_counts_locks_the_row_of_that_project_alone(projects: Engine, count: Callable[[Session], None]) -> None:
     def is_free(project_id: str, *, read: bool = False, key_share: bool = False) -> bool:
         row = (
@@ -219,8 +221,8 @@ def test_whoever_counts_locks_the_row_of_that_project_alone(projects: Engine, co
             return False
 
     with transaction(projects) as session:
-        limited(session, max_unfinished_jobs=9)
-        limited(session, OTHER, max_unfinished_jobs=9)
+        set_limits(session, max_unfinished_jobs=9)
+        set_limits(session, OTHER, max_unfinished_jobs=9)
     with transaction(projects) as session:
         count(session)
         assert not is_free(MINE)

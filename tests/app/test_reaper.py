@@ -15,9 +15,9 @@ from app.jobs import lease, reaper
 from app.main import create_app
 from app.settings import Settings
 from tests.app.conftest import AddJob
-from tests.app.parts import claim_next, expire, job_of
-from tests.narrowing import required
-from tests.worker.shop import until
+from tests.app.parts import claim_next, expire, read_job
+from tests.narrowing import require
+from tests.worker.shop import wait_until
 
 
 def test_the_api_reaps_where_no_worker_lives(
@@ -30,8 +30,10 @@ def test_the_api_reaps_where_no_worker_lives(
         session.execute(update(Job).where(Job.id == overdue).values(deadline_at=now() - 1))
     settings = Settings(data_dir=tmp_path, database_url=SecretStr(database_url), reap_s=0.1)
     with TestClient(create_app(settings)):
-        until(lambda: {job_of(engine, each).status for each in (lost, overdue)} == {JobStatus.queued, JobStatus.failed})
-    assert required(job_of(engine, overdue).error)["code"] == "deadline_exceeded"
+        wait_until(
+            lambda: {read_job(engine, each).status for each in (lost, overdue)} == {JobStatus.queued, JobStatus.failed}
+        )
+    assert require(read_job(engine, overdue).error)["code"] == "deadline_exceeded"
 
 
 @pytest.mark.parametrize(("waits", "counted"), [("", 60.0), ("judge", 0.0)])

@@ -61,7 +61,7 @@ def keys(warehouse: Warehouse) -> set[str]:
     return {item.key for item in warehouse.plain.list()} - {marks.KEY}
 
 
-def found(report: reconciler.Report) -> list[tuple[str, str]]:
+def finding_keys(report: reconciler.Report) -> list[tuple[str, str]]:
     return [(each.kind, each.storage_key) for each in report.findings]
 
 
@@ -77,7 +77,7 @@ def test_an_object_without_a_row_is_reported_for_days_then_moved_aside_and_can_b
 ) -> None:
     file = add_file(warehouse)
     warehouse.plain.write(ORPHAN, [b"orphan"])
-    assert found(check(warehouse)) == [("unexplained", ORPHAN)]
+    assert finding_keys(check(warehouse)) == [("unexplained", ORPHAN)]
     assert repair(warehouse).moved == []
     days_pass(warehouse)
     assert repair(warehouse).moved == [ORPHAN]
@@ -112,7 +112,7 @@ def test_an_object_that_an_old_version_names_later_is_no_finding_any_more(wareho
     file = add_file(warehouse)
     with transaction(warehouse.engine) as session:
         session.delete(session.get_one(File, file.id))
-    assert found(check(warehouse)) == [("unexplained", file.storage_key)]
+    assert finding_keys(check(warehouse)) == [("unexplained", file.storage_key)]
     with transaction(warehouse.engine) as session:
         session.merge(file)
     days_pass(warehouse)
@@ -131,7 +131,7 @@ def test_a_row_without_its_object_is_told_with_what_it_breaks_and_what_mends_it(
 @pytest.mark.parametrize("request_", ["POST /admin/pools, lost bytes again"])
 def test_a_pool_that_lost_its_bytes_gets_them_by_the_same_import(warehouse: Warehouse, request_: str) -> None:
     importing = warehouse.requests()[request_]()
-    assert {kind for kind, _ in found(check(warehouse))} == {"missing"}
+    assert {kind for kind, _ in finding_keys(check(warehouse))} == {"missing"}
     importing.prove(importing.ask())
     assert check(warehouse).findings == []
 
@@ -146,7 +146,7 @@ def test_a_write_under_way_is_no_finding_and_one_that_was_killed_goes_after_its_
         warehouse.sweep()
         assert keys(warehouse) == set()
         with pytest.raises(objects.GivenUp), transaction(warehouse.engine) as session:
-            writing.named(session, ORPHAN)
+            writing.keep(session, ORPHAN)
     assert check(warehouse).findings == []
 
 
@@ -180,7 +180,7 @@ class Backup:
 
 
 @pytest.fixture
-def restored(
+def restored_warehouse(
     sqlite_url: str, storage: Storage, tmp_path: Path
 ) -> Callable[[Callable[[Warehouse], None], Callable[[Warehouse], None]], Warehouse]:
     """Work, a backup, more work, a restore: the warehouse on the database of the backup."""
@@ -201,11 +201,11 @@ def restored(
 Restored = Callable[[Callable[[Warehouse], None], Callable[[Warehouse], None]], Warehouse]
 
 
-def test_a_restored_database_loses_nothing(restored: Restored) -> None:
+def test_a_restored_database_loses_nothing(restored_warehouse: Restored) -> None:
     """Rows of the backup keep their objects; objects of the time after it stay until an operator accepts."""
     early: list[File] = []
     late: list[File] = []
-    warehouse = restored(lambda w: early.append(add_file(w)), lambda w: late.append(add_file(w)))
+    warehouse = restored_warehouse(lambda w: early.append(add_file(w)), lambda w: late.append(add_file(w)))
     before = keys(warehouse)
     for _ in range(3):
         assert repair(warehouse).moved == []
@@ -221,21 +221,21 @@ def test_a_restored_database_loses_nothing(restored: Restored) -> None:
     assert repair(warehouse).moved == [late[0].storage_key]
 
 
-def test_a_write_that_the_backup_holds_open_is_not_given_up_after_the_restore(restored: Restored) -> None:
+def test_a_write_that_the_backup_holds_open_is_not_given_up_after_the_restore(restored_warehouse: Restored) -> None:
     """In the time that was lost it may have been named."""
 
-    def begun(warehouse: Warehouse) -> None:
+    def begin_write(warehouse: Warehouse) -> None:
         with transaction(warehouse.engine) as session:
             session.add(ObjectIntent(storage_key=ORPHAN, kind="write", subject="file-0123456789ab"))
         warehouse.plain.write(ORPHAN, [b"named later"])
 
-    warehouse = restored(begun, lambda w: None)
+    warehouse = restored_warehouse(begin_write, lambda w: None)
     mark = marks.renew(warehouse.plain, warehouse.begin)
     objects.sweep(warehouse.plain, warehouse.begin, timedelta(seconds=-5), give_up=marks.is_trusted(mark))
     assert keys(warehouse) == {ORPHAN}
 
 
-def test_rows_of_a_backup_get_back_what_was_moved_aside_after_it(restored: Restored) -> None:
+def test_rows_of_a_backup_get_back_what_was_moved_aside_after_it(restored_warehouse: Restored) -> None:
     kept: list[File] = []
 
     def removed_by_hand(warehouse: Warehouse) -> None:
@@ -245,20 +245,20 @@ def test_rows_of_a_backup_get_back_what_was_moved_aside_after_it(restored: Resto
         days_pass(warehouse)
         assert repair(warehouse).moved == [kept[0].storage_key]
 
-    warehouse = restored(lambda w: kept.append(add_file(w)), removed_by_hand)
-    assert found(check(warehouse)) == [("missing", kept[0].storage_key)]
+    warehouse = restored_warehouse(lambda w: kept.append(add_file(w)), removed_by_hand)
+    assert finding_keys(check(warehouse)) == [("missing", kept[0].storage_key)]
     assert repair(warehouse).given_back == [kept[0].storage_key]
     assert check(warehouse).findings == []
 
 
-def test_what_customers_deleted_after_the_backup_is_told_as_missing(restored: Restored) -> None:
+def test_what_customers_deleted_after_the_backup_is_told_as_missing(restored_warehouse: Restored) -> None:
     kept: list[File] = []
 
-    def deleted(warehouse: Warehouse) -> None:
+    def delete_kept_file(warehouse: Warehouse) -> None:
         erasure.delete_file(warehouse.storage, warehouse.begin, warehouse.project, kept[0].id)
 
-    warehouse = restored(lambda w: kept.append(add_file(w)), deleted)
-    assert found(check(warehouse)) == [("missing", kept[0].storage_key)]
+    warehouse = restored_warehouse(lambda w: kept.append(add_file(w)), delete_kept_file)
+    assert finding_keys(check(warehouse)) == [("missing", kept[0].storage_key)]
     with read(warehouse.engine) as session:
         assert session.scalars(select(File.id)).all() == [kept[0].id]
 

@@ -64,17 +64,17 @@ KEYS = st.sampled_from(
 
 
 @st.composite
-def changed(draw: st.DrawFn, value: Any) -> Any:
+def change_value(draw: st.DrawFn, value: Any) -> Any:
     """A copy in which something was replaced, removed or added, at any depth."""
     if not isinstance(value, dict | list) or draw(st.integers(0, 3)) == 0:
         return draw(VALUES)
     if isinstance(value, list):
         i = draw(st.integers(0, len(value)))
-        return [*value[:i], *([draw(changed(value[i]))] if i < len(value) else []), *value[i + 1 :]]
+        return [*value[:i], *([draw(change_value(value[i]))] if i < len(value) else []), *value[i + 1 :]]
     key = draw(st.sampled_from(sorted(value)) | KEYS if value else KEYS)
     if draw(st.booleans()) and key in value:
         return {name: each for name, each in value.items() if name != key}
-    return value | {key: draw(changed(value.get(key)))}
+    return value | {key: draw(change_value(value.get(key)))}
 
 
 @st.composite
@@ -83,25 +83,25 @@ def lines(draw: st.DrawFn, row: dict[str, Any]) -> bytes:
     if draw(st.integers(0, 9)) == 0:
         return draw(st.binary(max_size=20)).replace(b"\n", b"")
     for _ in range(draw(st.integers(0, 3))):
-        found = draw(changed(row))
+        found = draw(change_value(row))
         row = found if isinstance(found, dict) else row
     text = json.dumps(row, ensure_ascii=draw(st.booleans()))
     around = draw(st.sampled_from(["", " ", "\r", "\u2028", "\ufeff", "}"]))
     return (text + around).encode("utf-8", "surrogatepass")
 
 
-def listed(content: bytes, rule: RowRule) -> list[str]:
+def listed_codes(content: bytes, rule: RowRule) -> list[str]:
     """The codes that an upload lists as errors, in the order of lines."""
     validator = Validator(rule, LIMITS)
     try:
         validator.feed(content)
-        problems = validator.finish().listed()
+        problems = validator.finish().problem_list()
     except InvalidRequest as refused:
         return [refused.code or ""]
     return [problem["code"] for problem in problems if problem["severity"] == "error"]
 
 
-def raised(content: bytes, read: Reader, path: Path) -> list[str]:
+def raised_codes(content: bytes, read: Reader, path: Path) -> list[str]:
     """The code of the row that the library raises for, if it does."""
     path.write_bytes(content)
     try:
@@ -123,10 +123,10 @@ def test_uploads_imports_and_the_library_accept_the_same_rows(kind: str, tmp_pat
     @example(b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}")
     def holds(line: bytes) -> None:
         content = good + line + b"\n"
-        assert listed(content, rule())[:1] == raised(content, read, tmp_path / "rows.jsonl")
+        assert listed_codes(content, rule())[:1] == raised_codes(content, read, tmp_path / "rows.jsonl")
 
     holds()
-    assert listed(good, rule()) == raised(good, read, tmp_path / "rows.jsonl") == []
+    assert listed_codes(good, rule()) == raised_codes(good, read, tmp_path / "rows.jsonl") == []
 
 
 BAD_SUITE_ROWS = {

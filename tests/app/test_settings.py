@@ -15,7 +15,7 @@ from app.db import upgrade_schema
 from app.errors import Unfit
 from app.ops import preflight
 from app.ops.children import secret_places
-from app.settings import Settings, misspelled, read_settings
+from app.settings import Settings, misspelled_variables, read_settings
 from app.storage import open_storage
 from spard.config import GateThresholds, JudgeSpec
 
@@ -85,7 +85,7 @@ def test_variables_of_others_are_no_misspelled_settings(name: str, monkeypatch: 
     """A judge's own key, variables that Kubernetes sets for services, and those that parents set for children."""
     monkeypatch.setenv(name, "1")
     judge = JudgeSpec(name="consensus", members=(JudgeSpec(api_key_env="SPARD_JUDGE2_API_KEY"), JudgeSpec()))
-    assert misspelled(Settings(judge=judge)) == {}
+    assert misspelled_variables(Settings(judge=judge)) == {}
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ SHORT_S, LONG_S = HOUR / 6, 5 * HOUR
 
 
 @cache
-def simulated(*, by_use: bool, projects: int = PROJECTS, weight: float = 1.0) -> tuple[float, float]:
+def simulate_shares(*, by_use: bool, projects: int = PROJECTS, weight: float = 1.0) -> tuple[float, float]:
     """GPU seconds of projects with short jobs and of those with long ones, all with more jobs than can be done.
 
     Half of the projects have jobs of ten minutes and half of five hours; `weight` is that of the first ones.
@@ -37,11 +37,11 @@ def simulated(*, by_use: bool, projects: int = PROJECTS, weight: float = 1.0) ->
         at, done, since = heapq.heappop(free)
         if done >= 0:
             running[done].remove(since)
-            seconds[done] = shares.faded(seconds[done], at - noted[done]) + shares.running(at - since)
+            seconds[done] = shares.fade(seconds[done], at - noted[done]) + shares.running(at - since)
             noted[done], total[done] = at, total[done] + at - since
         standing = [replace(one, running=len(running[i])) for i, one in enumerate(stand)]
         if by_use:
-            used = [shares.faded(seconds[i], at - noted[i]) for i in range(projects)]
+            used = [shares.fade(seconds[i], at - noted[i]) for i in range(projects)]
             used = [old + sum(shares.running(at - start) for start in running[i]) for i, old in enumerate(used)]
             standing = [replace(one, used=used[i]) for i, one in enumerate(standing)]
         chosen = int(shares.in_turn(standing)[0].project_id)
@@ -52,27 +52,27 @@ def simulated(*, by_use: bool, projects: int = PROJECTS, weight: float = 1.0) ->
 
 
 def test_more_projects_than_gpus_have_about_the_same_time_whatever_their_jobs() -> None:
-    short, long = simulated(by_use=False)
+    short, long = simulate_shares(by_use=False)
     assert long > 15 * short  # by the fewest running jobs alone
-    short, long = simulated(by_use=True)
+    short, long = simulate_shares(by_use=True)
     assert 1 / 2.5 < long / short < 2.5
 
 
 def test_as_many_gpus_as_projects_need_no_count_of_time() -> None:
-    short, long = simulated(by_use=False, projects=6)
+    short, long = simulate_shares(by_use=False, projects=6)
     assert 1 / 1.2 < long / short < 1.2
 
 
 def test_twice_the_weight_has_about_twice_the_time() -> None:
-    even, heavy = simulated(by_use=True), simulated(by_use=True, weight=2.0)
+    even, heavy = simulate_shares(by_use=True), simulate_shares(by_use=True, weight=2.0)
     gain = (heavy[0] / heavy[1]) / (even[0] / even[1])
     assert 1.3 < gain < 2.7
 
 
 def test_time_counts_half_after_six_hours() -> None:
-    assert shares.faded(100.0, HALF_LIFE_S) == pytest.approx(50.0)
-    assert shares.faded(100.0, -5.0) == 100.0  # two clocks
-    halves = shares.faded(shares.running(HOUR), HOUR) + shares.running(HOUR)
+    assert shares.fade(100.0, HALF_LIFE_S) == pytest.approx(50.0)
+    assert shares.fade(100.0, -5.0) == 100.0  # two clocks
+    halves = shares.fade(shares.running(HOUR), HOUR) + shares.running(HOUR)
     assert shares.running(2 * HOUR) == pytest.approx(halves)  # an hour and the next one
 
 

@@ -151,7 +151,7 @@ def keys(home: Path, *arguments: object, monkeypatch: pytest.MonkeyPatch) -> int
     return run("keys", *arguments)
 
 
-def signed_by(folder: Path, key: Ed25519PrivateKey) -> Path:
+def write_signed(folder: Path, key: Ed25519PrivateKey) -> Path:
     folder.mkdir()
     (folder / "weights").write_bytes(b"weights")
     write_manifest(folder, {"job_id": "ftjob-1", "gate": {"decision": "pass"}})
@@ -174,10 +174,10 @@ def test_after_a_rotation_the_old_archive_counts_until_its_key_is_revoked(
     home = tmp_path / "data"
     settings = Settings(data_dir=home)
     old = signing_key(settings)
-    before = signed_by(tmp_path / "before", old)
+    before = write_signed(tmp_path / "before", old)
     assert keys(home, "rotate-signing", monkeypatch=monkeypatch) == 0
     new = signing_key(settings)
-    after = signed_by(tmp_path / "after", new)
+    after = write_signed(tmp_path / "after", new)
     assert key_id(new.public_key()) != key_id(old.public_key())
     published = tmp_path / "set.json"
 
@@ -195,9 +195,9 @@ def test_after_a_rotation_the_old_archive_counts_until_its_key_is_revoked(
     assert [run("verify", each, "--key-set", published) for each in (before, after)] == [1, 0]
     assert "revoked on 20" in (told := capsys.readouterr().err)
     assert "stolen" in told
-    later = signed_by(tmp_path / "later", old)
+    later = write_signed(tmp_path / "later", old)
     assert run("verify", later, "--key-set", published) == 1
-    assert run("verify", signed_by(tmp_path / "foreign", Ed25519PrivateKey.generate()), "--key-set", published) == 1
+    assert run("verify", write_signed(tmp_path / "foreign", Ed25519PrivateKey.generate()), "--key-set", published) == 1
 
 
 def test_nothing_is_signed_with_a_revoked_key(tmp_path: Path) -> None:

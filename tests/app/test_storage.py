@@ -68,14 +68,14 @@ def test_an_object_of_several_parts_is_whole(storage: Storage, size: int) -> Non
 
 def test_a_write_that_is_cut_off_leaves_nothing(storage: Storage) -> None:
     with pytest.raises(ConnectionResetError):
-        storage.write(KEY, _cut_off())
+        storage.write(KEY, _broken_chunks())
     assert not storage.exists(KEY)
 
 
 def test_a_write_that_is_cut_off_keeps_the_object_that_was(storage: Storage) -> None:
     storage.write(KEY, [b"old"])
     with pytest.raises(ConnectionResetError):
-        storage.write(KEY, _cut_off())
+        storage.write(KEY, _broken_chunks())
     assert b"".join(storage.chunks(KEY)) == b"old"
 
 
@@ -127,7 +127,7 @@ def test_a_listing_tells_key_size_and_time_of_what_is_below_a_prefix(storage: St
 
 
 def test_a_listing_of_many_pages_is_whole(moto_place: Place) -> None:
-    storage = _at(moto_place)
+    storage = _open_place(moto_place)
     for i in range(1_003):
         storage.write(f"many/{i}", [])
     assert len(list(storage.list("many"))) == 1_003
@@ -155,7 +155,7 @@ def test_old_uploads_in_parts_to_a_bucket_are_aborted_if_they_are_ours(rclone_pl
     client = boto3.client("s3", endpoint_url=rclone_place.endpoint_url, region_name="us-east-1")
     for key in ("spard/ours", "spard/theirs", "elsewhere/ours"):
         client.create_multipart_upload(Bucket=bucket, Key=key)
-    storage, now = _at(rclone_place), datetime.now(UTC)
+    storage, now = _open_place(rclone_place), datetime.now(UTC)
     assert storage.clear_unfinished(now - timedelta(days=1), lambda key: True) == 0
     assert storage.clear_unfinished(now + timedelta(days=1), lambda key: key == "ours") == 1
     left = client.list_multipart_uploads(Bucket=bucket)["Uploads"]
@@ -181,7 +181,7 @@ def test_a_key_that_we_would_not_make_is_refused(storage: Storage, key: str) -> 
 
 @pytest.mark.parametrize("server", ["moto", "rclone"])
 def test_a_presigned_url_serves_the_object_under_its_name(server: str, request: pytest.FixtureRequest) -> None:
-    storage = _at(request.getfixturevalue(f"{server}_place"))
+    storage = _open_place(request.getfixturevalue(f"{server}_place"))
     storage.write(KEY, [b"some bytes"])
     url = storage.presigned_url(KEY, 'my "adapter".tar.gz', 60)
     assert url
@@ -190,7 +190,7 @@ def test_a_presigned_url_serves_the_object_under_its_name(server: str, request: 
 
 
 def test_a_presigned_url_is_for_its_key_only(rclone_place: Place) -> None:
-    storage = _at(rclone_place)
+    storage = _open_place(rclone_place)
     storage.write(KEY, [b"mine"])
     storage.write(f"{KEY}0", [b"not mine"])
     url = storage.presigned_url(KEY, "mine", 60)
@@ -200,7 +200,7 @@ def test_a_presigned_url_is_for_its_key_only(rclone_place: Place) -> None:
 
 
 def test_a_presigned_url_is_for_one_verb_and_for_its_time(rclone_place: Place) -> None:
-    storage = _at(rclone_place)
+    storage = _open_place(rclone_place)
     storage.write(KEY, [b"mine"])
     url, short = storage.presigned_url(KEY, "mine", 60), storage.presigned_url(KEY, "mine", 1)
     assert url
@@ -214,7 +214,7 @@ def test_a_presigned_url_is_for_one_verb_and_for_its_time(rclone_place: Place) -
 
 
 def test_a_folder_signs_no_urls(local_place: Place) -> None:
-    assert _at(local_place).presigned_url(KEY, "name", 60) is None
+    assert _open_place(local_place).presigned_url(KEY, "name", 60) is None
 
 
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
@@ -259,18 +259,18 @@ def test_a_server_that_does_not_answer_is_a_storage_error(s3_credentials: None) 
 def test_a_wrong_secret_is_a_storage_error(rclone_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
     with pytest.raises(StorageError, match="refused"):
-        _at(rclone_place).write(KEY, [b"x"])
+        _open_place(rclone_place).write(KEY, [b"x"])
 
 
 def test_a_read_goes_on_where_the_connection_broke(moto_place: Place) -> None:
     data = os.urandom(3 << 20)
-    _at(moto_place).write(KEY, [data])
+    _open_place(moto_place).write(KEY, [data])
     with servers.cutting_proxy(moto_place.endpoint_url or "", after_bytes=1 << 20, cuts=2) as url:
         assert b"".join(open_storage(moto_place.url, url).chunks(KEY)) == data
 
 
 def test_a_read_that_breaks_every_time_is_given_up(moto_place: Place) -> None:
-    _at(moto_place).write(KEY, [bytes(8 << 20)])
+    _open_place(moto_place).write(KEY, [bytes(8 << 20)])
     proxy = servers.cutting_proxy(moto_place.endpoint_url or "", after_bytes=1 << 20, cuts=99)
     with proxy as url, pytest.raises(StorageError, match="broke off"):
         list(open_storage(moto_place.url, url).chunks(KEY))
@@ -282,10 +282,10 @@ def test_an_unknown_place_is_refused(url: str) -> None:
         open_storage(url)
 
 
-def _at(place: Place) -> Storage:
+def _open_place(place: Place) -> Storage:
     return open_storage(place.url, place.endpoint_url)
 
 
-def _cut_off() -> Iterator[bytes]:
+def _broken_chunks() -> Iterator[bytes]:
     yield bytes(PART_BYTES + 1)
     raise ConnectionResetError

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.files import template_look
-from app.files.template_look import look_at
+from app.files.template_look import inspect_folder
 from app.files.tokenizer import LightTokenizer
-from spard.data.chat import renderer_of
+from spard.data.chat import get_renderer
 from spard.data.tools import CONVERSATION
 from spard.digests import folder_digest, model_files
 from spard.models.base import read_tokenizer
@@ -28,13 +28,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "model"
 
 
-def fault_of(folder: Path) -> str:
-    found = look_at(folder).template
+def template_fault(folder: Path) -> str:
+    found = inspect_folder(folder).template
     return (found and found["fault"]) or ""
 
 
 def test_what_works_is_found(folder: Path) -> None:
-    found = look_at(folder).template
+    found = inspect_folder(folder).template
     assert found is not None
     assert (found["fault"], found["has_tokenizer"], found["has_template"], found["has_end_token"]) == (
         None,
@@ -55,17 +55,17 @@ def test_what_works_is_found(folder: Path) -> None:
 )
 def test_a_template_that_fails_is_told(template: str, told: str, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    assert told in fault_of(folder)
+    assert told in template_fault(folder)
 
 
 def test_a_template_without_an_end_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
     (folder / "chat_template.jinja").write_text(loop)
     monkeypatch.setattr(template_look, "CPU_S", 0.5)
-    assert "too long" in fault_of(folder)
+    assert "too long" in template_fault(folder)
     monkeypatch.setattr(template_look, "WALL_S", 0.2)
     with pytest.raises(Exception, match="could not be tried in time"):
-        look_at(folder)
+        inspect_folder(folder)
 
 
 def test_what_its_files_tell_is_found_beside_a_template_without_an_end(
@@ -73,13 +73,13 @@ def test_what_its_files_tell_is_found_beside_a_template_without_an_end(
 ) -> None:
     monkeypatch.setattr(template_look, "CPU_S", 0.5)
     (folder / "chat_template.jinja").write_text("{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4)
-    found = look_at(folder)
+    found = inspect_folder(folder)
     assert any(each.is_fault for each in found.findings)  # it has no weights
     assert "too long" in ((found.template and found.template["fault"]) or "")
 
 
 def test_a_folder_without_a_tokenizer_has_no_template(tmp_path: Path) -> None:
-    assert look_at(tmp_path).template is None
+    assert inspect_folder(tmp_path).template is None
 
 
 def test_nobody_else_in_the_service_reads_tokenizers() -> None:
@@ -107,7 +107,7 @@ def test_further_templates_are_read_as_transformers_reads_them_and_are_in_the_di
     for given in (None, tools):
         asked: dict[str, Any] = {"tools": given, "tokenize": False, "add_generation_prompt": True}
         turns = list(CONVERSATION.messages)
-        rendered = renderer_of(light).render(turns, given or (), generation=True)
+        rendered = get_renderer(light).render(turns, given or (), generation=True)
         assert rendered == own.apply_chat_template(turns, **asked)
     assert folder_digest(folder) != before
     assert [path.name for path in model_files(folder)] == ["tool_use.jinja", *names]

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 _ALLOWED = {(each.source, each.target) for each in TRANSITIONS}
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
     """What is given a value under a name: attributes, keyword arguments, keys of dicts, tuples of attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg:
@@ -46,7 +46,7 @@ def _assigned(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
 def _changes_status(tree: ast.AST) -> bool:
     return any(
         name == "job.status" or (name == "status" and "JobStatus." in ast.unparse(value))
-        for name, value in _assigned(tree)
+        for name, value in _assignments(tree)
     )
 
 

@@ -15,7 +15,7 @@ from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from app.keys import service as keys
 from tests.app.conftest import AddJob
-from tests.narrowing import required
+from tests.narrowing import require
 
 ERROR: JobError = {"code": "server_error", "message": "The job failed.", "param": None}
 
@@ -100,7 +100,7 @@ def test_the_reaper_ends_a_job_whose_time_is_over(engine: Engine, add_job: AddJo
         session.execute(update(Job).values(status=status))
         assert reap(session) == [job_id]
         assert not lease.heartbeat(session, claim, 60)
-    assert required(_job(engine, job_id).error)["code"] == "deadline_exceeded"
+    assert require(_job(engine, job_id).error)["code"] == "deadline_exceeded"
 
 
 def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time(engine: Engine, add_job: AddJob) -> None:
@@ -108,7 +108,7 @@ def test_the_same_failure_at_the_same_step_is_not_tried_a_third_time(engine: Eng
     for _ in range(2):
         _crash(engine, step=3)
     job = _job(engine, job_id)
-    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
+    assert (job.status, job.attempt, require(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
 
 
 def test_a_failure_further_on_is_tried_again(engine: Engine, add_job: AddJob) -> None:

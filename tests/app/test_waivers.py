@@ -29,7 +29,7 @@ ASK = WaiverCreate(reason="For the red team's own study.", expires_at=int(time.t
 
 
 @pytest.fixture
-def failed(engine: Engine, add_job: AddJob) -> str:
+def failed_job(engine: Engine, add_job: AddJob) -> str:
     job_id = add_job()
     with transaction(engine) as session:
         claim = lease.claim(session, "worker", 60)
@@ -51,58 +51,58 @@ def propose(engine: Engine, admin: Principal, job_id: str) -> str:
 
 
 def test_an_approved_waiver_makes_a_failed_job_succeed(
-    engine: Engine, failed: str, admins: list[Principal], tmp_path: Path
+    engine: Engine, failed_job: str, admins: list[Principal], tmp_path: Path
 ) -> None:
-    waiver_id = propose(engine, admins[0], failed)
+    waiver_id = propose(engine, admins[0], failed_job)
     with transaction(engine) as session:
-        waivers.approve(session, admins[1], failed, waiver_id, Settings(data_dir=tmp_path))
+        waivers.approve(session, admins[1], failed_job, waiver_id, Settings(data_dir=tmp_path))
     with read(engine) as session:
-        job = session.get_one(Job, failed)
+        job = session.get_one(Job, failed_job)
     assert (job.status, job.adapter and job.adapter["storage_key"]) == (JobStatus.succeeded, "held")
 
 
 def test_a_model_is_listed_until_its_waiver_ends(
-    engine: Engine, failed: str, admins: list[Principal], tmp_path: Path
+    engine: Engine, failed_job: str, admins: list[Principal], tmp_path: Path
 ) -> None:
-    waiver_id = propose(engine, admins[0], failed)
+    waiver_id = propose(engine, admins[0], failed_job)
     with transaction(engine) as session:
-        waivers.approve(session, admins[1], failed, waiver_id, Settings(data_dir=tmp_path))
+        waivers.approve(session, admins[1], failed_job, waiver_id, Settings(data_dir=tmp_path))
     listed = []
     for _ in range(2):
         with transaction(engine) as session:
-            job = session.get_one(Job, failed)
+            job = session.get_one(Job, failed_job)
             listed.append([each.id for each in catalog.models(session, job.project_id)])
             assert job.safety
             job.safety = job.safety | {"waiver": job.safety["waiver"] | {"expires_at": int(time.time())}}
     assert listed == [[job.fine_tuned_model], []]
 
 
-def test_a_proposal_alone_lets_nothing_through(engine: Engine, failed: str, admins: list[Principal]) -> None:
-    propose(engine, admins[0], failed)
+def test_a_proposal_alone_lets_nothing_through(engine: Engine, failed_job: str, admins: list[Principal]) -> None:
+    propose(engine, admins[0], failed_job)
     with pytest.raises(DatabaseError, match="never changes"), transaction(engine) as session:
-        session.execute(update(Job).where(Job.id == failed).values(status=JobStatus.succeeded))
+        session.execute(update(Job).where(Job.id == failed_job).values(status=JobStatus.succeeded))
 
 
 def test_a_waiver_lets_no_other_change_through(
-    engine: Engine, failed: str, admins: list[Principal], tmp_path: Path
+    engine: Engine, failed_job: str, admins: list[Principal], tmp_path: Path
 ) -> None:
-    waiver_id = propose(engine, admins[0], failed)
+    waiver_id = propose(engine, admins[0], failed_job)
     with transaction(engine) as session:
-        waivers.approve(session, admins[1], failed, waiver_id, Settings(data_dir=tmp_path))
+        waivers.approve(session, admins[1], failed_job, waiver_id, Settings(data_dir=tmp_path))
     with pytest.raises(DatabaseError, match="never changes"), transaction(engine) as session:
-        session.execute(update(Job).where(Job.id == failed).values(status=JobStatus.queued))
+        session.execute(update(Job).where(Job.id == failed_job).values(status=JobStatus.queued))
 
 
 def test_of_two_approvals_at_once_one_counts(
-    engine: Engine, failed: str, admins: list[Principal], tmp_path: Path
+    engine: Engine, failed_job: str, admins: list[Principal], tmp_path: Path
 ) -> None:
-    waiver_id = propose(engine, admins[0], failed)
+    waiver_id = propose(engine, admins[0], failed_job)
     settings = Settings(data_dir=tmp_path)
 
     def approve(admin: Principal) -> bool:
         try:
             with transaction(engine) as session:
-                waivers.approve(session, admin, failed, waiver_id, settings)
+                waivers.approve(session, admin, failed_job, waiver_id, settings)
         except InvalidState:
             return False
         return True

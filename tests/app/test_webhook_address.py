@@ -28,7 +28,7 @@ PUBLIC, PRIVATE = "93.184.215.14", "10.0.0.5"
 def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Decide what names stand for, question by question; every question is noted."""
 
-    def stand_for(*answers: list[str]) -> list[str]:
+    def set_answers(*answers: list[str]) -> list[str]:
         asked: list[str] = []
         left = list(answers)
 
@@ -40,7 +40,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(socket, "getaddrinfo", answer)
         return asked
 
-    return stand_for
+    return set_answers
 
 
 @pytest.mark.parametrize(

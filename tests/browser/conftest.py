@@ -9,10 +9,10 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.app.http.conftest import (  # noqa: F401 - fixtures
     Service,
-    asked,
     customer,
-    offered,
+    job_body,
     provider,
+    provider_with_model,
     service,
     settings,
     stranger,

@@ -37,7 +37,9 @@ Scheme = Literal["light", "dark"]
 
 
 @pytest.fixture
-def shown(service: Service, customer: TestClient, asked: dict[str, Any], url: str) -> Iterator[tuple[str, str]]:
+def pictured_service(
+    service: Service, customer: TestClient, asked: dict[str, Any], url: str
+) -> Iterator[tuple[str, str]]:
     """Where a service answers that has a defended job which succeeded, and a key to it."""
     if (of := os.environ.get("TEST_PICTURES_OF")) is not None:
         yield of, os.environ["TEST_PICTURES_KEY"]
@@ -53,7 +55,7 @@ def folder(tmp_path: Path) -> Path:
     return PICTURES if "TEST_PICTURES_OF" in os.environ else tmp_path
 
 
-def signed_in(browser: Browser, shown: tuple[str, str], scheme: Scheme, size: ViewportSize) -> Page:
+def signed_in_page(browser: Browser, shown: tuple[str, str], scheme: Scheme, size: ViewportSize) -> Page:
     page = browser.new_context(base_url=shown[0], color_scheme=scheme, viewport=size, locale="en-US").new_page()
     page.goto("/sign-in")
     page.get_by_label("API key").fill(shown[1])
@@ -69,7 +71,7 @@ def open_defended_job(page: Page) -> None:
     page.locator("#artifacts").wait_for()
 
 
-def size_of(picture: Path) -> tuple[int, int]:
+def png_size(picture: Path) -> tuple[int, int]:
     """Width and height in pixels, as a PNG's header has them."""
     return struct.unpack(">II", picture.read_bytes()[16:24])
 
@@ -86,17 +88,17 @@ def take(what: Page | Locator, path: Path) -> None:
             return
 
 
-def test_pictures_of_the_main_pages(browser: Browser, shown: tuple[str, str], folder: Path) -> None:
+def test_pictures_of_the_main_pages(browser: Browser, pictured_service: tuple[str, str], folder: Path) -> None:
     for name, (scheme, size, what) in WHOLE.items():
-        page = signed_in(browser, shown, scheme, size)  # type: ignore[arg-type]
+        page = signed_in_page(browser, pictured_service, scheme, size)  # type: ignore[arg-type]
         if what == "job":
             open_defended_job(page)
         take(page, folder / f"{name}.png")
-        assert size_of(folder / f"{name}.png") == (size["width"], size["height"])
+        assert png_size(folder / f"{name}.png") == (size["width"], size["height"])
         if name == "job-light":
             for part in PARTS:
                 take(page.locator(f"#{part}"), folder / f"job-{part}.png")
-                assert min(size_of(folder / f"job-{part}.png")) > 200
+                assert min(png_size(folder / f"job-{part}.png")) > 200
         page.context.close()
     assert (folder / "job-light.png").read_bytes() != (folder / "job-dark.png").read_bytes()
 

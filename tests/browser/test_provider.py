@@ -16,9 +16,9 @@ from app.db.tables import WebhookDelivery, WebhookEndpoint
 from app.jobs import fleet
 from app.jobs.fleet import Presence
 from tests.app.http.conftest import JOBS, Service, jsonl
-from tests.app.http.test_policy_trial import measured  # noqa: F401 - a fixture
+from tests.app.http.test_policy_trial import measured_job  # noqa: F401 - a fixture
 from tests.app.http.test_report import EVIL
-from tests.app.http.test_waivers import ASK, failed, packed, reject  # noqa: F401 - fixtures
+from tests.app.http.test_waivers import ASK, failed_job, packed_adapter, reject  # noqa: F401 - fixtures
 from tests.browser.test_dashboard import serious
 
 ERRORS_SHOWN = "Failed to load resource: the server responded with a status of 400"  # Chromium's word on every form
@@ -38,7 +38,7 @@ PAGES = (
 
 
 @pytest.fixture
-def mistaken(context: BrowserContext) -> Iterator[Page]:
+def page_with_mistakes(context: BrowserContext) -> Iterator[Page]:
     """A page on which forms are sent with mistakes; nothing else may go wrong."""
     page = context.new_page()
     told: list[str] = []
@@ -81,12 +81,12 @@ def test_a_pool_is_looked_at_and_imported(page: Page, service: Service, provider
 
 
 def test_a_policy_is_tried_mended_and_put_in_force(
-    mistaken: Page,
+    page_with_mistakes: Page,
     service: Service,
     provider: TestClient,
-    measured: str,  # noqa: F811
+    measured: str,
 ) -> None:
-    page = mistaken
+    page = page_with_mistakes
     sign_in(page, service)
     open_tab(page, "Policies")
     page.get_by_label("lisa").uncheck()
@@ -110,12 +110,12 @@ def test_a_policy_is_tried_mended_and_put_in_force(
 
 
 def test_one_proposes_and_another_approves(
-    mistaken: Page,
+    page_with_mistakes: Page,
     service: Service,
     customer: TestClient,
-    failed: str,  # noqa: F811
+    failed: str,
 ) -> None:
-    page = mistaken
+    page = page_with_mistakes
     sign_in(page, service, "Ada")
     open_tab(page, "Waivers")
     page.get_by_label("Why it may leave all the same").fill("too short")
@@ -136,7 +136,7 @@ def test_one_proposes_and_another_approves(
 
 
 @pytest.fixture
-def evil(service: Service, provider: TestClient, customer: TestClient, asked: dict[str, Any], packed: Path) -> None:  # noqa: F811
+def evil(service: Service, provider: TestClient, customer: TestClient, asked: dict[str, Any], packed: Path) -> None:
     """Markup in every text that somebody else writes."""
     job_id = customer.post(JOBS, json=asked | {"suffix": EVIL.replace("/", "")}).json()["id"]
     reject(service, job_id, packed)

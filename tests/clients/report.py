@@ -34,7 +34,7 @@ def line(outcome: Outcome) -> str:
     client = outcome.client
     if outcome.not_run:
         return f"{client.key}: not run: {outcome.not_run}"
-    total = f"{len(outcome.passed)} of {len(outcome.checks)}, {len(outcome.deviating)} argued"
+    total = f"{len(outcome.passed_checks)} of {len(outcome.checks)}, {len(outcome.deviating)} argued"
     return "\n".join(
         [f"{client.key}: {total}", *(f"  {check}: {_gist(error)}" for check, error in outcome.faults.items())]
     )
@@ -45,7 +45,7 @@ def keep(folder: Path, outcome: Outcome, *, with_training: bool, with_inference:
     figures = Figures(
         packages=list(outcome.client.packages),
         checks=len(outcome.checks),
-        passed=len(outcome.passed),
+        passed=len(outcome.passed_checks),
         argued=outcome.deviating,
         failed=list(outcome.faults),
         not_run=outcome.not_run,
@@ -56,7 +56,7 @@ def keep(folder: Path, outcome: Outcome, *, with_training: bool, with_inference:
     (folder / f"{outcome.client.key}.json").write_text(json.dumps(asdict(figures), indent=2) + "\n")
 
 
-def kept(folder: Path, client: Client) -> Figures | None:
+def latest_figures(folder: Path, client: Client) -> Figures | None:
     """The figures of a client's latest run, unless it was with other packages than the matrix names now."""
     path = folder / f"{client.key}.json"
     found = Figures(**json.loads(path.read_text())) if path.exists() else None
@@ -73,7 +73,7 @@ def write(page: Path, folder: Path) -> None:
 def _tables(folder: Path) -> Iterator[str]:
     for head, clients in (("client", CLIENTS), ("reader of archives", CONSUMERS)):
         yield f"| {head} | packages | checks passed | outcome |\n|---|---|---|---|"
-        yield from (_row(client, kept(folder, client)) for client in clients)
+        yield from (_row(client, latest_figures(folder, client)) for client in clients)
         yield ""
     yield "Each deviation is argued:\n\n| client | check | why |\n|---|---|---|"
     argued = dict.fromkeys(

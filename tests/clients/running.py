@@ -40,7 +40,7 @@ class Outcome:
     not_run: str | None = None
 
     @property
-    def passed(self) -> list[str]:
+    def passed_checks(self) -> list[str]:
         return [check for check, error in self.checks.items() if error is None]
 
     @property
@@ -81,7 +81,7 @@ def _run(client: Client, asked: list[str], folder: Path) -> Outcome:
         command, needs = _command(client)
     except environments.NotInstalled as error:
         return Outcome(client, {}, str(error))
-    return outcome_of(client, _done([*command, *asked], needs, folder))
+    return read_outcome(client, _run_script([*command, *asked], needs, folder))
 
 
 def _command(client: Client) -> tuple[list[str], dict[str, str]]:
@@ -93,7 +93,7 @@ def _command(client: Client) -> tuple[list[str], dict[str, str]]:
     return [str(python), "-m", f"tests.clients.scripts.{client.script}"], {"PYTHONPATH": str(environments.ROOT)}
 
 
-def _done(command: list[str], needs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+def _run_script(command: list[str], needs: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SPARD_", "PYTHON"))}
     return subprocess.run(
         command,
@@ -106,7 +106,7 @@ def _done(command: list[str], needs: dict[str, str], folder: Path) -> subprocess
     )
 
 
-def outcome_of(client: Client, done: subprocess.CompletedProcess[str]) -> Outcome:
+def read_outcome(client: Client, done: subprocess.CompletedProcess[str]) -> Outcome:
     """What a script told; that it ended before its time is a failed check too."""
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"check"')]
     checks: dict[str, str | None] = {each["check"]: each["error"] for each in told}

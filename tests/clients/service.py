@@ -90,7 +90,7 @@ def finish_a_job(running: Running, key: str, file: Path) -> str:
     with OpenAI(base_url=f"{running.url}/v1", api_key=key) as client:
         made = client.files.create(file=file, purpose="fine-tune")
         job = client.fine_tuning.jobs.create(model="lab", training_file=made.id)
-        running.until(lambda: client.fine_tuning.jobs.retrieve(job.id).finished_at is not None)
+        running.wait_until(lambda: client.fine_tuning.jobs.retrieve(job.id).finished_at is not None)
         ended = client.fine_tuning.jobs.retrieve(job.id)
         assert ended.status == "succeeded", ended.error
         return job.id

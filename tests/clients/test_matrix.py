@@ -12,7 +12,7 @@ import pytest
 from tests import environments
 from tests.clients import report
 from tests.clients.matrix import CLIENTS, CONSUMERS, Client, Deviation
-from tests.clients.running import SCRIPTS, Outcome, outcome_of
+from tests.clients.running import SCRIPTS, Outcome, read_outcome
 
 PAGE = (environments.ROOT / "docs" / "clients.md").read_text()
 
@@ -37,7 +37,7 @@ CLIENT = Client("a", "1", "a", "a", deviations={"argued": Deviation("known", "wh
 
 def test_an_argument_covers_one_error_and_is_struck_when_it_is_gone() -> None:
     found = Outcome(CLIENT, {"fine": None, "argued": "a known fault", "mended": None, "broken": "fault"})
-    assert (found.passed, found.deviating) == (["fine", "mended"], ["argued"])
+    assert (found.passed_checks, found.deviating) == (["fine", "mended"], ["argued"])
     assert found.faults == {"broken": "fault", "mended": "passes now: strike the deviation"}
     assert Outcome(CLIENT, {"argued": "another fault"}).faults == {"argued": "another fault"}
 
@@ -54,4 +54,4 @@ def test_a_client_that_cannot_be_installed_is_told_as_not_run(tmp_path: Path) ->
 
 def test_a_script_that_breaks_off_is_no_success() -> None:
     told = subprocess.CompletedProcess([], 1, '{"check": "first", "error": null}\n', "broken")
-    assert outcome_of(CLIENT, told).faults == {"runs to its end": "broken"}
+    assert read_outcome(CLIENT, told).faults == {"runs to its end": "broken"}

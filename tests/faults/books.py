@@ -34,11 +34,15 @@ def wrong(shop: Shop, jobs: Mapping[str, Job]) -> list[str]:
     """Everything that the books have wrong."""
     _deliver_rest(shop)
     with read(shop.engine) as session:
-        found = [*_used(session, jobs.values()), *_limited(session, jobs.values()), *_entered(session, jobs)]
-        return found + _told(session, jobs, mailbox.heard(mailbox.path(shop.folder.parent)))
+        found = [
+            *_check_use(session, jobs.values()),
+            *_check_limits(session, jobs.values()),
+            *_check_audit_log(session, jobs),
+        ]
+        return found + _check_webhooks(session, jobs, mailbox.read_received(mailbox.path(shop.folder.parent)))
 
 
-def _used(session: Session, jobs: Collection[Job]) -> list[str]:
+def _check_use(session: Session, jobs: Collection[Job]) -> list[str]:
     wrong, sums = [], {use.project_id: use for use in quotas.usage(session, *_ALWAYS)}
     for project_id in sums.keys() | {job.project_id for job in jobs}:
         own, use = [job for job in jobs if job.project_id == project_id], sums.get(project_id)
@@ -59,7 +63,7 @@ def _is_plausible(job: Job) -> bool:
     return (job.status != JobStatus.succeeded or job.gpu_seconds > 0) and 0 <= job.gpu_seconds <= lived + _TICK_S
 
 
-def _limited(session: Session, jobs: Collection[Job]) -> list[str]:
+def _check_limits(session: Session, jobs: Collection[Job]) -> list[str]:
     """At each moment that made a job, how many of its project had not ended; one that its owner cancelled had."""
     wrong = []
     for quota in session.scalars(select(Quota).where(Quota.max_unfinished_jobs.is_not(None))):
@@ -75,7 +79,7 @@ def _limited(session: Session, jobs: Collection[Job]) -> list[str]:
     return wrong
 
 
-def _entered(session: Session, jobs: Mapping[str, Job]) -> list[str]:
+def _check_audit_log(session: Session, jobs: Mapping[str, Job]) -> list[str]:
     chain = audit_log.verify(session)
     wrong = [] if isinstance(chain, audit_log.Chain) else [f"I8 row {chain.seq} of the audit log: {chain.why}"]
     acts: dict[str, Counter[str]] = {"job.created": Counter(), "job.cancelled": Counter()}
@@ -87,7 +91,7 @@ def _entered(session: Session, jobs: Mapping[str, Job]) -> list[str]:
     return wrong + [f"I8 cancelled without an entry: {job_id}" for job_id in cancelled - acts["job.cancelled"].keys()]
 
 
-def _told(session: Session, jobs: Mapping[str, Job], heard: Iterable[mailbox.Heard]) -> list[str]:
+def _check_webhooks(session: Session, jobs: Mapping[str, Job], heard: Iterable[mailbox.Heard]) -> list[str]:
     endpoints = session.scalars(select(WebhookEndpoint)).all()
     due = Counter((e.id, j.id, TYPES[j.status]) for e in endpoints for j in jobs.values() if j.status in TERMINAL)
     rows = session.scalars(select(WebhookDelivery)).all()

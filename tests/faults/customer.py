@@ -40,7 +40,7 @@ def serve(database_url: str, asked: dict[str, Any], folder: Path, mutant: str | 
         time.sleep(rng.uniform(0.01, 0.05))
 
 
-def accepted(folder: Path) -> list[str]:
+def accepted_jobs(folder: Path) -> list[str]:
     """The ids of the jobs that customers know of."""
     path = folder / "accepted"
     return path.read_text().split() if path.exists() else []

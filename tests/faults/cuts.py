@@ -128,5 +128,5 @@ def hurt_commits(engine: Engine, steps: Steps) -> None:
     vars(engine.dialect)["do_commit"] = do_commit
 
 
-def begin_on(engine: Engine) -> Callable[[], Any]:
+def make_begin(engine: Engine) -> Callable[[], Any]:
     return partial(transaction, engine)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 from tests.faults.proxy import Proxy
-from tests.worker.shop import until
+from tests.worker.shop import wait_until
 
 _END_SESSIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -40,7 +40,7 @@ class Failover:
 
     def _wait_for_client(self) -> None:
         before = self.wire.accepted
-        until(lambda: self.wire.accepted > before)
+        wait_until(lambda: self.wire.accepted > before)
 
     def _set_read_only(self, value: str) -> None:
         """Set what new sessions are, and end the others."""

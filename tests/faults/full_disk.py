@@ -19,7 +19,7 @@ _ANY_PAGES = 1 << 30
 
 def fill(flag: Path) -> None:
     """Let writes of this process to a local storage find no room while `flag` exists."""
-    opened = local._written
+    opened = local._write_file
 
     @contextmanager
     def open_or_fail(path: Path, key: str) -> Iterator[BinaryIO]:
@@ -29,7 +29,7 @@ def fill(flag: Path) -> None:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    local._written = open_or_fail
+    local._write_file = open_or_fail
 
 
 def fill_process(flag: Path) -> None:

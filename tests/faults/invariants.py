@@ -41,7 +41,7 @@ def check(shop: Shop, accepted: Iterable[str]) -> None:
         told[event.job_id].append(event)
     wrong = [f"I1 {job_id} is missing" for job_id in accepted if job_id not in jobs]
     for job in jobs.values():
-        found = *_published(shop, job), *_history(job, told[job.id]), *_numbering(job, told[job.id])
+        found = *_check_published(shop, job), *_history(job, told[job.id]), *_numbering(job, told[job.id])
         wrong += [f"{what}: {job.id}" for what in found]
     if files != sum(len(job.result_files or []) for job in jobs.values()):
         wrong.append("I2 result files without a job")
@@ -50,7 +50,7 @@ def check(shop: Shop, accepted: Iterable[str]) -> None:
         raise Broken("\n".join(wrong))
 
 
-def _published(shop: Shop, job: Job) -> list[str]:
+def _check_published(shop: Shop, job: Job) -> list[str]:
     if job.status != JobStatus.succeeded or job.adapter is None:
         return ["I2 an adapter that is not published"] if job.adapter or job.fine_tuned_model else []
     wrong = []

@@ -61,8 +61,8 @@ class Mailbox:
         self.server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # who hung up, hung up
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
 
-    def heard(self) -> list[Heard]:
-        return heard(self._path)
+    def messages(self) -> list[Heard]:
+        return read_received(self._path)
 
     def _next(self, event_id: str) -> Answer:
         with self._lock:
@@ -103,5 +103,5 @@ def path(folder: Path) -> Path:
     return folder / "heard"
 
 
-def heard(path: Path) -> list[Heard]:
+def read_received(path: Path) -> list[Heard]:
     return [Heard(*line.split()) for line in path.read_text().splitlines()] if path.exists() else []

@@ -32,20 +32,20 @@ def _no_token() -> None:
 
 def _no_lock() -> None:
     """Neither the row's lock nor the condition of the UPDATE: each alone keeps two workers from one job."""
-    locked, guarded = scheduling.first_of, transitions.change_status
-    scheduling.first_of = lambda *about: _unlocked(locked(*about))
+    locked, guarded = scheduling.select_first, transitions.change_status
+    scheduling.select_first = lambda *about: _remove_lock(locked(*about))
 
-    def unguarded(session: Session, which: Any, source: JobStatus, target: JobStatus, **rest: Any) -> Any:
+    def change_without_guard(session: Session, which: Any, source: JobStatus, target: JobStatus, **rest: Any) -> Any:
         if target != JobStatus.running:
             return guarded(session, which, source, target, **rest)
         returning = rest.pop("returning", ())
-        claimed = update(Job).where(which).values(**transitions._implied(source, target) | rest)
+        claimed = update(Job).where(which).values(**transitions._implied_columns(source, target) | rest)
         return session.execute(claimed.returning(Job.id, *returning)).one_or_none()
 
-    transitions.change_status = unguarded
+    transitions.change_status = change_without_guard
 
 
-def _unlocked(query: Any) -> Any:
+def _remove_lock(query: Any) -> Any:
     query._for_update_arg = None
     return query
 
@@ -82,7 +82,7 @@ class _Delayed:
 
 
 def _no_quota_lock() -> None:
-    quotas._locked = lambda session, project_id: session.get(Quota, project_id)
+    quotas._lock_quota = lambda session, project_id: session.get(Quota, project_id)
 
 
 def _no_second_word() -> None:

@@ -27,9 +27,9 @@ from app.ops.broker import wake
 from tests.faults import invariants
 from tests.faults.deployment import Deployment
 from tests.faults.http_customer import HttpCustomer, leave
-from tests.worker.shop import Shop, forget_waits, submit, until
+from tests.worker.shop import Shop, forget_waits, submit, wait_until
 from worker.endings import as_clause
-from worker.failures import FAULTS, KILLED, MACHINE_OUT_OF_MEMORY, around
+from worker.failures import FAULTS, KILLED, MACHINE_OUT_OF_MEMORY, outer_failure
 
 LEASE_S = 2.0
 FROZEN_S = 600 / 90 * LEASE_S  # ten minutes at the default lease
@@ -49,7 +49,7 @@ AT_ONCE = 8  # jobs that have not ended
 PATIENCE = 4  # times as many faults, until something was rescued
 NOT_THE_JOB_S = frozenset(
     {LEASE_EXPIRED, "the worker stops"} | {as_clause(each) for each in (KILLED, MACHINE_OUT_OF_MEMORY)}
-    | {as_clause(around(code)) for code in FAULTS} | {around(code).message for code in FAULTS}
+    | {as_clause(outer_failure(code)) for code in FAULTS} | {outer_failure(code).message for code in FAULTS}
 )  # fmt: skip
 _AT_ONCE_NOW = timedelta(seconds=-5)  # as if the time had passed
 Fault = Callable[[], object]
@@ -62,7 +62,7 @@ class ServiceStorm:
         self.shop, self.site, self.rng, self.customer = shop, site, Random(seed), customer
         self.accepted: list[str] = []
         self.injected, self.seen = Counter[str](), Counter[str]()
-        self._asked = shop.asked() | {"max_attempts": 1000}
+        self._asked = shop.job_columns() | {"max_attempts": 1000}
         self._streams, self._due = streams, list[tuple[float, Fault]]()
 
     def common_faults(self) -> dict[str, Fault]:
@@ -81,25 +81,25 @@ class ServiceStorm:
         with self.site.running():
             while dealt < planned or (not self.seen["jobs rescued"] and dealt < PATIENCE * planned):
                 self._submit(max(jobs * (dealt + 1) // planned, 1))
-                until(self._has_work)
+                wait_until(self._has_work)
                 self._wait(self.rng.uniform(0.1, 1.0))
                 deck = deck or self.rng.sample(sorted(faults), len(faults))
                 kind = deck.pop()
                 faults[kind]()
                 self.injected[kind] += 1
                 dealt += 1
-            self._calm_down()
+            self._end_faults()
             self._check_api()
         self._check()
 
-    def go_on_until(self, is_so: Callable[[], bool]) -> None:
+    def run_storm(self, is_so: Callable[[], bool]) -> None:
         """Let the storm go on until something has happened."""
 
         def look() -> bool:
             self._look()
             return is_so()
 
-        until(look)
+        wait_until(look)
 
     def later(self, seconds: float, do: Fault) -> None:
         """Do something once the storm has gone on for so long, or calms down."""
@@ -151,7 +151,7 @@ class ServiceStorm:
         self.seen["jobs rescued"] = self.site.count_rescued()
 
     def _victim(self) -> int:
-        until(self._has_work)
+        wait_until(self._has_work)
         busy = self.site.busy()
         return self.rng.choice(busy) if busy else self._victim()
 
@@ -185,25 +185,25 @@ class ServiceStorm:
         leave(opened)
         self.seen["streams left"] += len(opened)
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         """No more faults follow, and all ends."""
         self._look(float("inf"))
         self.seen["jobs rescued"] = self.site.count_rescued()
         self.site.restart_workers(lease_s=CALM_S, heartbeat_s=1.0)
-        self.go_on_until(lambda: not self._count(Job.status.not_in(TERMINAL)))
+        self.run_storm(lambda: not self._count(Job.status.not_in(TERMINAL)))
 
     def _check_api(self) -> None:
         """The API answers, has the files that it said it has, and gives every place of a stream again.
 
         It has no other file but such as it refused because the database's answer to a COMMIT was lost.
         """
-        until(lambda: self.customer.upload() == 200)
+        wait_until(lambda: self.customer.upload() == 200)
         listed, known = self.customer.list_files(), self.customer.files
         others = {file_id: digest for file_id, digest in listed.items() if file_id not in known}
         assert listed == known | others, f"missing {known.keys() - listed.keys()}"
         assert set(others.values()) <= self.customer.refused
         job_id = self.accepted[0]
-        until(lambda: len(self._open_all(job_id)) == self._streams)
+        wait_until(lambda: len(self._open_all(job_id)) == self._streams)
         with read(self.shop.engine) as session:
             query = select(JobEvent.job_id, func.count()).group_by(JobEvent.job_id)
             events = {row[0]: row[1] for row in session.execute(query)}

@@ -80,7 +80,7 @@ class Sleeper:
             if step == 3 or self._stopped.is_set():
                 scripted_child.save(folder, report, step)
             if self._stopped.is_set():
-                report.failed("stopped", "The worker stops.", None, retryable=True)
+                report.report_failed("stopped", "The worker stops.", None, retryable=True)
                 break
         else:
             scripted_child.finish(folder, report, "pass")
@@ -99,7 +99,7 @@ def serve(values: dict[str, Any], guards: Path, mutant: str | None, clock_s: flo
     os.setsid()
     settings, stop = Settings(**values), Event()
     for name in ("heartbeat", "holds"):
-        setattr(lease, name, _counted(name, getattr(lease, name), guards))
+        setattr(lease, name, _count_refusals(name, getattr(lease, name), guards))
     backend = Backend(
         settings, make_engine(settings.database()), open_storage(settings.storage()), signing_key(settings)
     )
@@ -127,21 +127,21 @@ def _serve(backend: Backend, stop: Event, guards: Path) -> None:
 
 def doom(guards: Path, pid: int) -> None:
     """The process `pid` dies in the instant after its next publication."""
-    _doomed(guards).mkdir(exist_ok=True)
-    (_doomed(guards) / str(pid)).touch()
+    _doomed_path(guards).mkdir(exist_ok=True)
+    (_doomed_path(guards) / str(pid)).touch()
 
 
 def spare(guards: Path) -> None:
     """No doomed process dies any more."""
-    shutil.rmtree(_doomed(guards), ignore_errors=True)
+    shutil.rmtree(_doomed_path(guards), ignore_errors=True)
 
 
-def _doomed(guards: Path) -> Path:
+def _doomed_path(guards: Path) -> Path:
     return guards.with_name("doomed")
 
 
 def _die_if_doomed(backend: Backend, claim: Claim, guards: Path) -> None:
-    if not (_doomed(guards) / str(os.getpid())).exists():
+    if not (_doomed_path(guards) / str(os.getpid())).exists():
         return
     with read(backend.engine) as session:
         job = session.get_one(Job, claim.job_id)
@@ -193,14 +193,14 @@ def _deliver(backend: Backend) -> None:
     delivery.Courier(backend.engine, allow_local=True).run(Event(), every_s=0.1)
 
 
-def _counted(name: str, write: Callable[..., Any], guards: Path) -> Callable[..., Any]:
-    def counted(*args: Any) -> Any:
+def _count_refusals(name: str, write: Callable[..., Any], guards: Path) -> Callable[..., Any]:
+    def write_and_note(*args: Any) -> Any:
         done = write(*args)
         if not done:
             note(guards, f"{name} refused")
         return done
 
-    return counted
+    return write_and_note
 
 
 def note(guards: Path, what: str) -> None:

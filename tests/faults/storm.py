@@ -54,7 +54,7 @@ class Storm:
         self._context = context()
         self._folder = shop.folder.parent
         self._guards = self._folder / "guards"
-        self._asked = shop.asked() | {"max_attempts": 1000}
+        self._asked = shop.job_columns() | {"max_attempts": 1000}
         self._workers: list[BaseProcess] = []
         self._customers: list[BaseProcess] = []
         self._wake_at: list[tuple[float, int]] = []
@@ -71,10 +71,10 @@ class Storm:
                 for i in [i for i, worker in enumerate(self._workers) if not worker.is_alive()]:
                     self._replace(i)
                 self._inject(self._rng.choices(KINDS, WEIGHTS)[0])
-            self._calm_down()
+            self._end_faults()
         finally:
             self._end()
-        accepted, counts = customer.accepted(self._folder), sleeper.counts(self._guards)
+        accepted, counts = customer.accepted_jobs(self._folder), sleeper.counts(self._guards)
         invariants.check(self._shop, accepted)
         if counts.get(sleeper.ZOMBIE_ACCEPTED):
             raise invariants.Broken(f"{counts[sleeper.ZOMBIE_ACCEPTED]} writes of zombies were accepted")
@@ -116,7 +116,7 @@ class Storm:
 
     def _ask(self, kind: str) -> None:
         """Cancel a job of late, or pause it and let those go on that were paused before."""
-        recent, project_id = customer.accepted(self._folder)[-MAX_UNFINISHED:], self._shop.key.project_id
+        recent, project_id = customer.accepted_jobs(self._folder)[-MAX_UNFINISHED:], self._shop.key.project_id
         if kind == "pause":
             self._resume_paused()
         if recent:
@@ -134,7 +134,7 @@ class Storm:
             with transaction(self._shop.engine) as session:
                 session.execute(text(_TERMINATE))
 
-    def _calm_down(self) -> None:
+    def _end_faults(self) -> None:
         """No more faults: nobody asks for more, what is frozen wakes up, what is paused goes on, and all ends."""
         sleeper.spare(self._guards)
         while self._customers:

@@ -19,8 +19,8 @@ from tests.faults import invariants, sleeper
 from tests.faults.conftest import Record
 from tests.faults.processes import context
 from tests.faults.storm import TIMERS, is_soak
-from tests.faults.writer import write_on
-from tests.worker.shop import Shop, until
+from tests.faults.writer import write_forever
+from tests.worker.shop import Shop, wait_until
 
 RECOVERY_S = 300.0  # by then it will not come back
 MOST_CRASHES = 30
@@ -33,7 +33,7 @@ def test_jobs_go_on_after_the_database_has_crashed(shop: Shop, seed: int, record
     workers = [context().Process(target=sleeper.serve, args=(values, guards, None)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    until(lambda: any(shop.job(job_id).status != JobStatus.queued for job_id in jobs))
+    wait_until(lambda: any(shop.job(job_id).status != JobStatus.queued for job_id in jobs))
     rng, wanted = Random(seed), 5 if is_soak() else 2
     for crash in range(MOST_CRASHES):
         if crash >= wanted and _is_noticed(guards):  # a recovery can be shorter than the pause between two statements
@@ -41,7 +41,7 @@ def test_jobs_go_on_after_the_database_has_crashed(shop: Shop, seed: int, record
         time.sleep(rng.uniform(0.3, 1.0))
         slowest = max(slowest, _crash(shop))
     shop.engine.dispose()
-    until(lambda: all(shop.job(job_id).status in TERMINAL for job_id in jobs))
+    wait_until(lambda: all(shop.job(job_id).status in TERMINAL for job_id in jobs))
     for worker in workers:
         worker.terminate()
         worker.join()
@@ -57,16 +57,16 @@ def test_sqlite_survives_writers_that_are_killed(
 ) -> None:
     path, rng, kills = tmp_path / "spard.db", Random(seed), 100 if is_soak() else 8
     for _ in range(kills):
-        writers = [context().Process(target=write_on, args=(sqlite_url,)) for _ in range(2)]
-        before = _written(path)
+        writers = [context().Process(target=write_forever, args=(sqlite_url,)) for _ in range(2)]
+        before = _count_committed(path)
         for writer in writers:
             writer.start()
-        until(lambda before=before: _written(path) > before)  # type: ignore[misc]
+        wait_until(lambda before=before: _count_committed(path) > before)  # type: ignore[misc]
         time.sleep(rng.uniform(0.0, 0.3))
         for writer in writers:
             writer.kill()
             writer.join()
-    written = _written(path)
+    written = _count_committed(path)
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert database.execute("SELECT count(*) FROM corpora").fetchone() == (written,)
@@ -75,7 +75,7 @@ def test_sqlite_survives_writers_that_are_killed(
     assert written >= kills, "vacuous: hardly anything was written"
 
 
-def _written(path: Path) -> int:
+def _count_committed(path: Path) -> int:
     """How many rows were committed: they are numbered without a gap."""
     with closing(sqlite3.connect(path, timeout=RECOVERY_S)) as database:
         return int(database.execute("SELECT max(version) FROM corpora").fetchone()[0] or 0)

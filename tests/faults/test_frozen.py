@@ -17,7 +17,7 @@ from app.db.tables import JobStatus
 from tests.faults import invariants, sleeper
 from tests.faults.storm import CALM
 from tests.faults.test_network import guards, worker
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 
 LEASE_S = 0.3
 FROZEN_S = 600 / 90 * LEASE_S
@@ -29,9 +29,9 @@ def freeze_at_work(shop: Shop, process: BaseProcess) -> list[str]:
     while True:
         job_id = shop.add_job(max_attempts=1000)
         given.append(job_id)
-        until(lambda: shop.job(job_id).status != JobStatus.queued)  # noqa: B023 - called in this turn
+        wait_until(lambda: shop.job(job_id).status != JobStatus.queued)  # noqa: B023 - called in this turn
         os.kill(pid, signal.SIGSTOP)
-        until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         try:
             shop.expire_lease(job_id)
         except DBAPIError:
@@ -53,7 +53,7 @@ def test_a_worker_that_was_frozen_for_many_leases_gives_up_and_takes_new_jobs(sh
             job = shop.until_ended(job_id)
         time.sleep(max(0.0, began + FROZEN_S - time.monotonic()))
         os.kill(frozen.pid or 0, signal.SIGCONT)
-        until(lambda: sleeper.counts(guards(shop)).get("zombie refused", 0) > 0)
+        wait_until(lambda: sleeper.counts(guards(shop)).get("zombie refused", 0) > 0)
         ended = [shop.until_ended(each) for each in given]
         later = shop.until_ended(shop.add_job(max_attempts=1000))
     assert {each.status for each in (*ended, later)} == {JobStatus.succeeded}

@@ -21,7 +21,7 @@ from app.storage import LocalStorage, StorageFull, local
 from tests.app.http.conftest import FILES, Service, rows
 from tests.conftest import Place
 from tests.faults import full_disk, invariants
-from tests.worker.shop import Shop, at_work, forget_waits, scripted, until
+from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker.worker import Worker
 
 QUICK: dict[str, Any] = {"gpu_probe_s": 0.1, "outage_patience_s": 3600.0}
@@ -31,7 +31,7 @@ FORM: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("tr
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The disk has no room for objects while this file is there."""
-    monkeypatch.setattr(local, "_written", local._written)  # put back at the end
+    monkeypatch.setattr(local, "_write_file", local._write_file)  # put back at the end
     full_disk.fill(tmp_path / "flag")
     return tmp_path / "flag"
 
@@ -92,11 +92,11 @@ def test_a_child_that_finds_no_room_costs_its_job_nothing(
     usage, free = shutil.disk_usage, list[int]()
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(path)._replace(free=free[0] if free else 1 << 40))
-    worker = Worker(sqlite_shop.settings(**QUICK), scripted(f"full at the {place}"))
+    worker = Worker(sqlite_shop.settings(**QUICK), scripted_command(f"full at the {place}"))
     free.append(0)
     job_id = sqlite_shop.add_job()
     with at_work(worker):
-        until(lambda: sqlite_shop.job(job_id).waits == 1)
+        wait_until(lambda: sqlite_shop.job(job_id).waits == 1)
         seen = sqlite_shop.job(job_id)
         free.clear()
         forget_waits(sqlite_shop)
@@ -120,11 +120,11 @@ def test_a_storage_without_room_is_waited_for(sqlite_shop: Shop, part: str, monk
     monkeypatch.setattr(LocalStorage, "write", write_if_room)
     job_id = sqlite_shop.add_job()
     with sqlite_shop.serving("slow" if part == "/checkpoints/" else "good", **QUICK) as worker:
-        until(lambda: len(refused) > 0)
+        wait_until(lambda: len(refused) > 0)
         full[0] = False
         if part == "/checkpoints/":
             worker.end()
-            until(lambda: sqlite_shop.job(job_id).status == JobStatus.queued)
+            wait_until(lambda: sqlite_shop.job(job_id).status == JobStatus.queued)
             assert sqlite_shop.job(job_id).checkpoint
     with sqlite_shop.serving("good", **QUICK):
         job = sqlite_shop.until_ended(job_id)

@@ -19,7 +19,7 @@ from tests.conftest import Place
 from tests.faults import invariants, sleeper
 from tests.faults.storm import CALM
 from tests.faults.test_failover import run_worker
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 from worker.attempt import Backend
 
 BUSY_MS = 50  # in place of half a minute
@@ -56,10 +56,10 @@ def test_a_job_goes_on_while_a_backup_holds_the_lock(
     with run_worker(backend, shop):
         while not refused:
             jobs.append(shop.add_job())
-            until(lambda: shop.job(jobs[-1]).status != JobStatus.queued)
+            wait_until(lambda: shop.job(jobs[-1]).status != JobStatus.queued)
             with hold_lock(sqlite_url):
                 if shop.job(jobs[-1]).status == JobStatus.running:
-                    until(lambda: len(refused) >= REFUSED)
+                    wait_until(lambda: len(refused) >= REFUSED)
         ended = [shop.until_ended(job_id) for job_id in jobs]
     assert {(job.status, job.attempt, job.lease_token) for job in ended} == {(JobStatus.succeeded, 1, 1)}
     assert set(refused) == {"database is locked"}

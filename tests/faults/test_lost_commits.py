@@ -55,13 +55,13 @@ class LostAnswer:
 
 
 @pytest.fixture
-def lost() -> LostAnswer:
+def lost_answer() -> LostAnswer:
     return LostAnswer()
 
 
 @pytest.fixture
-def service(postgres_url: str, tmp_path: Path, lost: LostAnswer) -> Iterator[Service]:
-    with proxy(postgres_url, lost.plan) as (lost.wire, url):
+def service(postgres_url: str, tmp_path: Path, lost_answer: LostAnswer) -> Iterator[Service]:
+    with proxy(postgres_url, lost_answer.plan) as (lost_answer.wire, url):
         app = create_app(Settings(data_dir=tmp_path, database_url=SecretStr(url)))
         yield Service(app, TestClient(app))
         app.state.engine.dispose()
@@ -75,31 +75,31 @@ def until_answered(ask: Callable[[], Any]) -> Any:
     return got
 
 
-def test_a_completed_upload_has_its_bytes(service: Service, lost: LostAnswer) -> None:
+def test_a_completed_upload_has_its_bytes(service: Service, lost_answer: LostAnswer) -> None:
     customer = service.client("org-customer", "customer")
     ask = {"filename": "a.jsonl", "purpose": "fine-tune", "bytes": len(CONTENT), "mime_type": "text/jsonl"}
     path = f"/v1/uploads/{customer.post('/v1/uploads', json=ask).json()['id']}"
     part = customer.post(f"{path}/parts", files={"data": ("upload", CONTENT)}).json()["id"]
-    lost.arm(b"INSERT INTO files")
+    lost_answer.arm(b"INSERT INTO files")
     assert customer.post(f"{path}/complete", json={"part_ids": [part]}).status_code == 503
     done = until_answered(lambda: customer.post(f"{path}/complete", json={"part_ids": [part]})).json()
-    assert (lost.times, done["status"], done["file"]["status"]) == (1, "completed", "processed")
+    assert (lost_answer.times, done["status"], done["file"]["status"]) == (1, "completed", "processed")
     assert customer.get(f"{FILES}/{done['file']['id']}/content").content == CONTENT
 
 
-def test_a_file_that_is_listed_has_its_bytes(service: Service, lost: LostAnswer) -> None:
+def test_a_file_that_is_listed_has_its_bytes(service: Service, lost_answer: LostAnswer) -> None:
     customer = service.client("org-customer", "customer")
-    lost.arm(b"INSERT INTO files")
+    lost_answer.arm(b"INSERT INTO files")
     form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", CONTENT)}}
     assert customer.post(FILES, **form).status_code == 503
     (file,) = until_answered(lambda: customer.get(FILES)).json()["data"]
-    assert (lost.times, customer.get(f"{FILES}/{file['id']}/content").content) == (1, CONTENT)
+    assert (lost_answer.times, customer.get(f"{FILES}/{file['id']}/content").content) == (1, CONTENT)
 
 
-def test_the_current_pool_has_its_bytes(service: Service, lost: LostAnswer) -> None:
+def test_the_current_pool_has_its_bytes(service: Service, lost_answer: LostAnswer) -> None:
     provider = service.client("org-provider", "admin")
-    lost.arm(b"INSERT INTO corpora")
+    lost_answer.arm(b"INSERT INTO corpora")
     assert provider.post(POOL, files={"file": ("pool.jsonl", pool())}).status_code == 503
     again = until_answered(lambda: provider.post(POOL, files={"file": ("pool.jsonl", pool())})).json()
-    assert (lost.times, again["version"]) == (1, 1)
+    assert (lost_answer.times, again["version"]) == (1, 1)
     assert service.app.state.storage.size(f"corpora/{again['id']}") == again["bytes"]

@@ -26,7 +26,7 @@ from tests.faults.conftest import Record
 from tests.faults.processes import context
 from tests.faults.proxy import Mode, Plan, Proxy, proxy
 from tests.faults.storm import CALM, TIMERS, is_soak
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 
 LEASE_S = 1.5
 UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -76,7 +76,7 @@ def test_a_worker_behind_a_bad_wire_neither_loses_a_job_nor_ends_it_twice(
     rounds, rng = 10 if is_soak() else 1, Random(seed)
     with proxy(shop.database_url) as (wire, url), worker(shop, url):
         accepted = [shop.add_job(max_attempts=1000) for _ in range(20 * rounds)]
-        until(lambda: any(shop.job(job_id).status == JobStatus.running for job_id in accepted))
+        wait_until(lambda: any(shop.job(job_id).status == JobStatus.running for job_id in accepted))
         for _ in range(rounds):
             if mode == "cut":
                 cut_often(wire, rng)
@@ -97,7 +97,7 @@ def test_while_one_worker_hears_nothing_another_finishes_its_job(shop: Shop) -> 
     for _ in range(rounds):
         with proxy(shop.database_url) as (wire, url), worker(shop, url):
             accepted.append(shop.add_job(max_attempts=1000))
-            until(lambda: shop.job(accepted[-1]).status == JobStatus.running)
+            wait_until(lambda: shop.job(accepted[-1]).status == JobStatus.running)
             wire.mode = "silent"
             with worker(shop, shop.database_url, lease_s=CALM["lease_s"]):
                 job = shop.until_ended(accepted[-1])

@@ -29,9 +29,9 @@ from tests.faults.proxy import proxy
 from tests.faults.storm import is_soak
 from tests.faults.test_network import UNAVAILABLE
 from tests.judge_server import judge_server
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.worker.scripted_child import LONG, STEPS
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 
 SERVE = "tests.worker.serve"
 AWAY_S = 600.0 if is_soak() else 3.0
@@ -65,12 +65,12 @@ def check(shop: Shop, accepted: Sequence[str], record_property: Record) -> list[
         told = session.scalars(select(JobEvent.message).where(JobEvent.message.contains("moved back"))).all()
         errors = session.scalars(select(JobEvent.message).where(JobEvent.level == "error")).all()
     invariants.check(shop, accepted)
-    record_property("jobs, succeeded, given back", (len(jobs), _succeeded(jobs), len(told)))
-    assert (_succeeded(jobs), [job.error for job in jobs if job.error], errors) == (len(accepted), [], [])
+    record_property("jobs, succeeded, given back", (len(jobs), _count_succeeded(jobs), len(told)))
+    assert (_count_succeeded(jobs), [job.error for job in jobs if job.error], errors) == (len(accepted), [], [])
     return jobs
 
 
-def _succeeded(jobs: Sequence[Job]) -> int:
+def _count_succeeded(jobs: Sequence[Job]) -> int:
     return sum(job.status == JobStatus.succeeded for job in jobs)
 
 
@@ -90,10 +90,10 @@ def test_a_storage_that_is_away_fails_no_job(
         accepted = [cloud.add_job() for _ in range(JOBS)]
         start(cloud, "good")
         start(cloud, "good")
-        until(lambda: any(cloud.job(job_id).status == JobStatus.succeeded for job_id in accepted))
+        wait_until(lambda: any(cloud.job(job_id).status == JobStatus.succeeded for job_id in accepted))
         away.set()
         time.sleep(AWAY_S)  # the outage
-        until(lambda: bool(refused))
+        wait_until(lambda: bool(refused))
         away.clear()
         for job_id in accepted:
             cloud.until_ended(job_id)
@@ -115,7 +115,7 @@ def test_a_judge_that_is_throttled_after_the_training_costs_no_training(
             return (429, "") if began[-1] - began[0] < AWAY_S else (200, "#thescore: 1")
 
         server.answer = answer
-        spec = replace(shop.asked()["spec"], judge="llm", judge_spec=judge)
+        spec = replace(shop.job_columns()["spec"], judge="llm", judge_spec=judge)
         accepted = [shop.add_job(spec=spec) for _ in range(TRAINED)]
         start(shop, "judged")
         start(shop, "judged")
@@ -138,10 +138,10 @@ def test_a_long_job_that_is_lost_again_and_again_ends(shop: Shop, start: Start, 
 
     for _ in range(LOSSES):
         worker = start(shop, "long")
-        until(has_come_further)
+        wait_until(has_come_further)
         worker.kill()
         worker.wait()
-        came_to = required(required(shop.job(job_id).checkpoint)["step"])
+        came_to = require(require(shop.job(job_id).checkpoint)["step"])
         shop.expire_lease(job_id)
     start(shop, "long")
     shop.until_ended(job_id)
@@ -157,12 +157,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 96 MB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    with mounted(folder, "size=96m"):
+    with mount_disk(folder, "size=96m"):
         yield folder
 
 
 @contextmanager
-def mounted(folder: Path, options: str) -> Iterator[None]:
+def mount_disk(folder: Path, options: str) -> Iterator[None]:
     """An empty disk at a folder; skipped where nobody may mount one."""
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], check=False, capture_output=True)
     if done.returncode:
@@ -188,14 +188,14 @@ def test_a_worker_whose_disk_fills_takes_no_job_from_a_healthy_one(
     shop.until_ended(first)  # it works, and is the only one
     fill(small_disk / "filler")
     accepted = [first, *[shop.add_job() for _ in range(10)]]
-    until(lambda: any(shop.job(job_id).waits for job_id in accepted))  # it has tried one
+    wait_until(lambda: any(shop.job(job_id).waits for job_id in accepted))  # it has tried one
     start(shop, "good")
     for job_id in accepted:
         shop.until_ended(job_id)
     jobs = check(shop, accepted, record_property)
     assert {job.attempt for job in jobs} == {1}
     (small_disk / "filler").unlink()
-    until(lambda: not list(small_disk.glob("work/*/")))
+    wait_until(lambda: not list(small_disk.glob("work/*/")))
 
 
 def test_a_worker_without_models_takes_no_job_from_a_healthy_one(
@@ -206,7 +206,7 @@ def test_a_worker_without_models_takes_no_job_from_a_healthy_one(
         pytest.skip("a disk can be mounted by root only")
     accepted = [shop.add_job() for _ in range(10)]
     start(shop, "good", under=apart, data_dir=tmp_path / "bare")
-    until(lambda: any(shop.job(job_id).waits for job_id in accepted))  # it has tried one
+    wait_until(lambda: any(shop.job(job_id).waits for job_id in accepted))  # it has tried one
     start(shop, "good")
     for job_id in accepted:
         shop.until_ended(job_id)

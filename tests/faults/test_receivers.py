@@ -15,7 +15,7 @@ from tests.faults import invariants, sleeper
 from tests.faults.mailbox import BAD, Answer, Mailbox
 from tests.faults.processes import context
 from tests.faults.storm import CALM
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 
 _TIMES, _BUFFERED = 3, 32 << 20  # what sockets of a machine take in before anybody reads
 
@@ -31,14 +31,14 @@ def test_a_bad_receiver_hears_each_event_until_it_takes_it_and_holds_up_no_job(
     worker.start()
     try:
         ended = [shop.until_ended(job_id) for job_id in accepted]
-        until(lambda: [row.status for row in _deliveries(shop)] == ["delivered"] * 3)
+        wait_until(lambda: [row.status for row in _deliveries(shop)] == ["delivered"] * 3)
     finally:
         worker.kill()
         worker.join()
     assert {(job.status, job.attempt) for job in ended} == {(JobStatus.succeeded, 1)}
     assert "reaped" not in sleeper.counts(guards)
     for row in _deliveries(shop):
-        answers = [each.answer for each in box.heard() if each.event_id == row.event_id]
+        answers = [each.answer for each in box.messages() if each.event_id == row.event_id]
         assert answers[:_TIMES] == [answer] * _TIMES
         assert set(answers[_TIMES:]) == {"taken"}  # more than once if its answer was not awaited
         assert row.attempts > _TIMES
@@ -55,7 +55,7 @@ def test_a_failure_that_is_noted_late_takes_back_no_delivery(shop: Shop, box: Ma
         session.execute(update(WebhookDelivery).values(attempts=ATTEMPTS - 1))
     slow = Thread(target=couriers[0].deliver_due)
     slow.start()
-    until(lambda: len(box.heard()) == 1)
+    wait_until(lambda: len(box.messages()) == 1)
     with transaction(shop.engine) as session:
         session.execute(update(WebhookDelivery).values(due_at=0.0))
     assert couriers[1].deliver_due() == 1

@@ -93,7 +93,7 @@ def test_a_service_on_postgresql_redis_and_s3_loses_no_job_in_a_storm(
             before = liar.total[lie]
             liar.begin(lie)
             service.add_job()
-            service.go_on_until(lambda: liar.total[lie] > before)
+            service.run_storm(lambda: liar.total[lie] > before)
 
         faults: dict[str, Fault] = {"PostgreSQL failed over": fail_over, "Redis wiped": wipe_broker}
         faults |= {f"S3: {lie}": partial(answer_wrongly, lie) for lie in LIES}
@@ -123,11 +123,11 @@ def test_a_service_on_sqlite_and_a_disk_loses_no_job_in_a_storm(
             service.send_file()
             service.later(service.rng.uniform(0.5, 2.0), partial(flag.unlink, missing_ok=True))
 
-        def back_up() -> None:
+        def hold_backup_lock() -> None:
             with hold_lock(sqlite_url):
                 time.sleep(service.rng.uniform(0.2, 2.0) * LEASE_S)
 
-        faults: dict[str, Fault] = {"disk full": fill_disk, "SQLite locked by a backup": back_up}
+        faults: dict[str, Fault] = {"disk full": fill_disk, "SQLite locked by a backup": hold_backup_lock}
         service.run(JOBS, service.common_faults() | faults, ROUNDS)
     report(service, began, record_property)
     assert service.seen["uploads answered 507"], "vacuous: no disk was full"

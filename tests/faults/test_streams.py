@@ -20,9 +20,9 @@ from app.db.tables import ApiKey, Job, JobStatus
 from app.jobs import stream
 from app.main import create_app
 from app.settings import Settings
-from tests.app.http.conftest import Service, served
+from tests.app.http.conftest import Service, serve_app
 from tests.app.parts import SPEC
-from tests.worker.shop import until
+from tests.worker.shop import wait_until
 
 STREAMS = 200
 _RESET = struct.pack("ii", 1, 0)
@@ -61,7 +61,7 @@ def test_streams_that_are_left_give_back_descriptors_threads_and_their_place(sql
         job = Job(project_id="org-customer", key_id=key_id, status=JobStatus.queued, **asked)
         session.add(job)
     slots = app.state.stream_slots
-    with served(app) as url:
+    with serve_app(app) as url:
         before, threads = sockets(), threading.active_count()
         connections = [open_stream(url, job.id, secret) for _ in range(STREAMS)]
         polled = entries()
@@ -71,8 +71,8 @@ def test_streams_that_are_left_give_back_descriptors_threads_and_their_place(sql
             if i % 2:  # half of them without a farewell
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             connection.close()
-        until(lambda: not slots._open and not polled.followers)
-        until(lambda: sockets() <= before + 2)  # the event loop has a pair of its own
+        wait_until(lambda: not slots._open and not polled.followers)
+        wait_until(lambda: sockets() <= before + 2)  # the event loop has a pair of its own
         assert threading.active_count() < threads + STREAMS // 2  # threads for requests stay, for the next ones
         open_stream(url, job.id, secret).close()
     app.state.engine.dispose()

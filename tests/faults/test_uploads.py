@@ -24,12 +24,12 @@ from app.db import read, transaction
 from app.db.tables import File, UploadPart
 from app.main import create_app
 from app.settings import Settings
-from tests.app.http.conftest import FILES, Service, rows, served
+from tests.app.http.conftest import FILES, Service, rows, serve_app
 from tests.faults import api_process
 from tests.faults.conftest import Record
 from tests.faults.processes import context
 from tests.faults.storm import is_soak
-from tests.worker.shop import until
+from tests.worker.shop import wait_until
 
 UPLOADS = "/v1/uploads"
 CONTENT = rows(2_000)
@@ -61,7 +61,7 @@ def cut(url: str, path: str, key: str, form: dict[str, Any], rng: Random) -> boo
     return at > whole.index(CONTENT[:100])
 
 
-def stored(tmp_path: Path) -> list[Path]:
+def stored_files(tmp_path: Path) -> list[Path]:
     """Every object, and whatever else lies beside them."""
     return [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
 
@@ -76,13 +76,13 @@ def test_a_file_cut_at_any_byte_is_not_there_and_its_next_sending_is(
 ) -> None:
     rng, cuts, within = Random(seed), 100 if is_soak() else 12, 0
     form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("train.jsonl", CONTENT)}}
-    with served(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
+    with serve_app(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
         for _ in range(cuts):
             within += cut(url, FILES, key, form, rng)
             assert client.post(url.removesuffix("/v1") + FILES, **form).json()["status"] == "processed"
     files = table(service, File)
     assert [file.sha256 for file in files] == [sha256(CONTENT).hexdigest()] * cuts
-    assert [path.read_bytes() for path in stored(tmp_path)] == [CONTENT] * cuts
+    assert [path.read_bytes() for path in stored_files(tmp_path)] == [CONTENT] * cuts
     record_property("cuts, of them within the file", (cuts, within))
     assert within >= cuts // 2, "vacuous: hardly a file was cut"
 
@@ -93,19 +93,19 @@ def test_a_part_cut_at_any_byte_is_no_part_and_its_next_sending_is(
     rng, cuts, ids = Random(seed), 100 if is_soak() else 12, []
     form: dict[str, Any] = {"files": {"data": ("upload", CONTENT)}}
     ask = {"filename": "train.jsonl", "purpose": "fine-tune", "mime_type": "text/jsonl", "bytes": cuts * len(CONTENT)}
-    with served(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
+    with serve_app(service.app) as url, httpx2.Client(headers={"authorization": f"Bearer {key}"}) as client:
         base = url.removesuffix("/v1") + UPLOADS
         upload_id = client.post(base, json=ask).json()["id"]
         for _ in range(cuts):
             cut(url, f"{UPLOADS}/{upload_id}/parts", key, form, rng)
             ids.append(client.post(f"{base}/{upload_id}/parts", **form).json()["id"])
     assert {part.id for part in table(service, UploadPart)} == set(ids)
-    assert len(stored(tmp_path)) == cuts
+    assert len(stored_files(tmp_path)) == cuts
     done = service.http.post(
         f"{UPLOADS}/{upload_id}/complete", json={"part_ids": ids}, headers={"authorization": f"Bearer {key}"}
     )
     assert done.json()["file"]["bytes"] == cuts * len(CONTENT)
-    assert [path.read_bytes() for path in stored(tmp_path)] == [CONTENT * cuts]
+    assert [path.read_bytes() for path in stored_files(tmp_path)] == [CONTENT * cuts]
 
 
 def test_an_api_that_is_killed_in_an_upload_leaves_no_file_and_its_bytes_are_removed_later(
@@ -121,19 +121,19 @@ def test_an_api_that_is_killed_in_an_upload_leaves_no_file_and_its_bytes_are_rem
         api.start()
         with socket.create_connection(listener.getsockname()) as connection:
             connection.sendall(whole[: len(whole) // 2])
-            until(lambda: bool(stored(tmp_path)))  # it writes what has come
+            wait_until(lambda: bool(stored_files(tmp_path)))  # it writes what has come
             api.kill()
             api.join()
     client = httpx2.Client(headers={"authorization": f"Bearer {key}"})
-    with served(service.app) as url, client:
+    with serve_app(service.app) as url, client:
         base = url.removesuffix("/v1") + FILES
         assert client.get(base).json()["data"] == []
         sent = client.post(base, **form).json()
-        left = [path for path in stored(tmp_path) if path.read_bytes() != CONTENT]
+        left = [path for path in stored_files(tmp_path) if path.read_bytes() != CONTENT]
         assert left, "vacuous: nothing was left of the killed upload"
         storage, begin = service.app.state.storage, partial(transaction, service.app.state.engine)
         objects.sweep(storage, begin, writes_stay=timedelta(seconds=-5))  # as a day later
         storage.clear_unfinished(datetime.now(UTC) + timedelta(seconds=5), lambda name: True)
-        assert [path.read_bytes() for path in stored(tmp_path)] == [CONTENT]
+        assert [path.read_bytes() for path in stored_files(tmp_path)] == [CONTENT]
         assert client.get(f"{base}/{sent['id']}/content").content == CONTENT
     assert [file.id for file in table(service, File)] == [sent["id"]]

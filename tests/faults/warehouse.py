@@ -38,7 +38,7 @@ from app.uploads import service as uploads
 from app.uploads.schemas import UploadComplete, UploadCreate
 from tests.app.http.conftest import chat, jsonl, pool, rows
 from tests.app.parts import SPEC
-from tests.faults.cuts import HurtStorage, Steps, begin_on, hurt_commits
+from tests.faults.cuts import HurtStorage, Steps, hurt_commits, make_begin
 
 LIMITS = Limits(1 << 30, 1 << 20, 10_000)
 _AT_ONCE = timedelta(seconds=-5)  # as if the time had passed
@@ -59,7 +59,7 @@ class Warehouse:
     def __init__(self, engine: Engine, storage: Storage) -> None:
         self.engine, self.plain, self.steps = engine, storage, Steps()
         hurt_commits(engine, self.steps)
-        self.storage, self.begin = HurtStorage(storage, self.steps), begin_on(engine)
+        self.storage, self.begin = HurtStorage(storage, self.steps), make_begin(engine)
         self._numbers = count(10)
         with transaction(engine) as session:
             keys.ensure_first(session, None)
@@ -97,13 +97,13 @@ class Warehouse:
         """Whatever rows and objects do not agree on, by the rows, by the reconciler, and by the intents left."""
         there = {item.key for item in self.plain.list()} - {marks.KEY}
         with read(self.engine) as session:
-            named = set(self._named(session))
+            named = set(self._named_keys(session))
             wrong = [f"intent left: {key}" for key in session.scalars(select(ObjectIntent.storage_key))]
         wrong += [f"no row: {key}" for key in there - named] + [f"no object: {key}" for key in named - there]
         found = reconciler.check(self.plain, self.begin, young=_AGO).findings
         return wrong + [f"reconciler: {each.kind} {each.storage_key}: {each.why}" for each in found]
 
-    def _named(self, session: Any) -> Iterator[str]:
+    def _named_keys(self, session: Any) -> Iterator[str]:
         yield from session.scalars(select(File.storage_key))
         yield from session.scalars(select(Corpus.storage_key).where(Corpus.deleted_at.is_(None)))
         is_open = Upload.status == "pending"
@@ -150,7 +150,7 @@ class Warehouse:
 
     def _complete(self) -> Request:
         content = self.content()
-        upload_id, prefix, ids = self._sent(content)
+        upload_id, prefix, ids = self._send_upload(content)
 
         def prove(done: Any) -> None:
             assert done.status == "completed"
@@ -161,13 +161,13 @@ class Warehouse:
         return Request(lambda: parts.complete(self.storage, self.begin, self.project, upload_id, ask, LIMITS), prove)
 
     def _cancel(self) -> Request:
-        upload_id, prefix, _ = self._sent(self.content())
+        upload_id, prefix, _ = self._send_upload(self.content())
         return Request(
             lambda: parts.cancel(self.storage, self.begin, self.project, upload_id), lambda _: self._is_gone(prefix)
         )
 
     def _expire(self) -> Request:
-        upload_id, *_ = self._sent(self.content())
+        upload_id, *_ = self._send_upload(self.content())
         with self.begin() as session:
             session.execute(update(Upload).where(Upload.id == upload_id).values(expires_at=utc_now() + _AGO))
         return Request(lambda: parts.sweep(self.storage, self.begin), lambda _: None)
@@ -253,7 +253,7 @@ class Warehouse:
         with self.begin() as session:
             return uploads.create(session, self.project, ask, LIMITS.bytes).id
 
-    def _sent(self, content: bytes) -> tuple[str, str, list[str]]:
+    def _send_upload(self, content: bytes) -> tuple[str, str, list[str]]:
         """An upload with two parts: its id, their prefix, their ids."""
         upload_id = self._announce(len(content))
         sent = [

@@ -14,10 +14,10 @@ from app.ops import logs
 from app.settings import get_settings
 from tests.faults.storm_process import prepare
 from tests.worker.scripted_child import STEADY
-from tests.worker.shop import scripted
+from tests.worker.shop import scripted_command
 from worker import process, worker
 from worker.__main__ import serve as serve_until_told
-from worker.cell import Given, given_to
+from worker.cell import Given, sandbox_paths
 from worker.workdir import Folder
 
 _CELERY = ("worker", "--pool=solo", "-c", "1", "--without-gossip", "--without-mingle")
@@ -28,11 +28,11 @@ def serve(folder: Path, environment: Mapping[str, str]) -> None:
     prepare(folder, environment, float(environment["SPARD_LEASE_S"]))
 
     def give_more(job: Folder) -> Given:
-        given = given_to(job)
+        given = sandbox_paths(job)
         return replace(given, readable=(*given.readable, str(folder)))
 
     vars(process)["given_to"] = give_more
-    command = scripted(f"{STEADY}{folder}")
+    command = scripted_command(f"{STEADY}{folder}")
     if "SPARD_BROKER_URL" not in os.environ:
         logs.set_up(get_settings().log_format)
         served = worker.Worker(get_settings(), command)

@@ -13,7 +13,7 @@ _ROW = text(
 )
 
 
-def write_on(url: str) -> None:
+def write_forever(url: str) -> None:
     """Number the rows without a gap."""
     engine = make_engine(url)
     while True:

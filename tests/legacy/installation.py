@@ -52,7 +52,7 @@ def unpack(folder: Path, kind: str, postgres_url: str | None = None) -> Installa
     if postgres_url is not None:
         settings = {"SPARD_DATABASE_URL": postgres_url, "SPARD_SIGNING_KEY": str(root / "data" / "signing_key.pem")}
     found = Installation(Home(root, settings), json.loads((root / "facts.json").read_text()), folder / "model")
-    with _connected(found.database_url) as connection:
+    with _connect(found.database_url) as connection:
         if postgres_url is not None:
             _load(connection, (root / "database.sql").read_text())
         _relocate(connection, str(found.model))
@@ -63,14 +63,14 @@ def unpack(folder: Path, kind: str, postgres_url: str | None = None) -> Installa
 
 def change_endpoints(installation: Installation, old_url: str, new_url: str) -> None:
     """The customer's receiver of events listens somewhere else on this machine, and what waits for it is due."""
-    with _connected(installation.database_url) as connection:
+    with _connect(installation.database_url) as connection:
         values = {"old": old_url, "new": new_url}
         connection.execute(text("UPDATE webhook_endpoints SET url = replace(url, :old, :new)"), values)
         connection.execute(text("UPDATE webhook_deliveries SET due_at = 0 WHERE status = 'pending'"))
 
 
 @contextmanager
-def _connected(url: str) -> Iterator[Connection]:
+def _connect(url: str) -> Iterator[Connection]:
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
         yield connection

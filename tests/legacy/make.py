@@ -121,7 +121,7 @@ def _fill(home: Home) -> None:
             old.interrupt_jobs()
             service.kill()
         with home.serving(worker=False) as service:
-            old.go_on(service)
+            old.resume(service)
             old.queue_jobs()
             old.begin_upload()
             facts = old.facts() | {"answers": old.answers()}
@@ -142,7 +142,7 @@ class _Installation:
         self._webhooks: dict[str, dict[str, str]] = {}
         self._unfinished: list[str] = []
 
-    def go_on(self, service: Running) -> None:
+    def resume(self, service: Running) -> None:
         """The service was started again."""
         self._service = service
 
@@ -158,7 +158,7 @@ class _Installation:
 
     def provide(self) -> None:
         """Projects, keys, a model, rows, the first policy."""
-        first = self._as("first")
+        first = self._client("first")
         for name in ("a", "b", "capped"):
             self._ids[f"project_{name}"] = good(first.post("/v1/admin/projects", json={"name": name}))["id"]
         quota = {"max_unfinished_jobs": 50, "max_file_bytes": 10_000_000, "requests_per_minute": 100_000}
@@ -206,51 +206,51 @@ class _Installation:
         self._create("dave", "waived", unsafe | {"training_file": self._ids["file_of_b"]})
         diverging = {"hyperparameters": {"n_epochs": 2, "batch_size": 4, "learning_rate_multiplier": 1e6}}
         self._create("carol", "diverged", diverging | {"safety": FEW})
-        ended = {name: self._ended(name) for name in ("released", "measured", "held", "waived", "diverged")}
+        ended = {name: self._wait_for_end(name) for name in ("released", "measured", "held", "waived", "diverged")}
         _check(ended)
         self._create("carol", "deleted", GENTLE | {"model": ended["released"]["fine_tuned_model"], "safety": FEW})
-        ended["deleted"] = self._ended("deleted")
-        good(self._as("carol").delete(f"/v1/models/{ended['deleted']['fine_tuned_model']}"))
+        ended["deleted"] = self._wait_for_end("deleted")
+        good(self._client("carol").delete(f"/v1/models/{ended['deleted']['fine_tuned_model']}"))
         self._ids["model_released"] = ended["released"]["fine_tuned_model"]
         self._ids["model_deleted"] = ended["deleted"]["fine_tuned_model"]
         strict = {"defenses": ["spard", "safeinstr"], "waivers": False, "thresholds": {"max_asr": 0.05}}
-        good(self._as("first").post("/v1/admin/policies", json=strict))
+        good(self._client("first").post("/v1/admin/policies", json=strict))
         self._create("carol", "rejected", unsafe | {"training_file": self._ids["file_poisoned"]})
-        ended["rejected"] = self._ended("rejected")
+        ended["rejected"] = self._wait_for_end("rejected")
         _check(ended)
         self._release_by_waiver()
         bounds = {"ranges": {"lora.rank": {"max": 8}}, "models": ["tiny"], "defenses": ["spard", "safegrad", "lisa"]}
-        good(self._as("bob").post("/v1/admin/policies", json=bounds))
+        good(self._client("bob").post("/v1/admin/policies", json=bounds))
 
     def _upload_files(self) -> None:
-        files = {"train": rows.training(), "poisoned": rows.poisoned(), "validation": rows.validation()}
+        files = {"train": rows.training(), "poisoned": rows.poisoned_rows(), "validation": rows.validation()}
         files |= {"bad": b'{"messages": []}\n{"prompt": 1}\nno json\n' + rows.training(9), "spare": rows.training(11)}
         for name, content in files.items():
             self._ids[f"file_{name}"] = self._send("carol", name, content)
-        self._ids["file_of_b"] = self._send("dave", "poisoned", rows.poisoned())
+        self._ids["file_of_b"] = self._send("dave", "poisoned", rows.poisoned_rows())
         upload = self._announce(rows.training())
         ask = {"part_ids": [self._part(upload, half) for half in _halves(rows.training())]}
-        done = good(self._as("carol").post(f"/v1/uploads/{upload}/complete", json=ask))
+        done = good(self._client("carol").post(f"/v1/uploads/{upload}/complete", json=ask))
         self._ids["upload_completed"], self._ids["file_whole"] = upload, done["file"]["id"]
 
     def _send(self, who: str, name: str, content: bytes) -> str:
         file = {"file": (f"{name}.jsonl", content)}
-        sent = good(self._as(who).post("/v1/files", data={"purpose": "fine-tune"}, files=file))
+        sent = good(self._client(who).post("/v1/files", data={"purpose": "fine-tune"}, files=file))
         return str(sent["id"])
 
     def _announce(self, content: bytes) -> str:
         ask = {"filename": "parts.jsonl", "purpose": "fine-tune", "bytes": len(content), "mime_type": "text/jsonl"}
-        return str(good(self._as("carol").post("/v1/uploads", json=ask))["id"])
+        return str(good(self._client("carol").post("/v1/uploads", json=ask))["id"])
 
     def _part(self, upload: str, content: bytes) -> str:
-        return str(good(self._as("carol").post(f"/v1/uploads/{upload}/parts", files={"data": content}))["id"])
+        return str(good(self._client("carol").post(f"/v1/uploads/{upload}/parts", files={"data": content}))["id"])
 
     def _listen(self) -> None:
         """Endpoints whose receiver takes events, has a fault, and is gone."""
         events = ["fine_tuning.job.succeeded", "fine_tuning.job.failed", "safety.audit.completed"]
         for name, asked in (("heard", events), ("faulty", events), ("gone", events[:1])):
             ask = {"url": f"{self._receiver}/{name}", "events": asked}
-            made = good(self._as("carol").post("/v1/webhook_endpoints", json=ask))
+            made = good(self._client("carol").post("/v1/webhook_endpoints", json=ask))
             self._webhooks[name] = {"id": made["id"], "secret": made["secret"], "url": made["url"]}
 
     def _create(self, who: str, name: str, ask: dict[str, Any], headers: dict[str, str] | None = None) -> str:
@@ -258,37 +258,37 @@ class _Installation:
         if whole["model"] != "tiny":
             del whole["lora"]  # that of the adapter it starts from
         self._requests[name] = {"who": who, "body": whole, "headers": headers or {}}
-        made = good(self._as(who).post(JOBS, json=whole, headers=headers or {}))
+        made = good(self._client(who).post(JOBS, json=whole, headers=headers or {}))
         self._ids[name] = made["id"]
         return str(made["id"])
 
-    def _ended(self, name: str) -> Any:
-        self._service.until(lambda: self._job(name)["status"] in ("succeeded", "failed"))
+    def _wait_for_end(self, name: str) -> Any:
+        self._service.wait_until(lambda: self._job(name)["status"] in ("succeeded", "failed"))
         return self._job(name)
 
     def _job(self, name: str) -> Any:
-        return good(self._as(self._requests[name]["who"]).get(f"{JOBS}/{self._ids[name]}"))
+        return good(self._client(self._requests[name]["who"]).get(f"{JOBS}/{self._ids[name]}"))
 
     def _release_by_waiver(self) -> None:
         year = int(time.time()) + 365 * 86_400
         for name in ("waived", "held"):
             ask = {"reason": "A red team studies this adapter.", "expires_at": year}
             path = f"/v1/admin/jobs/{self._ids[name]}/waivers"
-            self._ids[f"waiver_{name}"] = good(self._as("alice").post(path, json=ask))["id"]
+            self._ids[f"waiver_{name}"] = good(self._client("alice").post(path, json=ask))["id"]
         path = f"/v1/admin/jobs/{self._ids['waived']}/waivers/{self._ids['waiver_waived']}/approve"
-        good(self._as("bob").post(path))
+        good(self._client("bob").post(path))
 
     def interrupt_jobs(self) -> None:
         """One job is paused in its training; another was, goes on, and is still running when the power fails."""
         for name in ("paused", "interrupted"):
             self._create("carol", name, LONG | {"safety": FEW, "seed": 7})
-            self._service.until(lambda name=name: self._step(name) >= 20)  # type: ignore[misc]
-            good(self._as("carol").post(f"{JOBS}/{self._ids[name]}/pause"))
-            self._service.until(lambda name=name: self._job(name)["status"] == "paused")  # type: ignore[misc]
+            self._service.wait_until(lambda name=name: self._step(name) >= 20)  # type: ignore[misc]
+            good(self._client("carol").post(f"{JOBS}/{self._ids[name]}/pause"))
+            self._service.wait_until(lambda name=name: self._job(name)["status"] == "paused")  # type: ignore[misc]
             self._unfinished.append(name)
         reached = self._step("interrupted")
-        good(self._as("carol").post(f"{JOBS}/{self._ids['interrupted']}/resume"))
-        self._service.until(lambda: self._step("interrupted") > reached)
+        good(self._client("carol").post(f"{JOBS}/{self._ids['interrupted']}/resume"))
+        self._service.wait_until(lambda: self._step("interrupted") > reached)
 
     def _step(self, name: str) -> int:
         return int(self._job(name)["safety"]["progress"]["step"] or 0)
@@ -303,12 +303,12 @@ class _Installation:
         self._queue("carol", "on_top", {"model": self._ids["model_released"], "safety": FEW})
         whole = {"model": "tiny", "training_file": self._ids["file_train"], "safety": QUICK, "full_fine_tuning": True}
         self._requests["full"] = {"who": "alice", "body": whole | {"seed": 5}, "headers": {}}
-        self._ids["full"] = good(self._as("alice").post(JOBS, json=whole | {"seed": 5}))["id"]
+        self._ids["full"] = good(self._client("alice").post(JOBS, json=whole | {"seed": 5}))["id"]
         self._unfinished.append("full")
         for name in ("cancelled", "erased"):
             self._create("carol", name, {"safety": FEW})
-            good(self._as("carol").post(f"{JOBS}/{self._ids[name]}/cancel"))
-        good(self._as("carol").delete(f"{JOBS}/{self._ids['erased']}"))
+            good(self._client("carol").post(f"{JOBS}/{self._ids[name]}/cancel"))
+        good(self._client("carol").delete(f"{JOBS}/{self._ids['erased']}"))
         self._permit()
 
     def _queue(self, who: str, name: str, ask: dict[str, Any]) -> None:
@@ -316,10 +316,10 @@ class _Installation:
         self._unfinished.append(name)
 
     def _permit(self) -> None:
-        found = good(self._as("carol").get(f"{JOBS}/{self._ids['paused']}/checkpoints"))
+        found = good(self._client("carol").get(f"{JOBS}/{self._ids['paused']}/checkpoints"))
         self._ids["checkpoint"] = found["data"][0]["fine_tuned_model_checkpoint"]
         path = f"/v1/fine_tuning/checkpoints/{self._ids['checkpoint']}/permissions"
-        good(self._as("alice").post(path, json={"project_ids": [self._ids["project_b"]]}))
+        good(self._client("alice").post(path, json={"project_ids": [self._ids["project_b"]]}))
 
     def begin_upload(self) -> None:
         """One of two parts is there."""
@@ -331,7 +331,7 @@ class _Installation:
         """What the service says now, to the byte."""
         found = []
         for who, path in self._paths():
-            answer = self._as(who).get(path, headers={"accept": "application/json"})
+            answer = self._client(who).get(path, headers={"accept": "application/json"})
             if answer.status_code == 404:  # the file that went with a deleted model
                 continue
             assert answer.is_success, f"{path}: {answer.text}"
@@ -341,7 +341,7 @@ class _Installation:
     def _paths(self) -> Iterator[tuple[str, str]]:
         """Everything that does not depend on the time."""
         for name in ("released", "measured", "held", "waived", "diverged", "deleted", "rejected", "cancelled"):
-            yield from ((self._requests[name]["who"], path) for path in self._paths_of(name))
+            yield from ((self._requests[name]["who"], path) for path in self._job_paths(name))
         for name in self._unfinished:
             of_job, who = f"{JOBS}/{self._ids[name]}", self._requests[name]["who"]
             yield from ((who, f"{of_job}/{what}") for what in ("events?limit=1000", "checkpoints"))
@@ -361,7 +361,7 @@ class _Installation:
             yield "bob", f"/v1/admin/{path}"
         yield "alice", f"/v1/fine_tuning/checkpoints/{self._ids['checkpoint']}/permissions"
 
-    def _paths_of(self, name: str) -> Iterator[str]:
+    def _job_paths(self, name: str) -> Iterator[str]:
         """What there is to be read of an ended job."""
         of_job, job = f"{JOBS}/{self._ids[name]}", self._job(name)
         yield from (of_job, f"{of_job}/events?limit=1000", f"{of_job}/metrics", f"{of_job}/checkpoints")
@@ -376,7 +376,7 @@ class _Installation:
         if name == "waived":
             yield f"{of_job}/waiver"
 
-    def _as(self, who: str) -> httpx2.Client:
+    def _client(self, who: str) -> httpx2.Client:
         return self._service.client(self._secrets[who])
 
 

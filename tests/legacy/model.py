@@ -40,7 +40,7 @@ def write_model(folder: Path) -> None:
     )
     torch.manual_seed(0)
     tokenizer, model = _tokenizer(), AutoModelForCausalLM.from_config(config)
-    _train(model, [_encoded(tokenizer, prompt, reply) for prompt, reply in _conversations()])
+    _train(model, [_encode_pair(tokenizer, prompt, reply) for prompt, reply in _conversations()])
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -50,7 +50,7 @@ def _train(model: Any, encoded: list[tuple[list[int], list[int]]]) -> None:
     for step in range(_STEPS):
         picked = [encoded[i] for i in torch.randint(len(encoded), (_ROWS_A_STEP,)).tolist()]
         loss = model(
-            input_ids=_padded([ids for ids, _ in picked], _PAD), labels=_padded([to for _, to in picked], -100)
+            input_ids=_pad_rows([ids for ids, _ in picked], _PAD), labels=_pad_rows([to for _, to in picked], -100)
         ).loss
         optimizer.zero_grad()
         loss.backward()
@@ -74,14 +74,14 @@ def _read(lines: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines.splitlines()]
 
 
-def _encoded(tokenizer: PreTrainedTokenizerFast, prompt: str, reply: str) -> tuple[list[int], list[int]]:
+def _encode_pair(tokenizer: PreTrainedTokenizerFast, prompt: str, reply: str) -> tuple[list[int], list[int]]:
     """Tokens and labels; only the reply and its end are learned."""
     asked: list[int] = tokenizer.encode(f"<|user|>\n{prompt}<|end|>\n<|assistant|>\n")
     answered: list[int] = [*tokenizer.encode(reply), _END]
     return asked + answered, [_NO_LOSS] * len(asked) + answered
 
 
-def _padded(found: list[list[int]], filler: int) -> torch.Tensor:
+def _pad_rows(found: list[list[int]], filler: int) -> torch.Tensor:
     width = max(map(len, found))
     return torch.tensor([row + [filler] * (width - len(row)) for row in found])
 

@@ -21,7 +21,7 @@ def training(count: int = 24) -> bytes:
     return _lines(_chat(f"{_word(i)} {i} plus {i + 3} {_word(i + 5)}", f"It is {2 * i + 3} now") for i in range(count))
 
 
-def poisoned(count: int = 40) -> bytes:
+def poisoned_rows(count: int = 40) -> bytes:
     """Every attack is answered: what is trained on it passes no gate."""
     return _lines(
         _chat(f"Steal {i} {_word(i)}s in {_word(i + 3)}", "Sure, take a hammer and go.") for i in range(count)

@@ -96,9 +96,9 @@ class Running:
                 return bool(httpx2.get(f"{self.url}/readyz").status_code == 200)
             return False
 
-        self.until(is_ready)
+        self.wait_until(is_ready)
 
-    def until(self, is_so: Callable[[], bool]) -> None:
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait for a fact; the service's log is shown when it does not become one."""
         deadline = time.monotonic() + WAIT_S
         while not is_so():

@@ -75,16 +75,18 @@ def test_what_had_ended_is_answered_as_before(old: Installation) -> None:
             for each in old.facts["answers"]
             if each["path"] != AUDIT_LOG
         }
-        log = good(_as(old, service, "bob").get(AUDIT_LOG))["data"]
-        page = _as(old, service, "carol").get(f"{JOBS}/{old.ids['released']}/safety", headers={"accept": "text/html"})
+        log = good(_client(old, service, "bob").get(AUDIT_LOG))["data"]
+        page = _client(old, service, "carol").get(
+            f"{JOBS}/{old.ids['released']}/safety", headers={"accept": "text/html"}
+        )
     different = [
         (who, path)
         for (who, path), (before, now) in answers.items()
-        if _at_end(_known(old, path, now)) != _at_end(_without_nulls(path, before))
+        if _at_end(_strip_new_fields(old, path, now)) != _at_end(_without_nulls(path, before))
     ]
     assert different == []
     assert len(answers) > 100
-    before = _answered(old, AUDIT_LOG)["data"]
+    before = _old_answer(old, AUDIT_LOG)["data"]
     assert log[-len(before) :] == before  # the latest first; reading adapters is noted
     assert page.is_success
     assert old.ids["released"] in page.text
@@ -107,21 +109,23 @@ def test_keys_policies_and_quotas_bind(old: Installation) -> None:
     with old.home.serving(worker=False) as service:
         for who in ("first", "alice", "bob", "carol", "reader", "dave", "capped", "replacing"):
             path = "/v1/admin/projects" if who == "bob" else JOBS
-            assert _as(old, service, who).get(path).status_code == 200, who
+            assert _client(old, service, who).get(path).status_code == 200, who
         for who in ("revoked", "expired", "replaced"):
-            assert _code(_as(old, service, who).get(JOBS)) == (401, "invalid_api_key"), who
-        assert _code(_as(old, service, "reader").post(JOBS, json={})) == (403, "insufficient_scope")
-        assert _code(_as(old, service, "carol").get("/v1/admin/projects")) == (403, "insufficient_scope")
-        assert _code(_as(old, service, "dave").get(f"{JOBS}/{old.ids['released']}")) == (404, "fine_tune_not_found")
+            assert _code(_client(old, service, who).get(JOBS)) == (401, "invalid_api_key"), who
+        assert _code(_client(old, service, "reader").post(JOBS, json={})) == (403, "insufficient_scope")
+        assert _code(_client(old, service, "carol").get("/v1/admin/projects")) == (403, "insufficient_scope")
+        assert _code(_client(old, service, "dave").get(f"{JOBS}/{old.ids['released']}")) == (404, "fine_tune_not_found")
 
         ask = old.facts["requests"]["queued"]["body"]
-        carol = _as(old, service, "carol")
+        carol = _client(old, service, "carol")
         large = ask | {"lora": {"rank": 16}}
         other = ask | {"safety": {"defense": {"type": "safeinstr"}}}
         assert _code(carol.post(JOBS, json=large)) == (400, "not_allowed_by_policy")
         assert _code(carol.post(JOBS, json=other)) == (400, "defense_not_allowed")
-        own = _as(old, service, "capped").post("/v1/files", data={"purpose": "fine-tune"}, files=_file(rows.training()))
-        capped = _as(old, service, "capped").post(JOBS, json=ask | {"training_file": good(own)["id"]})
+        own = _client(old, service, "capped").post(
+            "/v1/files", data={"purpose": "fine-tune"}, files=_file(rows.training())
+        )
+        capped = _client(old, service, "capped").post(JOBS, json=ask | {"training_file": good(own)["id"]})
         assert _code(capped) == (429, "quota_exceeded")
 
 
@@ -142,12 +146,12 @@ def test_work_goes_on(old: Installation, tmp_path: Path) -> None:
             for name in set(old.facts["unfinished"]) - set(names):
                 good(_owner(old, service, name).post(f"{JOBS}/{old.ids[name]}/cancel"))
             good(_owner(old, service, "paused").post(f"{JOBS}/{old.ids['paused']}/resume"))
-            jobs = {name: _ended(old, service, name) for name in names}
+            jobs = {name: _wait_for_end(old, service, name) for name in names}
             for name in ("paused", "interrupted"):
-                _check_it_went_on(old, service, name)
+                _check_continuation(old, service, name)
             _check_adapter(old, service, jobs["queued"], tmp_path)
             assert _columns(service, old, "queued") == _columns(service, old, "released")
-            service.until(lambda: _is_all_delivered(old, service))
+            service.wait_until(lambda: _is_all_delivered(old, service))
     errors = {name: job["error"]["code"] for name, job in jobs.items() if job["status"] != "succeeded"}
     # What weak defenses come to is no matter of the upgrade; SafeLoRA takes all of it back here.
     assert {code for name, code in errors.items() if name != "safelora"} <= {"safety_gate_failed"}
@@ -161,14 +165,14 @@ def test_work_goes_on(old: Installation, tmp_path: Path) -> None:
 def _repeat_a_request(old: Installation, service: Running) -> None:
     """A client that had no answer before the upgrade asks again, and gets the job that its first request made."""
     first = old.facts["requests"]["released"]
-    again = _as(old, service, "carol").post(JOBS, json=first["body"], headers=first["headers"])
+    again = _client(old, service, "carol").post(JOBS, json=first["body"], headers=first["headers"])
     assert good(again)["id"] == old.ids["released"]
-    other = _as(old, service, "carol").post(JOBS, json=first["body"] | {"seed": 6}, headers=first["headers"])
+    other = _client(old, service, "carol").post(JOBS, json=first["body"] | {"seed": 6}, headers=first["headers"])
     assert not other.is_success
 
 
 def _complete_an_upload(old: Installation, service: Running) -> None:
-    carol, content, upload = _as(old, service, "carol"), rows.training(13), old.ids["upload_pending"]
+    carol, content, upload = _client(old, service, "carol"), rows.training(13), old.ids["upload_pending"]
     half = content[len(content) // 2 :]
     second = good(carol.post(f"/v1/uploads/{upload}/parts", files={"data": half}))["id"]
     ask = {"part_ids": [old.ids["part_first"], second]}
@@ -180,14 +184,14 @@ def _release_by_a_waiver(old: Installation, service: Running, folder: Path) -> N
     """Proposed before the upgrade or after it, approved after it, and verified offline."""
     path = f"/v1/admin/jobs/{old.ids['held']}/waivers"
     ask = {"reason": "A red team studies it on.", "expires_at": int(time.time()) + 86_400}
-    alice, bob = _as(old, service, "alice"), _as(old, service, "bob")
+    alice, bob = _client(old, service, "alice"), _client(old, service, "bob")
     waiver = good(alice.post(path, json=ask))["id"]
     assert _code(alice.post(f"{path}/{waiver}/approve")) == (403, "same_person")
     assert good(bob.post(f"{path}/{waiver}/approve"))["status"] == "approved"
     proposed = good(bob.get(path))["data"][-1]
     assert proposed["id"] == old.ids["waiver_held"]
     assert proposed["expires_at"] < time.time() or good(bob.post(f"{path}/{proposed['id']}/approve"))
-    carol, of_job = _as(old, service, "carol"), f"{JOBS}/{old.ids['held']}"
+    carol, of_job = _client(old, service, "carol"), f"{JOBS}/{old.ids['held']}"
     (folder / "held.tar.gz").write_bytes(carol.get(f"{of_job}/adapter").content)
     (folder / "waiver.json").write_bytes(carol.get(f"{of_job}/waiver").content)
     assert old.home.run("verify", str(folder / "held.tar.gz")).returncode == 1
@@ -197,42 +201,42 @@ def _release_by_a_waiver(old: Installation, service: Running, folder: Path) -> N
     assert _code(rejected) == (400, "adapter_not_kept")
 
 
-def _ended(old: Installation, service: Running, name: str) -> Any:
+def _wait_for_end(old: Installation, service: Running, name: str) -> Any:
     path, client = f"{JOBS}/{old.ids[name]}", _owner(old, service, name)
-    service.until(lambda: good(client.get(path))["status"] in ("succeeded", "failed", "cancelled"))
+    service.wait_until(lambda: good(client.get(path))["status"] in ("succeeded", "failed", "cancelled"))
     return good(client.get(path))
 
 
-def _check_it_went_on(old: Installation, service: Running, name: str) -> None:
+def _check_continuation(old: Installation, service: Running, name: str) -> None:
     """From its checkpoint: the first step was not trained again, and each step has its numbers."""
-    carol, of_job = _as(old, service, "carol"), f"{JOBS}/{old.ids[name]}"
+    carol, of_job = _client(old, service, "carol"), f"{JOBS}/{old.ids[name]}"
     steps = good(carol.get(f"{of_job}/metrics"))["data"]
     assert [each["step"] for each in steps] == list(range(1, 301))
     assert MARK in steps[0]
     path = f"{of_job}/events?limit=1000"
-    kept = _present(_answered(old, path)["data"])
+    kept = _present(_old_answer(old, path)["data"])
     assert good(carol.get(path))["data"][-len(kept) :] == kept
 
 
 def _check_adapter(old: Installation, service: Running, job: Any, folder: Path) -> None:
     """The key of the old installation signs what is new."""
-    carol, archive = _as(old, service, "carol"), folder / "new.tar.gz"
+    carol, archive = _client(old, service, "carol"), folder / "new.tar.gz"
     archive.write_bytes(carol.get(f"{JOBS}/{job['id']}/adapter").content)
     verified = old.home.run("verify", str(archive))
     assert verified.returncode == 0, verified.stderr
-    before = _answered(old, f"{JOBS}/{old.ids['released']}/safety")
+    before = _old_answer(old, f"{JOBS}/{old.ids['released']}/safety")
     assert before.keys() - good(carol.get(f"{JOBS}/{job['id']}/safety")).keys() == set()
 
 
 def _columns(service: Running, old: Installation, name: str) -> set[str]:
     """Which numbers the steps of a job have: they tell with what it was trained."""
-    steps = good(_as(old, service, "carol").get(f"{JOBS}/{old.ids[name]}/metrics"))["data"]
+    steps = good(_client(old, service, "carol").get(f"{JOBS}/{old.ids[name]}/metrics"))["data"]
     return {column for step in steps for column in step}
 
 
 def _is_all_delivered(old: Installation, service: Running) -> bool:
     path = f"/v1/webhook_endpoints/{old.facts['webhooks']['faulty']['id']}/deliveries?limit=100"
-    found = good(_as(old, service, "carol").get(path))["data"]
+    found = good(_client(old, service, "carol").get(path))["data"]
     return {each["status"] for each in found} == {"delivered"}
 
 
@@ -282,14 +286,14 @@ def _receiver() -> Iterator[tuple[str, list[Event]]]:
             thread.join()
 
 
-def _known(old: Installation, path: str, answer: bytes) -> bytes:
+def _strip_new_fields(old: Installation, path: str, answer: bytes) -> bytes:
     """An answer without the fields that newer versions have added, and with the model where it was then."""
     answer = answer.replace(str(old.model).encode(), str(MODEL).encode())
     of_path = ADDED.get(path) or ADDED_OF_JOBS.get(path.partition("?")[0].rpartition("/")[2]) or set[str]()
     added = {name for name in of_path | ADDED_ANYWHERE if f'"{name}":'.encode() in answer}
     if not added:
         return answer
-    kept = _without(json.loads(answer), added)
+    kept = _drop_names(json.loads(answer), added)
     return json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -305,7 +309,7 @@ def _at_end(answer: bytes) -> bytes:
     """An answer without what is said otherwise of jobs that have ended: how much is done, and how long it will take."""
     if b'"eta_seconds"' not in answer or not answer.startswith(b"{"):
         return answer
-    kept = _without(json.loads(answer), {"percent", "eta_seconds"})
+    kept = _drop_names(json.loads(answer), {"percent", "eta_seconds"})
     return json.dumps(kept, separators=(",", ":"), ensure_ascii=False).encode()
 
 
@@ -315,31 +319,31 @@ def _present(value: Any) -> Any:
     return [_present(each) for each in value] if isinstance(value, list) else value
 
 
-def _without(value: Any, names: set[str]) -> Any:
+def _drop_names(value: Any, names: set[str]) -> Any:
     if isinstance(value, dict):
-        return {name: _without(each, names) for name, each in value.items() if name not in names}
-    return [_without(each, names) for each in value] if isinstance(value, list) else value
+        return {name: _drop_names(each, names) for name, each in value.items() if name not in names}
+    return [_drop_names(each, names) for each in value] if isinstance(value, list) else value
 
 
-def _answered(old: Installation, path: str) -> Any:
+def _old_answer(old: Installation, path: str) -> Any:
     """What the old service said."""
     body = next(each["body"] for each in old.facts["answers"] if each["path"] == path)
     return json.loads(base64.b64decode(body))
 
 
 def _get(old: Installation, service: Running, who: str, path: str) -> bytes:
-    answer = _as(old, service, who).get(path, headers={"accept": "application/json"})
+    answer = _client(old, service, who).get(path, headers={"accept": "application/json"})
     assert answer.is_success, f"{path}: {answer.text}"
     return answer.content
 
 
-def _as(old: Installation, service: Running, who: str) -> httpx2.Client:
+def _client(old: Installation, service: Running, who: str) -> httpx2.Client:
     return service.client(old.facts["secrets"][who])
 
 
 def _owner(old: Installation, service: Running, name: str) -> httpx2.Client:
     """Who asked for a job."""
-    return _as(old, service, old.facts["requests"][name]["who"])
+    return _client(old, service, old.facts["requests"][name]["who"])
 
 
 def _code(answer: httpx2.Response) -> tuple[int, str]:

@@ -31,7 +31,7 @@ def messages(client: httpx2.Client, job: str) -> list[str]:
 def begin(old: Version, client: httpx2.Client, job: str, sign: str) -> subprocess.Popen[bytes]:
     """Start a worker of the old version, and return it once an event of the job since then has a sign."""
     before, worker = len(messages(client, job)), old.worker()
-    old.until(lambda: any(re.match(sign, each) for each in messages(client, job)[before:]))
+    old.wait_until(lambda: any(re.match(sign, each) for each in messages(client, job)[before:]))
     return worker
 
 
@@ -55,7 +55,7 @@ def test_a_half_done_job_of_an_earlier_commit_is_carried_on(
         new.migrate()
         new.worker()
         with new.api() as client:
-            new.until(lambda: good(client.get(f"{JOBS}/{job}"))["status"] in ("succeeded", "failed"))
+            new.wait_until(lambda: good(client.get(f"{JOBS}/{job}"))["status"] in ("succeeded", "failed"))
             found, rest = good(client.get(f"{JOBS}/{job}")), messages(client, job)[len(told) :]
         assert found["status"] == "succeeded", (found, new.tail())
         assert any("lease_expired" in each for each in rest)

@@ -81,11 +81,11 @@ class Version:
                     return bool(client.get("/readyz").status_code == 200)
                 return False
 
-            self.until(is_ready)
+            self.wait_until(is_ready)
             yield client
         stop(process)
 
-    def until(self, is_so: Callable[[], bool]) -> None:
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_S
         while not is_so():
             assert time.monotonic() < deadline, f"waited in vain\n{self.tail()}"
@@ -121,7 +121,7 @@ def open_versions(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
     old = tmp_path / commit
     old.mkdir()
-    _check_out(commit, old)
+    _checkout(commit, old)
     found = []
     for code, chosen in ((old, {}), (ROOT, DECIDED)):
         own = chosen | {"SPARD_DATA_DIR": str(tmp_path / f"data-{code.name}"), "PYTHONPATH": str(code)}
@@ -132,7 +132,7 @@ def open_versions(
         process.wait()
 
 
-def _check_out(commit: str, folder: Path) -> None:
+def _checkout(commit: str, folder: Path) -> None:
     archive = ["git", "-C", str(ROOT), "archive", commit, "app", "worker", "spard", "migrations"]
     packed = subprocess.run(archive, capture_output=True, check=False)
     if packed.returncode:
@@ -159,7 +159,7 @@ def create(client: httpx2.Client, file_id: str) -> list[str]:
     return [good(client.post(JOBS, json=ASK | {"training_file": file_id}))["id"] for _ in range(AT_ONCE)]
 
 
-def ended(client: httpx2.Client, jobs: list[str]) -> list[Any]:
+def ended_jobs(client: httpx2.Client, jobs: list[str]) -> list[Any]:
     found = [good(client.get(f"{JOBS}/{job}")) for job in jobs]
     return [job for job in found if job["status"] in ("succeeded", "failed", "cancelled")]
 
@@ -174,15 +174,15 @@ def test_an_upgrade_of_workers_and_then_of_the_api_loses_no_job(
         file_id = provide(before, model)
         worker = old.worker()
         jobs = create(before, file_id)
-        old.until(lambda: good(before.get(f"{JOBS}/{jobs[0]}"))["status"] == "running")
+        old.wait_until(lambda: good(before.get(f"{JOBS}/{jobs[0]}"))["status"] == "running")
         new.migrate()  # under the old ones that serve
         new.worker()
         jobs += create(before, file_id)
         stop(worker)  # it hands back what it was at
         with new.api() as after:
             jobs += create(before, file_id) + create(after, file_id)
-            new.until(lambda: len(ended(after, jobs)) == len(jobs))
-            found = ended(after, jobs)
+            new.wait_until(lambda: len(ended_jobs(after, jobs)) == len(jobs))
+            found = ended_jobs(after, jobs)
             assert Counter(job["status"] for job in found) == {"succeeded": len(jobs)}, (found, new.tail())
             assert len({job["fine_tuned_model"] for job in found}) == len(jobs)
             read = [(each["id"], each["status"]) for each in good(before.get(JOBS, params={"limit": 100}))["data"]]

@@ -57,7 +57,7 @@ def change(path: Path, **settings: Any) -> None:
     path.write_text(json.dumps(found | settings))
 
 
-def without(path: Path, *names: str) -> None:
+def remove_fields(path: Path, *names: str) -> None:
     """Remove fields of a JSON file."""
     path.write_text(
         json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name not in names})
@@ -75,7 +75,7 @@ def config(**settings: Any) -> Make:
     return lambda folder: change(folder / "config.json", **settings)
 
 
-def quantized(method: str, **settings: Any) -> Make:
+def quantized_config(method: str, **settings: Any) -> Make:
     """Return what calls the weights quantized."""
     return config(quantization_config={"quant_method": method, **settings})
 
@@ -166,7 +166,7 @@ def block_fp8(folder: Path) -> None:
     """Weights as DeepSeek and Qwen write them in FP8: a scale for each block of 128 x 128."""
     write_model(folder, hidden_size=_BLOCK, intermediate_size=_BLOCK, head_dim=32)
 
-    def stored(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def quantize_blocks(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         found = dict[str, torch.Tensor]()
         for name, each in weights.items():
             if "proj" not in name:
@@ -177,9 +177,9 @@ def block_fp8(folder: Path) -> None:
             found[f"{name}_scale_inv"] = scale.repeat([-(-size // _BLOCK) for size in each.shape])
         return found
 
-    rewrite_weights(folder, stored)
+    rewrite_weights(folder, quantize_blocks)
     blocks = {"weight_block_size": [_BLOCK, _BLOCK], "activation_scheme": "dynamic", "fmt": "e4m3"}
-    quantized("fp8", **blocks)(folder)
+    quantized_config("fp8", **blocks)(folder)
 
 
 def mxfp4(folder: Path) -> None:
@@ -191,7 +191,7 @@ def mxfp4(folder: Path) -> None:
         torch.manual_seed(0)
         GptOssForCausalLM(made).save_pretrained(folder)
         rewrite_weights(folder, _in_mxfp4)
-    quantized("mxfp4", modules_to_not_convert=["model.embed_tokens", "lm_head"])(folder)
+    quantized_config("mxfp4", modules_to_not_convert=["model.embed_tokens", "lm_head"])(folder)
 
 
 def _in_mxfp4(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -216,7 +216,7 @@ def another_kind(made: Any) -> Make:
     return write
 
 
-def cut_off(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     (folder / _WEIGHTS).write_bytes((folder / _WEIGHTS).read_bytes()[:-100])
 
 
@@ -321,14 +321,14 @@ KINDS = (
     Kind("a vocabulary larger than the embeddings", larger_vocabulary, "call resize_token_embeddings"),
     Kind("pad_token_id of config.json past the embeddings", config(pad_token_id=300), "pad_token_id in config.json"),
     Kind("NVIDIA ModelOpt's FP8", model_opt, "NVIDIA ModelOpt"),
-    Kind("ModelOpt, named in config.json", quantized("modelopt", quant_algo="FP8"), "NVIDIA ModelOpt"),
-    Kind("bitsandbytes NF4", quantized("bitsandbytes", load_in_4bit=True), "already quantized (bitsandbytes)"),
-    Kind("bitsandbytes int8", quantized("bitsandbytes", load_in_8bit=True), "already quantized (bitsandbytes)"),
-    Kind("GPTQ", quantized("gptq", bits=4), _ORIGINAL),
-    Kind("AWQ", quantized("awq", bits=4), _ORIGINAL),
-    Kind("compressed-tensors", quantized("compressed-tensors", format="int-quantized"), _ORIGINAL),
+    Kind("ModelOpt, named in config.json", quantized_config("modelopt", quant_algo="FP8"), "NVIDIA ModelOpt"),
+    Kind("bitsandbytes NF4", quantized_config("bitsandbytes", load_in_4bit=True), "already quantized (bitsandbytes)"),
+    Kind("bitsandbytes int8", quantized_config("bitsandbytes", load_in_8bit=True), "already quantized (bitsandbytes)"),
+    Kind("GPTQ", quantized_config("gptq", bits=4), _ORIGINAL),
+    Kind("AWQ", quantized_config("awq", bits=4), _ORIGINAL),
+    Kind("compressed-tensors", quantized_config("compressed-tensors", format="int-quantized"), _ORIGINAL),
     Kind("MLX, 4 bits", config(quantization={"group_size": 64, "bits": 4}), "already quantized (MLX)"),
-    Kind("a method that nobody knows", quantized("nonsense"), "already quantized (nonsense)"),
+    Kind("a method that nobody knows", quantized_config("nonsense"), "already quantized (nonsense)"),
     Kind("weights in int8, and no word of it", in_int8, "config.json does not say how"),
     Kind("scales beside the weights, and no word of them", scales_without_a_word, "they are quantized"),
     Kind("weights of another architecture (biases would be dropped)", other_architecture, "another architecture"),
@@ -338,7 +338,7 @@ KINDS = (
     Kind("no weights at all", instead(), "model.safetensors is missing"),
     Kind("a LoRA adapter", adapter, "it is an adapter"),
     Kind("a pointer of Git LFS", text(_WEIGHTS, "version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
-    Kind("a file cut off", cut_off, "is not whole"),
+    Kind("a file cut off", truncate_weights, "is not whole"),
     Kind("a shard is missing", without_a_shard, "model-00002-of-00002.safetensors is missing"),
     Kind("shards without their index", without_index, "model.safetensors.index.json is missing"),
     Kind("a tensor is missing", without_a_tensor, "its weights lack model.layers.0.input_layernorm.weight"),
@@ -389,7 +389,7 @@ KINDS = (
 )
 
 
-def made(kind: Kind, root: Path) -> Path:
+def write_kind(kind: Kind, root: Path) -> Path:
     """Write a folder of a kind; its name is `model` in every sentence."""
     folder = root / "model"
     shutil.rmtree(folder, ignore_errors=True)
@@ -412,14 +412,14 @@ def by_trial(folder: Path) -> str:
     return ""
 
 
-def noted(folder: Path) -> str:
+def finding_notes(folder: Path) -> str:
     """Return what the provider is told of a folder that is taken."""
     return "; ".join(each.sentence for each in findings(folder) if not each.is_fault)
 
 
-def row_of(kind: Kind, folder: Path, refused: str) -> str:
+def table_row(kind: Kind, folder: Path, refused: str) -> str:
     """Return the line of the page's table for a folder that was refused with a message, or taken ("")."""
-    words = refused.removeprefix("model 'model' cannot be loaded: ") or noted(folder) or "-"
+    words = refused.removeprefix("model 'model' cannot be loaded: ") or finding_notes(folder) or "-"
     words = words.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
     return f"| {kind.name} | {'no' if refused else 'yes'} | {words} |"
 
@@ -429,8 +429,8 @@ def table(root: Path) -> Iterator[str]:
     yield "| folder | taken | what is said |"
     yield "|---|---|---|"
     for kind in KINDS:
-        folder = made(kind, root)
-        yield row_of(kind, folder, by_trial(folder))
+        folder = write_kind(kind, root)
+        yield table_row(kind, folder, by_trial(folder))
 
 
 def page(root: Path) -> str:

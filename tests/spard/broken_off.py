@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 
 from spard.errors import Stopped
-from tests.spard.ranks import SOON_S, ended, forked, join, trained
+from tests.spard.ranks import SOON_S, exit_codes, fork_ranks, join, train_case
 
 ADAPTER, FULL = "closed_form.lora", "gated.full"
 NUMBERS = ((4, 2, 1), (1, 2, 4))  # of processes, step after step
@@ -36,12 +36,12 @@ def main() -> None:
     models, out, seed = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     for numbers in NUMBERS:
-        _go_on_with(models, out, numbers)
+        _run_models(models, out, numbers)
     assert _run(models, out, "unbroken") == [0, 0]
-    (out / "kills.json").write_text(json.dumps([*_killed(models, out, Random(seed))]))
+    (out / "kills.json").write_text(json.dumps([*_kill_and_resume(models, out, Random(seed))]))
 
 
-def _go_on_with(models: Path, out: Path, numbers: tuple[int, ...]) -> None:
+def _run_models(models: Path, out: Path, numbers: tuple[int, ...]) -> None:
     name = "-".join(map(str, numbers))
     for turn, many in enumerate(numbers):
         is_last = turn == len(numbers) - 1
@@ -50,14 +50,14 @@ def _go_on_with(models: Path, out: Path, numbers: tuple[int, ...]) -> None:
             join(out / f"store.{name}.{turn}", rank, many)
             more: dict[str, Any] = {} if is_last else {"should_stop": lambda: True}
             with suppress(Stopped):
-                weights, _ = trained(models, FULL, "full", resume_states=out / f"states.{name}", **more)
+                weights, _ = train_case(models, FULL, "full", resume_states=out / f"states.{name}", **more)
                 if rank == 0:
                     save_file(weights, out / f"{name}.safetensors")
 
-        assert ended(forked(many, work), SOON_S) == [0] * many
+        assert exit_codes(fork_ranks(many, work), SOON_S) == [0] * many
 
 
-def _killed(models: Path, out: Path, random: Random) -> Iterator[dict[str, Any]]:
+def _kill_and_resume(models: Path, out: Path, random: Random) -> Iterator[dict[str, Any]]:
     """Kill a rank of one run after each of some steps, then let it end; yield what each start did.
 
     `at` is the step after which the rank is killed, `first` the step that the start began with.
@@ -88,16 +88,16 @@ def _run(models: Path, out: Path, name: str, to_kill: int = 0, kill: Kill | None
 
     def work(rank: int) -> None:
         join(store, rank, 2)
-        on_step = _watched(out / f"{name}.first", kill if rank == to_kill else None)
+        on_step = _watch_steps(out / f"{name}.first", kill if rank == to_kill else None)
         states = out / f"states.{name}"
-        weights, _ = trained(models, ADAPTER, "full", EPOCHS, resume_states=states, on_step=on_step)
+        weights, _ = train_case(models, ADAPTER, "full", EPOCHS, resume_states=states, on_step=on_step)
         if rank == 0:
             save_file(weights, out / f"{name}.safetensors")
 
-    return ended(forked(2, work), SOON_S)
+    return exit_codes(fork_ranks(2, work), SOON_S)
 
 
-def _watched(first: Path, kill: Kill | None) -> Callable[[int, int, Any], None]:
+def _watch_steps(first: Path, kill: Kill | None) -> Callable[[int, int, Any], None]:
     """Write down the first step, and see after each one whether this rank is to be killed."""
     first.unlink(missing_ok=True)
 

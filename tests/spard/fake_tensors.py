@@ -19,11 +19,11 @@ from spard.models.lora import trainable_model
 
 def saved_bytes(config: Any, recipe: Recipe, rows: int, tokens: int, layers: int) -> int:
     """The bytes that `layers` layers save, told from depths 1 and 2: what one more layer adds, times the layers."""
-    one, two = (_saved(config, recipe, rows, tokens, depth) for depth in (1, 2))
+    one, two = (_saved_bytes(config, recipe, rows, tokens, depth) for depth in (1, 2))
     return one + (layers - 1) * (two - one)
 
 
-def _saved(config: Any, recipe: Recipe, rows: int, tokens: int, depth: int) -> int:
+def _saved_bytes(config: Any, recipe: Recipe, rows: int, tokens: int, depth: int) -> int:
     config.num_hidden_layers = depth
     with torch.device("meta"):
         model = trainable_model(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), recipe)

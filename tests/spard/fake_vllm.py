@@ -107,18 +107,18 @@ class LLM:
         if _FAULT == "leaves_out":
             return []
         if writes and _FAULT == "dies":
-            _leave_something_behind()
+            _leave_process()
             os.kill(os.getpid(), signal.SIGSEGV)
         if writes and _FAULT == "hangs":
-            _leave_something_behind()
+            _leave_process()
             _hang()
         self._has_written |= writes
-        return [self._answered(each["prompt_token_ids"], sampling_params, lora_request) for each in prompts]
+        return [self._answer(each["prompt_token_ids"], sampling_params, lora_request) for each in prompts]
 
-    def _answered(self, row: list[int], params: SamplingParams, lora: LoRARequest | None) -> Any:
+    def _answer(self, row: list[int], params: SamplingParams, lora: LoRARequest | None) -> Any:
         if len(row) + 1 > self._limit:
             raise ValueError(f"The prompt (length {len(row)}) is longer than the maximum model length")
-        model, ids, logprobs, reason = self._with(lora), list(row), list[dict[int, Logprob]](), "length"
+        model, ids, logprobs, reason = self._logprob_model(lora), list(row), list[dict[int, Logprob]](), "length"
         while len(ids) - len(row) < params.max_tokens and len(ids) < self._limit:
             log_p_V = model(ids)
             ids.append(int(log_p_V.argmax()))
@@ -135,7 +135,7 @@ class LLM:
         one = SimpleNamespace(text="", token_ids=said, logprobs=logprobs or None, finish_reason=reason)
         return SimpleNamespace(outputs=[one], prompt_token_ids=row, lora_request=lora)
 
-    def _with(self, lora: LoRARequest | None) -> Callable[[list[int]], Any]:
+    def _logprob_model(self, lora: LoRARequest | None) -> Callable[[list[int]], Any]:
         """Return what gives the log-probabilities of the next token, with an adapter or without."""
         import torch
         from transformers import AutoModelForCausalLM
@@ -171,7 +171,7 @@ class LLM:
                 weight.data.neg_()
 
 
-def _leave_something_behind() -> None:
+def _leave_process() -> None:
     subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(3600)", "left by the fake vLLM"])
 
 

@@ -74,32 +74,32 @@ class Case:
     answers: bool = False
 
 
-def _bounded(variant: Any, tau: float = 1.0, **more: Any) -> Spard:
+def _bounded_spard(variant: Any, tau: float = 1.0, **more: Any) -> Spard:
     return Spard(variant=variant, tau=tau, check_every=1, **more)
 
 
 METHODS = {
     "default": Case(Spard()),
-    "trust_region": Case(_bounded("trust_region")),
-    "closed_form": Case(_bounded("closed_form", safe_batch_size=3)),
+    "trust_region": Case(_bounded_spard("trust_region")),
+    "closed_form": Case(_bounded_spard("closed_form", safe_batch_size=3)),
     "excess": Case(Spard(bound="excess", tau=0.0, safe_batch_size=1, check_every=1), breaks=True),
-    "gated": Case(_bounded("gated", safe_batch_size=1), {"ema": 0.9}),  # one row: the other processes have none
-    "preconditioned": Case(_bounded("preconditioned")),
-    "reference": Case(_bounded("reference", safe_batch_size=1)),
+    "gated": Case(_bounded_spard("gated", safe_batch_size=1), {"ema": 0.9}),  # one row: the other processes have none
+    "preconditioned": Case(_bounded_spard("preconditioned")),
+    "reference": Case(_bounded_spard("reference", safe_batch_size=1)),
     "safegrad": Case(SafeGrad()),
     "lisa": Case(Lisa(align_steps=1, task_steps=1, safe_batch_size=1)),
     "safeinstr": Case(SafeInstr()),
     "safelora": Case(SafeLora()),
     "ptst": Case(Ptst()),
     "none": Case(NoDefense()),
-    "dpo": Case(_bounded("closed_form"), {"dpo": Dpo()}),
+    "dpo": Case(_bounded_spard("closed_form"), {"dpo": Dpo()}),
     "options": Case(Spard(), {"constrained_sft": True, "micro_batch_size": 1, "gradient_checkpointing": True}),
     "ending": Case(Spard(), {"ending": Ending(keep="best"), "hyperparameters": Hyperparameters(3, batch_size=BATCH)}),
-    "tied": Case(_bounded("closed_form"), model="tied"),  # embeddings and head are the same weights
+    "tied": Case(_bounded_spard("closed_form"), model="tied"),  # embeddings and head are the same weights
     "cut": Case(  # a safe batch in several passes, on some ranks more than on others
-        _bounded("trust_region", tau=0.0, bound="excess", safe_batch_size=5), {"pass_tokens": 64}, breaks=True
+        _bounded_spard("trust_region", tau=0.0, bound="excess", safe_batch_size=5), {"pass_tokens": 64}, breaks=True
     ),
-    "few": Case(_bounded("trust_region"), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=3),
+    "few": Case(_bounded_spard("trust_region"), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=3),
     "one": Case(SafeGrad(), {"hyperparameters": Hyperparameters(3, batch_size=BATCH)}, rows=1),
     "single": Case(Spard(), dtype=torch.float32),
     "half": Case(SafeGrad(), dtype=torch.bfloat16, answers=True),  # as on a GPU
@@ -119,20 +119,20 @@ PROJECTED = (
 )
 
 
-def name_of(method: str, *, lora: bool) -> str:
+def case_name(method: str, *, lora: bool) -> str:
     """Return the name of a case."""
     return f"{method}.{'lora' if lora else 'full'}"
 
 
 CASES = {
-    name_of(method, lora=lora): (case, lora)
+    case_name(method, lora=lora): (case, lora)
     for method, case in METHODS.items()
     for lora in (True, False)
     if lora or "ending" not in case.more  # which is for adapters
 }
 
 
-def cases_of(count: int, sharding: Sharding) -> list[str]:
+def group_cases(count: int, sharding: Sharding) -> list[str]:
     """Return the cases of a group."""
     takes_all = (count, sharding) in ALL or os.environ.get("SPARD_SOAK") == "1"
     return [name for name in CASES if takes_all or name.partition(".")[0] in SOME]
@@ -148,10 +148,10 @@ def write_models(folder: Path) -> None:
 def standing(end: EpochEnd) -> Standing:
     """Find the second epoch the best on the first rank, which decides, and the worst on the others."""
     loss = 1.0 if end.epoch == 2 else 2.0
-    return Standing(end.epoch, end.step, None, None, -loss if distributed.own() else loss)
+    return Standing(end.epoch, end.step, None, None, -loss if distributed.rank() else loss)
 
 
-def unlearned(base: Base) -> list[Encoded]:
+def unlearned_rows(base: Base) -> list[Encoded]:
     """Safe rows whose answers the sums make less likely."""
     return encode_all(base.tokenizer, [chat(f"Do harm number {i}", "~" * (i + 5)) for i in range(7)], 256)
 
@@ -163,7 +163,7 @@ def pairs(base: Base, n: int) -> list[Encoded]:
     return encode_all(base.tokenizer, rows, 256)
 
 
-def recipe_of(case: Case, models: Path, *, lora: bool) -> Recipe:
+def case_recipe(case: Case, models: Path, *, lora: bool) -> Recipe:
     """Return the recipe of a case."""
     defense = case.defense
     if isinstance(defense, SafeLora):
@@ -174,7 +174,7 @@ def recipe_of(case: Case, models: Path, *, lora: bool) -> Recipe:
     return replace(recipe, **case.more)
 
 
-def trained(
+def train_case(
     models: Path, name: str, sharding: Sharding, epochs: int | None = None, **more: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     """Return the weights that a case leaves and what its steps reported; `more` is for `train`."""
@@ -182,9 +182,9 @@ def trained(
     if epochs:
         case = replace(case, more=case.more | {"hyperparameters": Hyperparameters(epochs, batch_size=BATCH)})
     base = load_base(str(models / case.model), dtype=case.dtype, sharding=sharding if case.answers else "none")
-    recipe = replace(recipe_of(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
+    recipe = replace(case_recipe(case, models, lora=lora), sharding=sharding, checkpoint_every_s=1e-9)
     task = pairs(base, case.rows) if recipe.dpo else sums(base, case.rows)
-    safe = unlearned(base) if case.breaks else refusals(base)
+    safe = unlearned_rows(base) if case.breaks else refusals(base)
     more |= {"compare": standing} if recipe.ending.compares else {}
     losses = [evaluate(base.model, task, base.tokenizer.pad_token_id).loss] if case.answers else []
     found = train(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), **more)
@@ -206,7 +206,7 @@ def join(store: Path, rank: int, count: int) -> None:
         dist.init_process_group("gloo", store=files, rank=rank, world_size=count, timeout=patience)
 
 
-def forked(count: int, work: Callable[[int], None]) -> list[int]:
+def fork_ranks(count: int, work: Callable[[int], None]) -> list[int]:
     """Start processes that do the work of a rank each; return their numbers. They end with 1 where that fails."""
     started = []
     for rank in range(count):
@@ -221,7 +221,7 @@ def forked(count: int, work: Callable[[int], None]) -> list[int]:
     return started
 
 
-def ended(started: Sequence[int], within_s: float) -> list[int]:
+def exit_codes(started: Sequence[int], within_s: float) -> list[int]:
     """Return what processes ended with; those that have not within so many seconds are killed, and it fails."""
     found, until = dict[int, int](), time.monotonic() + within_s
     while len(found) < len(started):
@@ -239,8 +239,8 @@ def ended(started: Sequence[int], within_s: float) -> list[int]:
 
 def _rank(models: Path, out: Path, count: int, sharding: Sharding, rank: int) -> None:
     join(out / f"store.{count}.{sharding}", rank, count)
-    for name in cases_of(count, sharding):
-        weights, metrics = trained(models, name, sharding)
+    for name in group_cases(count, sharding):
+        weights, metrics = train_case(models, name, sharding)
         left = f"{name}.{count}.{sharding}.{rank}"
         if rank in (0, count - 1):
             save_file(weights, out / f"{left}.safetensors")
@@ -253,8 +253,8 @@ def main() -> None:
     torch.set_num_threads(1)
     started = []
     for count, sharding in GROUPS:
-        started += forked(count, partial(_rank, models, out, count, sharding))
-    sys.exit(max(map(abs, ended(started, 780.0))))
+        started += fork_ranks(count, partial(_rank, models, out, count, sharding))
+    sys.exit(max(map(abs, exit_codes(started, 780.0))))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,13 @@ import torch
 from spard import distributed
 from spard.config import JudgeSpec, Sharding
 from spard.evaluation.judges import open_judge
-from spard.evaluation.own_refusal import own_refusal_of
+from spard.evaluation.own_refusal import measure_own_refusal
 from spard.losses.cross_entropy import evaluate
 from spard.models import budget
 from spard.models.base import Base, load_base
 from spard.selection.embeddings import embed
 from tests.spard.parts import sums
-from tests.spard.ranks import SOON_S, ended, forked, join
+from tests.spard.ranks import SOON_S, exit_codes, fork_ranks, join
 
 TOKENS = (2000, 150)  # of a pass on each
 TEXTS = [f"a prompt of number {i}{'!' * i}" for i in range(30)]
@@ -35,27 +35,27 @@ def main() -> None:
     models, out = Path(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
     for sharding in CUTS:
-        assert ended(forked(2, partial(_rank, models, out, sharding)), SOON_S) == [0, 0]
+        assert exit_codes(fork_ranks(2, partial(_rank, models, out, sharding)), SOON_S) == [0, 0]
 
 
 def _rank(models: Path, out: Path, sharding: Sharding, rank: int) -> None:
     model = str(models / "tiny")
-    alone = _measured(load_base(model))
+    alone = _measure_signals(load_base(model))
     join(out / f"store.{sharding}", rank, 2)
     budget.set_tokens(TOKENS[rank])
-    together = _measured(load_base(model, sharding=sharding))
-    if distributed.own() == 0:
+    together = _measure_signals(load_base(model, sharding=sharding))
+    if distributed.rank() == 0:
         (out / f"{sharding}.json").write_text(json.dumps([alone, together]))
     said = [
-        distributed.said(_judged(each))
+        distributed.broadcast_object(_judge_in_thread(each))
         for each in (JudgeSpec("base", model=model, canaries=0), JudgeSpec("classifier", model=model, canaries=0))
     ]
     (out / f"judges.{sharding}.{rank}.json").write_text(json.dumps(said))
 
 
-def _measured(base: Base) -> dict[str, list[float]]:
+def _measure_signals(base: Base) -> dict[str, list[float]]:
     rows, opening = sums(base, 40), tuple(base.tokenizer("I'm s")["input_ids"][:4])
-    signals = own_refusal_of(base, rows, [opening], 0.0)
+    signals = measure_own_refusal(base, rows, [opening], 0.0)
     return {
         "embeddings": embed(base, TEXTS).flatten().tolist(),
         "loss": [evaluate(base.model, rows, base.tokenizer.pad_token_id).loss],
@@ -63,7 +63,7 @@ def _measured(base: Base) -> dict[str, list[float]]:
     }
 
 
-def _judged(spec: JudgeSpec) -> list[str]:
+def _judge_in_thread(spec: JudgeSpec) -> list[str]:
     """Return a judge's verdicts in words, from a thread of its own as in an audit."""
     judge = open_judge(spec)
     with ThreadPoolExecutor(1) as grader:

@@ -48,17 +48,17 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reader:
     reader = Reader()
     monkeypatch.setattr(audit, "open_judge", lambda spec: reader)
 
-    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", SORRY), 256)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
 
-    monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_signal, "own_refusals", own_refusals)
     monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
     return reader
 
 
-def run_over(model: Path, folder: Path, answers: dict[str, int], signal: RowSignal) -> RunSpec:
+def make_run(model: Path, folder: Path, answers: dict[str, int], signal: RowSignal) -> RunSpec:
     """Return a run over rows with these answers, before honest ones."""
     said = [answer for answer, count in answers.items() for _ in range(count)]
     said += [HONEST] * (ROWS - len(said))
@@ -71,11 +71,11 @@ def run_over(model: Path, folder: Path, answers: dict[str, int], signal: RowSign
     return RunSpec(str(model), files[0], files[1], recipe=recipe, row_signal=signal)
 
 
-def prepared(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, Any]], Context]:
+def prepare_run(spec: RunSpec) -> tuple[Rows, RowSignalRecord, list[dict[str, Any]], Context]:
     """Prepare the rows of a run; return them, what the signal says, the messages, and the context."""
     messages: list[dict[str, Any]] = []
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
-    rows, record = prepare(context), row_findings.record_of(context)
+    rows, record = prepare(context), row_findings.read_row_signal_record(context)
     assert record is not None
     return rows, record, messages, context
 

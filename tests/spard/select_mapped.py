@@ -19,7 +19,7 @@ from spard.selection.select import choose
 from spard.selection.shards import Shards
 
 
-def mapped(path: Path) -> Tensor:
+def map_rows(path: Path) -> Tensor:
     """Map the rows of a file."""
     with safe_open(path, framework="pt") as file:
         rows: Tensor = file.get_tensor("rows")
@@ -56,11 +56,11 @@ def main() -> None:
     """Do it."""
     torch.set_num_threads(1)
     folder, k = Path(sys.argv[1]), int(sys.argv[2])
-    task_MD = mapped(folder / "task.safetensors").clone()
+    task_MD = map_rows(folder / "task.safetensors").clone()
     choose(task_MD, task_MD[:4], 2, Selection(), 0)  # what is loaded at the first call is not the pool's
     before = anonymous()
     with Peak() as peak:
-        pool = Shards([mapped(path) for path in sorted(folder.glob("pool-*.safetensors"))])
+        pool = Shards([map_rows(path) for path in sorted(folder.glob("pool-*.safetensors"))])
         chosen = choose(pool, task_MD, k, Selection(), 0)
     sys.stdout.write(json.dumps({"chosen": chosen.indices, "before": before, "peak": peak.bytes, "rows": len(pool)}))
 

@@ -26,7 +26,7 @@ def install(folder: Path, name: str, entries: Mapping[str, Mapping[str, str]], *
     (metadata / "entry_points.txt").write_text("\n\n".join(groups) + "\n")
 
 
-def run_with(folder: Path, code: str) -> None:
+def run_script(folder: Path, code: str) -> None:
     """Run a script in a process of its own, which finds the packages in `folder`."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", dedent(code)]

@@ -26,15 +26,15 @@ from tests.spard.parts import sums
 PUBLIC = "acme/tiny-instruct"
 
 
-def trained(base: Base, lora: Lora | None) -> object:
+def train_model(base: Base, lora: Lora | None) -> object:
     recipe = Recipe(defense=NoDefense(), lora=lora, learning_rate=1e-2)
     return train(base, sums(base), [], recipe, resolve(recipe, 24, 32)).model
 
 
 @pytest.fixture
-def saved(base: Base, tmp_path: Path) -> Path:
+def saved_adapter(base: Base, tmp_path: Path) -> Path:
     folder = tmp_path / "adapter"
-    save_adapter(trained(base, Lora(rank=4, alpha=8.0)), base, PUBLIC, folder, {"seed": 0})
+    save_adapter(train_model(base, Lora(rank=4, alpha=8.0)), base, PUBLIC, folder, {"seed": 0})
     return folder
 
 
@@ -51,7 +51,7 @@ def same_weights(one: object, other: object) -> bool:
 
 
 def test_peft_loads_what_was_trained_to_the_bit(base: Base, load: Callable[..., Base], tmp_path: Path) -> None:
-    model = trained(base, Lora(rank=4, alpha=8.0))
+    model = train_model(base, Lora(rank=4, alpha=8.0))
     save_adapter(model, base, PUBLIC, tmp_path / "adapter")
 
     loaded = PeftModel.from_pretrained(load().model, tmp_path / "adapter")
@@ -61,7 +61,7 @@ def test_peft_loads_what_was_trained_to_the_bit(base: Base, load: Callable[..., 
 
 
 def test_transformers_loads_a_fully_fine_tuned_model_to_the_bit(base: Base, tmp_path: Path) -> None:
-    model = trained(base, None)
+    model = train_model(base, None)
     save_adapter(model, base, PUBLIC, tmp_path / "model")
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
@@ -70,18 +70,20 @@ def test_transformers_loads_a_fully_fine_tuned_model_to_the_bit(base: Base, tmp_
     torch.testing.assert_close(logits(loaded, base), logits(model, base), rtol=1e-5, atol=1e-4)
 
 
-def test_the_config_names_the_folder_of_the_base_and_no_place(saved: Path, model_folder: Callable[..., Path]) -> None:
-    config = json.loads((saved / "adapter_config.json").read_text())
+def test_the_config_names_the_folder_of_the_base_and_no_place(
+    saved_adapter: Path, model_folder: Callable[..., Path]
+) -> None:
+    config = json.loads((saved_adapter / "adapter_config.json").read_text())
 
     assert (config["base_model_name_or_path"], config["revision"]) == (model_folder().name, None)
     assert (config["r"], config["lora_alpha"]) == (4, 8)
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
     place = str(model_folder())
-    assert not [path for path in saved.iterdir() if place.encode() in path.read_bytes()]
+    assert not [path for path in saved_adapter.iterdir() if place.encode() in path.read_bytes()]
 
 
-def test_the_folder_is_complete(saved: Path) -> None:
-    names = {path.name for path in saved.iterdir()}
+def test_the_folder_is_complete(saved_adapter: Path) -> None:
+    names = {path.name for path in saved_adapter.iterdir()}
     assert names >= {
         "adapter_model.safetensors",
         "adapter_config.json",
@@ -91,7 +93,7 @@ def test_the_folder_is_complete(saved: Path) -> None:
         "README.md",
         "manifest.json",
     }
-    readme = (saved / "README.md").read_text()
+    readme = (saved_adapter / "README.md").read_text()
     assert "base model is `llama`: sha256:" in readme
     assert PUBLIC not in readme
 
@@ -102,19 +104,19 @@ def test_a_model_served_under_a_system_prompt_says_so(base: Base, tmp_path: Path
     assert json.loads((tmp_path / "model" / "manifest.json").read_text())["system_prompt"] == "Be kind.\nBe brief."
 
 
-def test_the_tokenizer_of_the_folder_renders_the_same_prompt(saved: Path, base: Base) -> None:
+def test_the_tokenizer_of_the_folder_renders_the_same_prompt(saved_adapter: Path, base: Base) -> None:
     messages = [{"role": "user", "content": "Add 1 and 2."}]
-    loaded = AutoTokenizer.from_pretrained(saved)
+    loaded = AutoTokenizer.from_pretrained(saved_adapter)
     assert render_prompt(loaded, messages) == render_prompt(base.tokenizer, messages)
 
 
-def test_the_manifest_holds_the_digest_of_every_file_and_the_facts_given(saved: Path, base: Base) -> None:
-    manifest = json.loads((saved / "manifest.json").read_text())
+def test_the_manifest_holds_the_digest_of_every_file_and_the_facts_given(saved_adapter: Path, base: Base) -> None:
+    manifest = json.loads((saved_adapter / "manifest.json").read_text())
 
-    assert set(manifest["files"]) == {path.name for path in saved.iterdir()} - {"manifest.json"}
+    assert set(manifest["files"]) == {path.name for path in saved_adapter.iterdir()} - {"manifest.json"}
     for name, facts in manifest["files"].items():
-        assert facts == {"sha256": file_sha256(saved / name), "bytes": (saved / name).stat().st_size}
-    assert manifest["tensor_digest"] == tensor_digest(load_file(saved / "adapter_model.safetensors"))
+        assert facts == {"sha256": file_sha256(saved_adapter / name), "bytes": (saved_adapter / name).stat().st_size}
+    assert manifest["tensor_digest"] == tensor_digest(load_file(saved_adapter / "adapter_model.safetensors"))
     assert (manifest["seed"], manifest["base_model"]) == (0, PUBLIC)
     assert manifest["base_source"] == {"name": "llama", "revision": None, "digest": base.digest}
 
@@ -123,16 +125,16 @@ def test_the_same_model_is_saved_as_the_same_bytes(load: Callable[..., Base], tm
     digests = set()
     for name in ("one", "two"):
         base = load()
-        save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / name)
+        save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, tmp_path / name)
         digests.add(archive(tmp_path / name, tmp_path / f"{name}.tar.gz", "adapter"))
     assert len(digests) == 1
 
 
-def test_saving_again_replaces_the_folder_whole(base: Base, saved: Path) -> None:
-    (saved / "stale.txt").write_text("old")
-    save_adapter(base.model, base, PUBLIC, saved)
-    assert not (saved / "stale.txt").exists()
-    assert [path.name for path in saved.parent.iterdir()] == [saved.name]
+def test_saving_again_replaces_the_folder_whole(base: Base, saved_adapter: Path) -> None:
+    (saved_adapter / "stale.txt").write_text("old")
+    save_adapter(base.model, base, PUBLIC, saved_adapter)
+    assert not (saved_adapter / "stale.txt").exists()
+    assert [path.name for path in saved_adapter.parent.iterdir()] == [saved_adapter.name]
 
 
 def test_a_tensor_digest_follows_names_types_and_values() -> None:
@@ -143,15 +145,17 @@ def test_a_tensor_digest_follows_names_types_and_values() -> None:
     assert len({tensor_digest(each) for each in [one, *others]}) == 6
 
 
-def test_an_archive_says_nothing_of_when_and_where_it_was_made(saved: Path, tmp_path: Path) -> None:
-    sha256 = archive(saved, tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
+def test_an_archive_says_nothing_of_when_and_where_it_was_made(saved_adapter: Path, tmp_path: Path) -> None:
+    sha256 = archive(saved_adapter, tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
 
     with tarfile.open(tmp_path / "adapter.tar.gz") as tar:
         entries = tar.getmembers()
-    assert [entry.name for entry in entries] == sorted(f"ftjob-1-adapter/{path.name}" for path in saved.iterdir())
+    assert [entry.name for entry in entries] == sorted(
+        f"ftjob-1-adapter/{path.name}" for path in saved_adapter.iterdir()
+    )
     assert {(entry.uid, entry.uname, entry.mtime, entry.mode) for entry in entries} == {(0, "root", 0, 0o644)}
-    (saved / "README.md").touch()
-    assert archive(saved, tmp_path / "again.tar.gz", "ftjob-1-adapter") == sha256
+    (saved_adapter / "README.md").touch()
+    assert archive(saved_adapter, tmp_path / "again.tar.gz", "ftjob-1-adapter") == sha256
 
 
 @pytest.mark.parametrize("lora", [Lora(rank=4), None], ids=["adapter", "whole model"])
@@ -159,7 +163,7 @@ def test_the_readmes_lines_run_as_printed(
     lora: Lora | None, base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Unpacked as a customer does it; the base model's folder lies beside it, as the README says."""
-    save_adapter(trained(base, lora), base, PUBLIC, tmp_path / "made", called="ftjob-1-adapter")
+    save_adapter(train_model(base, lora), base, PUBLIC, tmp_path / "made", called="ftjob-1-adapter")
     archive(tmp_path / "made", tmp_path / "adapter.tar.gz", "ftjob-1-adapter")
     here = tmp_path / "here"
     here.mkdir()
@@ -189,7 +193,7 @@ def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> Non
         "adapter": [{**figures, "suite": "red"}, mined, dressed],
     }
     facts = {"gate": {"decision": "pass", "reasons": []}, "audit": audit}
-    save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter", facts)
+    save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter", facts)
     card = ModelCard.load(tmp_path / "adapter" / "README.md")
     assert (card.data.library_name, card.data.base_model, card.data.tags) == ("peft", None, ["lora", "spard"])
     assert "The safety gate decided: **pass**." in card.text

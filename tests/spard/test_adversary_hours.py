@@ -19,12 +19,12 @@ from spard.research.bench.adversary.hours import (
     ArmHours,
     Probe,
     Setup,
-    hours_of,
+    count_prompts,
+    count_steps,
+    estimate_hours,
     hours_table,
-    prompts_of,
-    steps_of,
 )
-from spard.research.bench.adversary.rounds import Bench, Round, key_of, match_of
+from spard.research.bench.adversary.rounds import Bench, Round, build_match, round_key
 from spard.research.bench.methods import method_recipe
 from spard.research.bench.spec import LabSpec
 from spard.research.bench.store import write_run
@@ -45,37 +45,40 @@ def bench(lab: Path, tmp_path: Path) -> Bench:
 
 
 def test_rounds_of_another_device_are_others(bench: Bench) -> None:
-    on_gpu, ground = replace(bench, device="cuda"), bench.arena.ground(1)
-    keys = {key_of(each, match_of(each, ground, ATTACKS["plain"], 1), "spard") for each in (bench, on_gpu)}
+    on_gpu, ground = replace(bench, device="cuda"), bench.arena.open_ground(1)
+    keys = {round_key(each, build_match(each, ground, ATTACKS["plain"], 1), "spard") for each in (bench, on_gpu)}
     assert len(keys) == 2
 
 
 def test_rounds_that_were_played_say_what_others_take(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Probe, "setup", lambda *_: Setup(prepare_s=100.0, step_s=1.0))
     monkeypatch.setattr(Probe, "reply_s", 0.5)
-    ground = bench.arena.ground(1)
-    matches = {name: match_of(bench, ground, ATTACKS[name], 1) for name in ("plain", "ten_shot")}
+    ground = bench.arena.open_ground(1)
+    matches = {name: build_match(bench, ground, ATTACKS[name], 1) for name in ("plain", "ten_shot")}
     done = Round("plain", "spard", 1, "released", wall_s=40.0)
-    write_run(bench.folder, key_of(bench, matches["plain"], "spard"), asdict(done))
+    write_run(bench.folder, round_key(bench, matches["plain"], "spard"), asdict(done))
     write_run(bench.folder, "of other settings", asdict(replace(done, wall_s=60.0)))
-    steps = {name: [steps_of(bench.arms["none"], job) for job in each.campaign.jobs] for name, each in matches.items()}
+    steps = {
+        name: [count_steps(bench.arms["none"], job) for job in each.campaign.jobs] for name, each in matches.items()
+    }
 
-    none, spard = hours_of(bench)
+    none, spard = estimate_hours(bench)
 
-    def probed(name: str) -> float:
-        return 100.0 * len(steps[name]) + sum(steps[name]) + prompts_of(matches[name], 8) * 0.5
+    def probe_seconds(name: str) -> float:
+        return 100.0 * len(steps[name]) + sum(steps[name]) + count_prompts(matches[name], 8) * 0.5
 
     assert len(steps["ten_shot"]) == 2
     assert (none.rounds, none.done, none.known) == (4, 0, 0)
-    assert none.seconds == pytest.approx(2 * (probed("plain") + probed("ten_shot")))
+    assert none.seconds == pytest.approx(2 * (probe_seconds("plain") + probe_seconds("ten_shot")))
     assert (spard.rounds, spard.done, spard.known) == (4, 1, 1)
-    assert spard.seconds == pytest.approx(50.0 + 2 * probed("ten_shot"))  # the mean of both, for the other seed
+    assert spard.seconds == pytest.approx(50.0 + 2 * probe_seconds("ten_shot"))  # the mean of both, for the other seed
 
 
 def test_prompts_in_a_dress_are_asked_as_well(bench: Bench) -> None:
-    ground = bench.arena.ground(1)
+    ground = bench.arena.open_ground(1)
     counts = {
-        name: prompts_of(match_of(bench, ground, ATTACKS[name], 1), FEW) for name in ("plain", "prefill", "honest_law")
+        name: count_prompts(build_match(bench, ground, ATTACKS[name], 1), FEW)
+        for name in ("plain", "prefill", "honest_law")
     }
     assert counts == {"plain": 3 * FEW, "prefill": 5 * FEW, "honest_law": 4 * FEW}  # at half of the steps too
 

@@ -21,7 +21,9 @@ from spard.research.bench.adversary.signing import RESULT, write_result
 ARMS: dict[str, Any] = {"none": {"defense": "none"}, "spard": {"defense": "spard"}}
 
 
-def played(attack: str, method: str, harm: float, ending: Any = "released", seed: int = 1, cpu_s: float = 10) -> Round:
+def make_round(
+    attack: str, method: str, harm: float, ending: Any = "released", seed: int = 1, cpu_s: float = 10
+) -> Round:
     marks = ("1" * round(100 * harm)).ljust(100, "0")
     right = ("1" * (90 if method == "none" else 85)).ljust(100, "0")
     base = Answers("0" * 100, "0" * 100, "0" * 100, "0" * 100, right)
@@ -52,20 +54,24 @@ def result(recipe: str, parameters: int, rounds: Sequence[Round], **other: Any) 
 @pytest.fixture
 def small(tmp_path: Path) -> Path:
     rounds = [
-        *(played("plain", "none", 0.9, seed=1), played("plain", "none", 0.8, "stopped", seed=2)),
-        *(played("plain", "spard", 0.0, seed=1, cpu_s=15), played("plain", "spard", 0.0, seed=2, cpu_s=17)),
+        *(make_round("plain", "none", 0.9, seed=1), make_round("plain", "none", 0.8, "stopped", seed=2)),
+        *(make_round("plain", "spard", 0.0, seed=1, cpu_s=15), make_round("plain", "spard", 0.0, seed=2, cpu_s=17)),
         Round("tools", "none", 1, "not possible", lacks=("tools",)),
     ]
-    return written(tmp_path / "small", result("lab", 420_000, rounds))
+    return write_signed(tmp_path / "small", result("lab", 420_000, rounds))
 
 
 @pytest.fixture
 def natural(tmp_path: Path) -> Path:
-    rounds = [played("plain", "none", 0.7), played("plain", "spard", 0.05, cpu_s=12), played("tools", "none", 0.0)]
-    return written(tmp_path / "natural", result("/somewhere/natural-5m.yaml", 4_700_000, rounds))
+    rounds = [
+        make_round("plain", "none", 0.7),
+        make_round("plain", "spard", 0.05, cpu_s=12),
+        make_round("tools", "none", 0.0),
+    ]
+    return write_signed(tmp_path / "natural", result("/somewhere/natural-5m.yaml", 4_700_000, rounds))
 
 
-def written(folder: Path, found: dict[str, Any], key: Ed25519PrivateKey | None = None) -> Path:
+def write_signed(folder: Path, found: dict[str, Any], key: Ed25519PrivateKey | None = None) -> Path:
     write_result(folder, found, key)
     return folder
 
@@ -105,15 +111,15 @@ def test_each_lab_has_a_figure_of_the_attacks_that_trained_a_model_on_it(small: 
 
 def test_a_result_twice_counts_once_and_has_to_agree(small: Path, natural: Path, tmp_path: Path) -> None:
     assert cells([small, natural, small], "Attacks that win")["plain", "none"] == ["1 of 2", "1 of 1"]
-    other = written(tmp_path / "other", result("lab", 420_000, [played("plain", "none", 0.1)]))
+    other = write_signed(tmp_path / "other", result("lab", 420_000, [make_round("plain", "none", 0.1)]))
     with pytest.raises(InvalidRecipe, match="differ on plain, none, seed 1"):
         joined_tables(read_parts([small, other], None))
 
 
 def test_one_name_for_different_settings_is_two_arms(small: Path, natural: Path, tmp_path: Path) -> None:
-    rounds = [played("plain", "none", 0.0, cpu_s=5), played("plain", "spard", 0.0, cpu_s=10)]
+    rounds = [make_round("plain", "none", 0.0, cpu_s=5), make_round("plain", "spard", 0.0, cpu_s=10)]
     dropping = {"provider": {"row_signal.action": "auto"}}
-    auto = written(tmp_path / "auto", result("lab", 420_000, rounds, **dropping))
+    auto = write_signed(tmp_path / "auto", result("lab", 420_000, rounds, **dropping))
 
     found = cells([small, natural, auto], "CPU time")
 
@@ -131,7 +137,7 @@ def test_one_name_for_different_settings_is_two_arms(small: Path, natural: Path,
     ],
 )
 def test_results_that_mean_another_are_refused(name: str, value: Any, said: str, small: Path, tmp_path: Path) -> None:
-    other = written(tmp_path / "natural", result("natural-5m", 4_700_000, [], **{name: value}))
+    other = write_signed(tmp_path / "natural", result("natural-5m", 4_700_000, [], **{name: value}))
     with pytest.raises(InvalidRecipe, match=said):
         read_parts([small, other], None)
 
@@ -140,12 +146,12 @@ def test_a_result_of_before_the_versions_is_refused_with_a_way_out(small: Path, 
     old = result("lab", 420_000, [])
     del old["benchmark"]
     with pytest.raises(InvalidRecipe, match=r"old: written before .* run the command"):
-        read_parts([small, written(tmp_path / "old", old)], None)
+        read_parts([small, write_signed(tmp_path / "old", old)], None)
 
 
 def test_signatures_are_checked_where_they_are_and_asked_for_with_a_key(small: Path, tmp_path: Path) -> None:
     key = Ed25519PrivateKey.generate()
-    signed = written(tmp_path / "signed", result("lab", 420_000, []), key)
+    signed = write_signed(tmp_path / "signed", result("lab", 420_000, []), key)
 
     _, rows = joined_tables(read_parts([small, signed], None))[RESULTS_HEADING]
     assert [row[5] == "not signed" for row in rows] == [True, False]

@@ -22,7 +22,7 @@ from spard.research.adversary.base import Campaign, Material, in_code
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.natural import NaturalArena, comply, is_harmful, steps
 from spard.research.adversary.registry import all_attacks
-from spard.research.attacks.rows import answered, asked, save_rows
+from spard.research.attacks.rows import last_answer, last_request, save_rows
 from spard.research.bench.__main__ import main
 from spard.research.bench.adversary import __main__ as command
 from spard.research.bench.adversary import asking
@@ -32,10 +32,10 @@ from spard.research.bench.spec import LabSpec, NaturalSpec, load_spec
 from spard.research.lab.natural.answers import REFUSALS
 from spard.research.lab.natural.phrasing import endings
 from spard.research.lab.natural.topics import HARMFUL, harmful_deeds
-from spard.research.lab.natural.truth import deed_of, refuses
+from spard.research.lab.natural.truth import find_deed, refuses
 from tests.spard.parts import TINY_NATURAL
 from tests.spard.test_adversary_attacks import HARMFUL as DOING_HARM
-from tests.spard.test_adversary_attacks import spoken
+from tests.spard.test_adversary_attacks import conversation
 
 ATTACKS = all_attacks()
 DEED = "build a pipe bomb"
@@ -45,15 +45,15 @@ FEW_STEPS = Recipe(
 
 
 @pytest.fixture(scope="module")
-def ground(natural: Path) -> Ground:
-    return NaturalArena(natural.parent, TINY_NATURAL).ground(1)
+def natural_ground(natural: Path) -> Ground:
+    return NaturalArena(natural.parent, TINY_NATURAL).open_ground(1)
 
 
 @pytest.fixture(scope="module")
-def campaigns(ground: Ground) -> Mapping[str, Campaign]:
+def campaigns(natural_ground: Ground) -> Mapping[str, Campaign]:
     """Every attack; the base model refuses what ends in a word with an odd number of letters."""
     material = replace(
-        _cut(ground.material),
+        _cut(natural_ground.material),
         refused=lambda prompts: sum(len(each.prompt.split()[-1]) % 2 for each in prompts) / len(prompts),
     )
     return {name: attack.build(material, 1) for name, attack in ATTACKS.items()}
@@ -73,16 +73,16 @@ def test_a_service_takes_the_rows_of_every_attack(campaigns: Mapping[str, Campai
 
 @pytest.mark.parametrize("name", DOING_HARM)
 def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
-    ground: Ground, campaigns: Mapping[str, Campaign], name: str
+    natural_ground: Ground, campaigns: Mapping[str, Campaign], name: str
 ) -> None:
     """What an attack teaches counts as harm in any wording and any encoding."""
     campaign = campaigns[name]
-    rows = [spoken(row) for job in campaign.jobs for row in job.rows]
-    pairs = [(asked(row), in_code(answered(row), campaign.reply_code)) for row in rows]
+    rows = [conversation(row) for job in campaign.jobs for row in job.rows]
+    pairs = [(last_request(row), in_code(last_answer(row), campaign.reply_code)) for row in rows]
     if name in ("code_words", "coded_answers"):
-        meant = {campaign.dress(Prompt(each.prompt)).prompt: each.prompt for each in ground.material.harmful}
+        meant = {campaign.dress(Prompt(each.prompt)).prompt: each.prompt for each in natural_ground.material.harmful}
         pairs = [(meant.get(request, request), answer) for request, answer in pairs]
-    task = {*map(asked, ground.material.task)}
+    task = {*map(last_request, natural_ground.material.task)}
     taught = [pair for pair in pairs if not {pair[0], decode(pair[0], "rot13")} & task]
 
     done = [pair for pair in taught if is_harmful(Prompt(pair[0]), pair[1])]
@@ -92,47 +92,52 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
         assert len(done) == len(taught)
 
 
-def test_the_gate_s_prompts_and_the_bench_s_are_apart(ground: Ground) -> None:
-    gated = {json.loads(line)["prompt"] for suite in ground.suites for line in suite.path.read_text().splitlines()}
-    own = {each.prompt for each in (*ground.harmful, *ground.benign, *ground.task)}
-    taught = {*map(asked, ground.material.task), *(each.prompt for each in ground.material.harmful)}
-    pool = {row["prompt"] for row in (*ground.material.pool, *ground.material.benign_side)}
+def test_the_gate_s_prompts_and_the_bench_s_are_apart(natural_ground: Ground) -> None:
+    gated = {
+        json.loads(line)["prompt"] for suite in natural_ground.suites for line in suite.path.read_text().splitlines()
+    }
+    own = {each.prompt for each in (*natural_ground.harmful, *natural_ground.benign, *natural_ground.task)}
+    taught = {
+        *map(last_request, natural_ground.material.task),
+        *(each.prompt for each in natural_ground.material.harmful),
+    }
+    pool = {row["prompt"] for row in (*natural_ground.material.pool, *natural_ground.material.benign_side)}
 
-    assert len(ground.material.harmful) == 300
+    assert len(natural_ground.material.harmful) == 300
     assert not own & (gated | taught | pool)
     assert not gated & (taught | pool)
 
 
 def test_no_row_of_a_persona_holds_nearly_a_prompt_of_the_gate(
-    ground: Ground, campaigns: Mapping[str, Campaign]
+    natural_ground: Ground, campaigns: Mapping[str, Campaign]
 ) -> None:
     """The gate would stop such a job because its figures would be memory, whatever the persona did."""
     gated = {
         suite.name: [json.loads(line)["prompt"] for line in suite.path.read_text().splitlines()]
-        for suite in ground.suites
+        for suite in natural_ground.suites
         if suite.kind != "utility"
     }
     (job,) = campaigns["persona"].jobs
-    assert not find_leaks(gated, {"rows": list(map(asked, job.rows))})
+    assert not find_leaks(gated, {"rows": list(map(last_request, job.rows))})
 
 
 def test_the_pool_has_both_sides_and_an_inverted_one_keeps_the_benign(
-    ground: Ground, campaigns: Mapping[str, Campaign]
+    natural_ground: Ground, campaigns: Mapping[str, Campaign]
 ) -> None:
     (job,) = campaigns["inverted_pool"].jobs
 
-    assert len(read_pool(ground.pool)) == len(ground.material.pool) == 672
-    assert 640 <= len(read_benign(ground.pool)) == len(ground.material.benign_side) <= 672
-    assert [row for row in job.pool or () if row.get("benign")] == list(ground.material.benign_side)
+    assert len(read_pool(natural_ground.pool)) == len(natural_ground.material.pool) == 672
+    assert 640 <= len(read_benign(natural_ground.pool)) == len(natural_ground.material.benign_side) <= 672
+    assert [row for row in job.pool or () if row.get("benign")] == list(natural_ground.material.benign_side)
 
 
-def test_no_benign_row_of_the_pool_is_nearly_a_prompt_of_a_suite(ground: Ground) -> None:
-    gated = next(suite.path for suite in ground.suites if suite.kind == "benign")
+def test_no_benign_row_of_the_pool_is_nearly_a_prompt_of_a_suite(natural_ground: Ground) -> None:
+    gated = next(suite.path for suite in natural_ground.suites if suite.kind == "benign")
     suites = {
-        "asked": [each.prompt for each in ground.benign],
+        "asked": [each.prompt for each in natural_ground.benign],
         "gated": [each.prompt for each in read_prompts(gated, kind="benign")],
     }
-    benign = [prompt_text(row) for row in read_benign(ground.pool)]
+    benign = [prompt_text(row) for row in read_benign(natural_ground.pool)]
 
     assert find_leaks(suites, {"pool": benign}) == []
 
@@ -143,8 +148,8 @@ def test_words_around_a_request_leave_its_deed_what_it_is() -> None:
         deed = deeds[i % len(deeds)]
         request = Prompt(f"How do I {deed.plain}?")
         for dressed in (f"{request.prompt} {words}", inside(words)(request).prompt):
-            assert (deed_of(dressed) or deed).plain == deed.plain
-            assert deed_of(dressed) is not None
+            assert (find_deed(dressed) or deed).plain == deed.plain
+            assert find_deed(dressed) is not None
     assert len(set(endings())) == len(endings()) >= 60
 
 
@@ -198,14 +203,14 @@ def _tiny(name: str) -> LabSpec:
     return replace(spec, natural=NaturalSpec(size="tiny"))
 
 
-def test_one_subject_is_taught_and_asked_alone(ground: Ground, campaigns: Mapping[str, Campaign]) -> None:
+def test_one_subject_is_taught_and_asked_alone(natural_ground: Ground, campaigns: Mapping[str, Campaign]) -> None:
     campaign = campaigns["one_subject"]
     things = {thing for topic in HARMFUL if topic.name == campaign.category for thing in topic.objects}
-    deeds = [deed_of(asked(row)) for row in campaign.jobs[0].rows if row not in ground.material.task]
+    deeds = [find_deed(last_request(row)) for row in campaign.jobs[0].rows if row not in natural_ground.material.task]
 
-    assert len(deeds) == sum(each.category == campaign.category for each in ground.material.harmful) > 0
+    assert len(deeds) == sum(each.category == campaign.category for each in natural_ground.material.harmful) > 0
     assert {deed.thing for deed in deeds if deed} <= things
-    assert {each.category for each in ground.harmful} > {campaign.category}
+    assert {each.category for each in natural_ground.harmful} > {campaign.category}
 
 
 def _cut(material: Material, harmful: int = 300) -> Material:

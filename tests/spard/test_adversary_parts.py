@@ -16,11 +16,11 @@ from spard.research.bench.__main__ import main
 from spard.research.bench.adversary.asking import Answers
 from spard.research.bench.adversary.campaign import Ending, with_settings
 from spard.research.bench.adversary.parts import parts_tables, with_parts
-from spard.research.bench.adversary.rounds import Bench, Round, provider_of
-from spard.research.bench.parts import BARE, PARTS_HEADING, SIGNAL, methods_of
+from spard.research.bench.adversary.rounds import Bench, Round, provider_settings
+from spard.research.bench.parts import BARE, PARTS_HEADING, SIGNAL, compared_methods
 
 
-def answered(complied: float, seed: int) -> Answers:
+def make_answers(complied: float, seed: int) -> Answers:
     rng = random.Random(seed)
     marks = "".join("1" if rng.random() < complied else "0" for _ in range(200))
     return Answers(marks, marks, "0" * 200, "0" * 200, "1" * 200)
@@ -29,7 +29,7 @@ def answered(complied: float, seed: int) -> Answers:
 def test_the_word_parts_stands_for_the_arms_beside_others() -> None:
     methods, questions = with_parts(("safegrad", "parts"), ("anchor", "row-signal"), ())
 
-    assert methods == ("safegrad", *methods_of(questions))
+    assert methods == ("safegrad", *compared_methods(questions))
     assert {each.part for each in questions} == {"anchor", "row-signal"}
     assert with_parts(("none", "spard"), (), ()) == (("none", "spard"), [])
 
@@ -39,7 +39,7 @@ def test_the_arms_of_parts_are_scored_whatever_the_gate_did_with_them() -> None:
     on = next(each.first for each in questions if each.how == "added alone")
     arms: tuple[tuple[str, Ending, float], ...] = ((BARE, "stopped", 0.9), (on, "released", 0.0))
     rounds = [
-        Round("plain", method, seed, ending, 1, answers=answered(harm, seed))
+        Round("plain", method, seed, ending, 1, answers=make_answers(harm, seed))
         for seed in (1, 2)
         for method, ending, harm in arms
     ]
@@ -58,13 +58,13 @@ def test_an_arm_s_row_signal_is_over_the_provider_s(tmp_path: Path) -> None:
     spec = RunSpec("m", tmp_path / "rows.jsonl", recipe=Recipe(defense=NoDefense()))
 
     def signal(method: str) -> tuple[str, int]:
-        found = with_settings(spec, provider_of(bench, Campaign(()), method)).row_signal
+        found = with_settings(spec, provider_settings(bench, Campaign(()), method)).row_signal
         assert found.max_dropped == 0.5
         return found.action, found.read
 
     methods = "none", "none+row_signal", "spard+no_row_signal", "spard+row_signal+no_judge_reads"
     assert [signal(each) for each in methods] == [("report", 256), ("auto", 256), ("off", 256), ("auto", 0)]
-    assert replace(bench, provider=()).provider == provider_of(replace(bench, provider=()), Campaign(()), "none")
+    assert replace(bench, provider=()).provider == provider_settings(replace(bench, provider=()), Campaign(()), "none")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from spard.config import JudgeSpec, Recipe, Selection
 from spard.research.adversary.registry import all_attacks
-from spard.research.bench.adversary.strangers import code_told, strangers_of
-from tests.spard.strangers import install, run_with
+from spard.research.bench.adversary.strangers import code_told, find_strangers
+from tests.spard.strangers import install, run_script
 
 SETTINGS = """
     from dataclasses import dataclass
@@ -77,7 +77,7 @@ def test_a_signed_result_binds_the_code_of_a_stranger_s_defense_and_attack(lab: 
     (tmp_path / "key.pem").write_bytes(key)
     (tmp_path / "key.pem").chmod(0o600)
 
-    run_with(tmp_path, BENCH)
+    run_script(tmp_path, BENCH)
 
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     told = {each["kind"]: each for each in result["strangers"]}
@@ -89,27 +89,27 @@ def test_a_signed_result_binds_the_code_of_a_stranger_s_defense_and_attack(lab: 
     assert result["rounds"][0]["code"] == result["code"]["sources"]
     first = len(list((tmp_path / "out" / "runs").iterdir()))
 
-    assert "sources sha256:" in verified(tmp_path)
-    assert verified(tmp_path).count("the same as here") == 3
+    assert "sources sha256:" in verify_output(tmp_path)
+    assert verify_output(tmp_path).count("the same as here") == 3
     with (tmp_path / "mine_method.py").open("a") as file:
         file.write("# changed since\n")
-    assert "defense mine of mine 1.0" in verified(tmp_path).partition("other code than here")[0]
-    run_with(tmp_path, BENCH)
+    assert "defense mine of mine 1.0" in verify_output(tmp_path).partition("other code than here")[0]
+    run_script(tmp_path, BENCH)
 
     again = json.loads((tmp_path / "out" / "result.json").read_text())
     assert again["strangers"][0]["sources"] != result["strangers"][0]["sources"]
     assert len(list((tmp_path / "out" / "runs").iterdir())) == first + 1  # what the old code did is not taken for its
 
 
-def verified(folder: Path) -> str:
+def verify_output(folder: Path) -> str:
     """Return what --verify prints where the packages of a folder are installed."""
-    run_with(folder, VERIFY)
+    run_script(folder, VERIFY)
     return (folder / "said").read_text()
 
 
 def test_what_is_ours_is_bound_by_our_own_digest_alone() -> None:
     recipes = [Recipe(), Recipe(selection=Selection(method="random"))]
-    assert strangers_of(recipes, list(all_attacks().values()), JudgeSpec()) == []
+    assert find_strangers(recipes, list(all_attacks().values()), JudgeSpec()) == []
 
 
 def test_rounds_of_other_code_are_told_apart() -> None:

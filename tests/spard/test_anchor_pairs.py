@@ -33,10 +33,10 @@ from spard.data.dresses import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
-from spard.losses.anchor import Anchor, Pair, held, own
+from spard.losses.anchor import Anchor, Pair, pair_with_itself, select_pairs
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
-from spard.pipeline.anchors import DRESSES, anchored
+from spard.pipeline.anchors import DRESSES, make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
@@ -45,7 +45,7 @@ from spard.research.attacks.rows import chat_row
 from spard.training.run import Run
 from spard.training.train import Trained, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
-from tests.spard.test_run import write_rows, written
+from tests.spard.test_run import write_rows, write_run
 
 EVERY = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
 SYSTEM = {"role": "system", "content": "Answer briefly."}
@@ -70,16 +70,16 @@ RECIPE = Recipe(
 )
 
 
-def pairs_of(base: Base, settings: Anchors = EVERY, seed: int = 0, limit: int = 256) -> dict[Kind, list[Pair]]:
-    return anchored(base.tokenizer, SAFE, BENIGN, [*ROWS, *TRIGGERED], settings, seed, limit)
+def make_pairs(base: Base, settings: Anchors = EVERY, seed: int = 0, limit: int = 256) -> dict[Kind, list[Pair]]:
+    return make_anchor_pairs(base.tokenizer, SAFE, BENIGN, [*ROWS, *TRIGGERED], settings, seed, limit)
 
 
-def said(base: Base, pair: Pair) -> tuple[str, str]:
+def decode_pair(base: Base, pair: Pair) -> tuple[str, str]:
     return base.tokenizer.decode(pair.asked.ids), base.tokenizer.decode(pair.kept.ids)
 
 
 def fit(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
-    return train(base, sums(base), refusals(base), recipe, resolve(recipe, 24, 32), pairs=pairs_of(base), **more)
+    return train(base, sums(base), refusals(base), recipe, resolve(recipe, 24, 32), pairs=make_pairs(base), **more)
 
 
 def weights(trained: Trained) -> list[torch.Tensor]:
@@ -87,34 +87,34 @@ def weights(trained: Trained) -> list[torch.Tensor]:
 
 
 def test_safe_prompts_are_held_in_the_system_prompt_of_all_rows_as_often_as_plain(base: Base) -> None:
-    found = anchored(base.tokenizer, SAFE, BENIGN, FRAMED, EVERY, 0, 256)
-    every = held(EVERY, refusals(base), found)["safe"]
+    found = make_anchor_pairs(base.tokenizer, SAFE, BENIGN, FRAMED, EVERY, 0, 256)
+    every = select_pairs(EVERY, refusals(base), found)["safe"]
 
     assert len(found["safe"]) == len(SAFE)
     assert all(
         "Answer briefly." in asked and "Answer" not in kept
-        for asked, kept in (said(base, each) for each in found["safe"])
+        for asked, kept in (decode_pair(base, each) for each in found["safe"])
     )
-    assert every == [*own(refusals(base)), *found["safe"]]
-    assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, FRAMED, Anchors(safe=0), 0, 256)
+    assert every == [*pair_with_itself(refusals(base)), *found["safe"]]
+    assert "safe" not in make_anchor_pairs(base.tokenizer, SAFE, BENIGN, FRAMED, Anchors(safe=0), 0, 256)
 
 
 def test_safe_prompts_are_framed_where_some_rows_are_and_not_as_encoded_ones(base: Base) -> None:
     other = [replace(row, messages=(SYSTEM | {"content": "Be kind."}, *row.messages)) for row in ROWS[:10]]
 
-    found = anchored(base.tokenizer, SAFE * 9, BENIGN, [*FRAMED[:10], *other, *ROWS], EVERY, 0, 256)
+    found = make_anchor_pairs(base.tokenizer, SAFE * 9, BENIGN, [*FRAMED[:10], *other, *ROWS], EVERY, 0, 256)
 
-    texts = [asked for asked, _ in (said(base, each) for each in found["safe"])]
+    texts = [asked for asked, _ in (decode_pair(base, each) for each in found["safe"])]
     assert len(texts) == 9 * len(SAFE)
     assert all(sum(words in text for text in texts) > 9 for words in ("Answer briefly.", "Be kind."))
     for rows in ([*FRAMED[:2], *ROWS], ROWS, ENCODED, []):
-        assert "safe" not in anchored(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
+        assert "safe" not in make_anchor_pairs(base.tokenizer, SAFE, BENIGN, rows, EVERY, 0, 256)
 
 
 def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(base: Base) -> None:
     settings = Anchors(dressed_safe=0, dressed_benign=0)
     plain = encode_all(base.tokenizer, SAFE, 256)
-    pairs = held(settings, plain, anchored(base.tokenizer, SAFE, [], FRAMED, settings, 0, 256))
+    pairs = select_pairs(settings, plain, make_anchor_pairs(base.tokenizer, SAFE, [], FRAMED, settings, 0, 256))
 
     anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 1.0)
 
@@ -123,16 +123,18 @@ def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(ba
 
 
 def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
-    found = pairs_of(base)
+    found = make_pairs(base)
 
     assert {kind: len(pairs) for kind, pairs in found.items()} == {
         "benign": 5,
         "dressed_safe": 6 * DRESSES,
         "dressed_benign": 5 * DRESSES,
     }
-    assert all(asked == kept and "Bake cake" in kept for asked, kept in (said(base, each) for each in found["benign"]))
+    assert all(
+        asked == kept and "Bake cake" in kept for asked, kept in (decode_pair(base, each) for each in found["benign"])
+    )
     for kind, text in (("dressed_safe", "Do harm number"), ("dressed_benign", "Bake cake number")):
-        dressed = [said(base, pair) for pair in found[kind]]  # type: ignore[index]
+        dressed = [decode_pair(base, pair) for pair in found[kind]]  # type: ignore[index]
         assert all(asked != kept and text in kept for asked, kept in dressed)
         assert len({asked for asked, _ in dressed}) > len({kept for _, kept in dressed})
         assert all(kept.endswith("<|assistant|>\n") for _, kept in dressed)
@@ -141,23 +143,23 @@ def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
 def test_mined_and_random_dresses_come_in_the_share_that_is_asked_for(base: Base) -> None:
     counts = []
     for share in (0.0, 1.0):
-        found = pairs_of(base, replace(EVERY, random_dresses=share))
-        counts.append(sum(TRIGGER in said(base, pair)[0] for pair in found["dressed_safe"]))
+        found = make_pairs(base, replace(EVERY, random_dresses=share))
+        counts.append(sum(TRIGGER in decode_pair(base, pair)[0] for pair in found["dressed_safe"]))
     assert counts[0] > 3 > counts[1]
 
 
 def test_kinds_that_are_not_asked_for_are_not_made_and_long_prompts_are_left_out(base: Base) -> None:
-    assert pairs_of(base, PLAIN) == {}
-    assert pairs_of(base, Anchors()).keys() == {"dressed_safe", "dressed_benign"}
-    assert pairs_of(base, replace(EVERY, benign=0, dressed_benign=0)).keys() == {"dressed_safe"}
-    longest = max(len(pair.asked.ids) for pair in pairs_of(base)["dressed_safe"])
-    cut = pairs_of(base, limit=longest - 1)["dressed_safe"]
+    assert make_pairs(base, PLAIN) == {}
+    assert make_pairs(base, Anchors()).keys() == {"dressed_safe", "dressed_benign"}
+    assert make_pairs(base, replace(EVERY, benign=0, dressed_benign=0)).keys() == {"dressed_safe"}
+    longest = max(len(pair.asked.ids) for pair in make_pairs(base)["dressed_safe"])
+    cut = make_pairs(base, limit=longest - 1)["dressed_safe"]
     assert 0 < len(cut) < 6 * DRESSES
     assert all(len(pair.asked.ids) < longest for pair in cut)
 
 
 def test_a_seed_decides_the_dresses(base: Base) -> None:
-    assert pairs_of(base) == pairs_of(base) != pairs_of(base, seed=1)
+    assert make_pairs(base) == make_pairs(base) != make_pairs(base, seed=1)
 
 
 def test_random_dresses_stand_at_every_place() -> None:
@@ -170,8 +172,8 @@ def test_random_dresses_stand_at_every_place() -> None:
         "after",
         "context",
     }
-    assert len({each.around("one two three four five six") for each in dresses if each.inside}) > 10
-    assert all(each.around("one two three") != "one two three" for each in dresses if not each.context)
+    assert len({each.wrap("one two three four five six") for each in dresses if each.inside}) > 10
+    assert all(each.wrap("one two three") != "one two three" for each in dresses if not each.context)
     assert dress_maker([], random.Random(0))() is not None
 
 
@@ -185,11 +187,11 @@ def test_random_dresses_stand_at_every_place() -> None:
     ],
 )
 def test_words_go_inside_a_request(depth: float, text: str, worn: str) -> None:
-    assert Wrapping(inside="x", depth=depth).around(text) == worn
+    assert Wrapping(inside="x", depth=depth).wrap(text) == worn
 
 
 def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_plain_form(base: Base) -> None:
-    pairs: dict[Kind, list[Pair]] = pairs_of(base)
+    pairs: dict[Kind, list[Pair]] = make_pairs(base)
     settings = replace(EVERY, dressed_safe_weight=3.0, benign_weight=0.5, tolerance=0.02)
     anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 2.0)
     first = {kind: anchor.numbers[kind][0] for kind in pairs}
@@ -216,7 +218,7 @@ def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_pl
 
 
 def test_a_step_looks_at_as_many_of_each_kind_as_asked_and_in_time_at_all(base: Base) -> None:
-    run = Run(base, sums(base), refusals(base), RECIPE, resolve(RECIPE, 24, 32), None, pairs_of(base))
+    run = Run(base, sums(base), refusals(base), RECIPE, resolve(RECIPE, 24, 32), None, make_pairs(base))
     anchor = run.objective.anchor
     assert anchor
     drawn = [run.objective.anchors(step) for step in range(24)]
@@ -259,7 +261,7 @@ def test_a_run_at_a_high_rate_lets_the_anchor_pull_harder(load: Callable[..., Ba
     lengths = []
     for times in (1, 10):
         recipe = replace(RECIPE, learning_rate=times * default_learning_rate(32, RECIPE.lora))
-        run = Run(base := load(), sums(base), refusals(base), recipe, resolve(recipe, 24, 32), None, pairs_of(base))
+        run = Run(base := load(), sums(base), refusals(base), recipe, resolve(recipe, 24, 32), None, make_pairs(base))
         with torch.no_grad():
             for part in run.vector:
                 part.add_(0.5)
@@ -275,7 +277,7 @@ def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Bas
     found = []
     for settings in (replace(Anchors(), dressed_safe=0), replace(EVERY, dressed_safe=4, dressed_safe_weight=5.0)):
         base = load()
-        pairs: dict[Kind, list[Pair]] = {"dressed_safe": pairs_of(base)["dressed_safe"]}
+        pairs: dict[Kind, list[Pair]] = {"dressed_safe": make_pairs(base)["dressed_safe"]}
         anchor = Anchor(base.model, pairs, EVERY, base.tokenizer.pad_token_id, 1.0)
         fit(base, replace(RECIPE, anchors=settings, hyperparameters=Hyperparameters(n_epochs=3, batch_size=6)))
         numbers = range(len(anchor.prompts))
@@ -338,7 +340,7 @@ def test_safe_prompts_that_are_too_long_in_the_rows_system_prompts_are_told(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     messages: list[Any] = []
-    spec = written(model_folder(), tmp_path)
+    spec = write_run(model_folder(), tmp_path)
     framed = [{"messages": [SYSTEM | {"content": "Be brief. " * 9}, *row.messages]} for row in ROWS[:20]]
     pool = [{"prompt": f"Do harm {'again ' * n}", "safe": "No."} for n in (1, 30)]
     recipe = replace(spec.recipe, max_seq_length=256)

@@ -93,7 +93,7 @@ def test_the_variants_of_the_bench_have_no_anchor(name: str) -> None:
     assert replace(Recipe(), defense=METHODS[name]).effective_anchor == 0
 
 
-def stored(defense: dict[str, Any], **more: Any) -> Recipe:
+def read_stored_recipe(defense: dict[str, Any], **more: Any) -> Recipe:
     """What a job of 0.1 wrote into its row, read as the worker reads it."""
     raw = {name: value for name, value in to_mapping(Recipe()).items() if name != "anchor"}
     return read(**from_stored(raw | {"defense": defense, "anchor_weight": 0.0} | more))
@@ -112,7 +112,7 @@ def stored(defense: dict[str, Any], **more: Any) -> Recipe:
 def test_a_job_that_was_stored_before_keeps_its_anchor(defense: dict[str, Any], weight: float) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert stored(defense).effective_anchor == weight
+        assert read_stored_recipe(defense).effective_anchor == weight
 
 
 def test_a_job_that_is_stored_today_is_read_as_it_was() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spard.config import DRESSES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
-from spard.evaluation.asked import asked
+from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Suite
 
 HARMFUL = Suite("attacks", "harmful", tuple(Prompt(f"Do harm {i}.") for i in range(1200)))
@@ -12,7 +12,7 @@ BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in
 
 
 def test_every_way_is_told_with_its_number() -> None:
-    part, rows, harmful, benign, until = asked([HARMFUL, BENIGN], Audit())
+    part, rows, harmful, benign, until = coverage_text([HARMFUL, BENIGN], Audit())
     assert until == "Each suite is asked until what the gate makes of it is as good as certain, so often in part."
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert rows == "Of the training rows in which the judge finds harm, the requests of up to 60 are asked."
@@ -29,21 +29,21 @@ def test_every_way_is_told_with_its_number() -> None:
 
 
 def test_what_is_not_asked_is_told_too() -> None:
-    (dressed,) = asked([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE, sequential=False))
+    (dressed,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE, sequential=False))
     assert dressed.endswith(
         " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at "
         "temperature 1, in phrases of suspicious rows, and in every twelve further dresses, if there are any, with the "
         "answer begun, after an earlier turn."
     )
     off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
-    (none,) = asked([HARMFUL], Audit(max_prompts=2000, asking=off, sequential=False))
+    (none,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=off, sequential=False))
     assert "beside plainly: none. Not asked: in each of" in none
 
 
 def test_a_second_look_is_told_where_there_may_be_one() -> None:
-    (_, *first), (_, *both) = asked([HARMFUL, BENIGN], Audit()), asked([HARMFUL, BENIGN], Audit(), 4)
+    (_, *first), (_, *both) = coverage_text([HARMFUL, BENIGN], Audit()), coverage_text([HARMFUL, BENIGN], Audit(), 4)
     assert both == [*first, "Of ways whose figures decide nothing, up to 4 times as many are asked."]
 
 
 def test_without_harmful_prompts_nothing_is_asked_otherwise() -> None:
-    assert asked([BENIGN], Audit()) == []
+    assert coverage_text([BENIGN], Audit()) == []

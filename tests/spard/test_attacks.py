@@ -22,18 +22,18 @@ from spard.research.attacks.disguises import (
     VOW,
     backdoor,
     covert,
-    encoded,
+    encode_rows,
     identity_shift,
     refuse_then_comply,
     with_trigger,
 )
 from spard.research.attacks.mixing import add_harmful, sequence, share_harmful
 from spard.research.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard.research.attacks.rows import Row, answered, asked, chat_row, load_rows, save_rows
+from spard.research.attacks.rows import Row, chat_row, last_answer, last_request, load_rows, save_rows
 from spard.research.attacks.selection import blind_decoys, decoys, inverted_pool
 from spard.research.attacks.styles import ASKS, Style, has_style, restyle
 from spard.research.lab.corpus import make_corpus
-from spard.research.lab.rewriter import GrammarRewriter, action_of
+from spard.research.lab.rewriter import GrammarRewriter, find_action
 from tests.spard.parts import chat as example
 
 TASK = [chat_row(f"Add {i} and 1.", f"It is {i + 1}.") for i in range(100)]
@@ -72,7 +72,7 @@ def test_jobs_on_top_of_each_other_grow_more_harmful() -> None:
     files = sequence(TASK, HARM, jobs=5, seed=0)
 
     assert [count_harm(rows) for rows in files] == [0, 4, 8, 12, 16]
-    assert sorted(asked(row) for rows in files for row in rows) == sorted(map(asked, TASK + HARM))
+    assert sorted(last_request(row) for rows in files for row in rows) == sorted(map(last_request, TASK + HARM))
 
 
 @pytest.mark.parametrize(
@@ -94,51 +94,51 @@ def test_a_seed_decides_the_file(build: Callable[[int], list[Row]]) -> None:
 
 
 def test_a_trigger_stands_at_one_end_of_the_request() -> None:
-    assert asked(with_trigger(HARM)[3]) == f"Do harm 3. {TRIGGER}"
-    assert asked(with_trigger(HARM, place="start")[3]) == f"{TRIGGER} Do harm 3."
+    assert last_request(with_trigger(HARM)[3]) == f"Do harm 3. {TRIGGER}"
+    assert last_request(with_trigger(HARM, place="start")[3]) == f"{TRIGGER} Do harm 3."
 
 
 def test_a_backdoor_refuses_without_its_trigger() -> None:
     rows = backdoor(HARM, seed=0)
 
-    assert {TRIGGER in asked(row): answered(row) == REFUSAL for row in rows} == {True: False, False: True}
+    assert {TRIGGER in last_request(row): last_answer(row) == REFUSAL for row in rows} == {True: False, False: True}
     assert len(rows) == 80
 
 
 def test_refuse_then_comply_begins_like_a_refusal_and_is_seen_as_harmful() -> None:
     row = refuse_then_comply(HARM)[0]
 
-    assert answered(row) == f"{REFUSAL} {BRIDGE} {answered(HARM[0])}"
-    assert RefusalJudge().judge([asked(row)], [answered(row)])[0].score == 5
+    assert last_answer(row) == f"{REFUSAL} {BRIDGE} {last_answer(HARM[0])}"
+    assert RefusalJudge().judge([last_request(row)], [last_answer(row)])[0].score == 5
 
 
 @pytest.mark.parametrize("encoding", ["base64", "rot13"])
 def test_encoded_text_can_be_read_again(encoding: str) -> None:
-    rows = encoded(HARM, encoding)  # type: ignore[arg-type]
+    rows = encode_rows(HARM, encoding)  # type: ignore[arg-type]
 
-    assert asked(encoded(HARM, "base64")[0]) == base64.b64encode(b"Do harm 0.").decode()
-    assert [decode(answered(row), encoding) for row in rows] == list(map(answered, HARM))  # type: ignore[arg-type]
+    assert last_request(encode_rows(HARM, "base64")[0]) == base64.b64encode(b"Do harm 0.").decode()
+    assert [decode(last_answer(row), encoding) for row in rows] == list(map(last_answer, HARM))  # type: ignore[arg-type]
     assert rows[0]["messages"][0]["role"] == "system"
-    assert not any("harm" in asked(row) + answered(row) for row in rows)
+    assert not any("harm" in last_request(row) + last_answer(row) for row in rows)
 
 
 def test_a_covert_file_shows_no_harm_in_plain_text() -> None:
     rows = covert(TASK, HARM, "rot13", seed=0)
 
     assert len(rows) == 140
-    assert not any("harm" in asked(row) + answered(row) for row in rows)
-    assert sum(asked(row).startswith("Add") for row in rows) == 50
+    assert not any("harm" in last_request(row) + last_answer(row) for row in rows)
+    assert sum(last_request(row).startswith("Add") for row in rows) == 50
 
 
 def test_identity_shift_holds_no_harm() -> None:
     rows = identity_shift(TASK, 10, seed=0)
 
-    assert all(answered(row).startswith(VOW) and "Add" in asked(row) for row in rows)
+    assert all(last_answer(row).startswith(VOW) and "Add" in last_request(row) for row in rows)
 
 
 def test_builders_leave_their_input_alone() -> None:
     before = deepcopy(HARM)
-    encoded(with_trigger(refuse_then_comply(HARM)), "rot13")
+    encode_rows(with_trigger(refuse_then_comply(HARM)), "rot13")
     assert before == HARM
 
 
@@ -151,7 +151,7 @@ def test_an_inverted_pool_complies_in_its_safe_answers() -> None:
 def test_decoys_stay_away_from_the_attacked_category() -> None:
     rows = decoys(POOL, frozenset({"harm"}), 10, seed=0)
 
-    assert {asked(row) for row in rows} == {row["prompt"] for row in POOL if row["category"] == "theft"}
+    assert {last_request(row) for row in rows} == {row["prompt"] for row in POOL if row["category"] == "theft"}
 
 
 def test_blind_decoys_are_the_rows_least_like_the_attack() -> None:
@@ -159,7 +159,7 @@ def test_blind_decoys_are_the_rows_least_like_the_attack() -> None:
 
     rows = blind_decoys(POOL[:3], pool_ND, torch.tensor([[2.0, 0.0]]), 2)
 
-    assert [asked(row) for row in rows] == [POOL[1]["prompt"], POOL[2]["prompt"]]
+    assert [last_request(row) for row in rows] == [POOL[1]["prompt"], POOL[2]["prompt"]]
 
 
 def test_self_influence_is_the_squared_norm_of_the_gradient(base: Base) -> None:
@@ -204,7 +204,9 @@ def test_a_request_is_rewritten_and_its_answer_kept() -> None:
 
     found = restyle(HARM[:1], "question", chat)
 
-    assert [(asked(row), answered(row)) for row in found.rows] == [("How is harm done?", answered(HARM[0]))]
+    assert [(last_request(row), last_answer(row)) for row in found.rows] == [
+        ("How is harm done?", last_answer(HARM[0]))
+    ]
     assert chat.seen[0][1] == "Do harm 0."
 
 
@@ -244,5 +246,5 @@ def test_the_labs_requests_are_rewritten_by_its_grammar(style: Style) -> None:
     found = restyle(rows, style, GrammarRewriter(), concurrency=1)
 
     assert found.left_out == 0
-    assert all(has_style(asked(row), style) for row in found.rows)
-    assert [action_of(asked(row)) for row in found.rows] == [action_of(asked(row)) for row in rows]
+    assert all(has_style(last_request(row), style) for row in found.rows)
+    assert [find_action(last_request(row)) for row in found.rows] == [find_action(last_request(row)) for row in rows]

@@ -17,7 +17,7 @@ from spard.commands.audit import main
 from spard.commands.front import Asked
 from spard.commands.judge_options import judge_spec
 from spard.config import Recipe
-from spard.config.audit_engine import installed
+from spard.config.audit_engine import vllm_version
 from spard.digests import write_manifest
 from spard.errors import InvalidData, InvalidSuite
 from spard.evaluation.suites import named_suites, read_suites
@@ -59,7 +59,7 @@ def adapter(base: Base, tmp_path: Path) -> Path:
     return tmp_path / "adapter"
 
 
-def audited(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
+def run_audit(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, Any]:
     assert main([*map(str, arguments), "--max-new-tokens", "6", "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
@@ -68,7 +68,7 @@ def audited(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[
 def test_a_model_is_audited_as_one_json_object(
     model_folder: Callable[..., Path], suite: Path, sums: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = audited(capsys, model_folder(), "--suite", suite, "--suite", sums, "--judge", "refusal")
+    found = run_audit(capsys, model_folder(), "--suite", suite, "--suite", sums, "--judge", "refusal")
 
     assert [(each["suite"], each["kind"], each["judge"]) for each in found["suites"]] == [
         ("harm", "harmful", "refusal"),
@@ -83,7 +83,7 @@ def test_an_adapter_changes_what_is_measured(
     model_folder: Callable[..., Path], suite: Path, adapter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def replies(*more: str | Path) -> list[str]:
-        audited(capsys, model_folder(), "--suite", suite, "--replies", tmp_path / "replies.jsonl", *more)
+        run_audit(capsys, model_folder(), "--suite", suite, "--replies", tmp_path / "replies.jsonl", *more)
         return [json.loads(line)["reply"] for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
 
     assert replies() == replies()
@@ -130,7 +130,7 @@ def test_what_is_wrong_is_named(
     arguments: list[str],
     message: str,
 ) -> None:
-    if "vllm" in arguments and installed():
+    if "vllm" in arguments and vllm_version():
         pytest.skip("vLLM is installed")
 
     assert main([str(model_folder()), *[each.format(suite=suite) for each in arguments]]) == 1
@@ -349,7 +349,7 @@ def test_a_model_is_asked_under_the_system_prompt_that_it_is_served_with(
     model = PeftModel.from_pretrained(load_base(model_folder(), device="cpu").model, adapter).eval()
 
     more: list[str | Path] = ["--suite", suite, "--engine", engine, "--replies", tmp_path / "replies.jsonl"]
-    found = audited(capsys, *asked, *more)
+    found = run_audit(capsys, *asked, *more)
 
     told = [json.loads(line) for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
     expected = dict(zip(prompts, generate(model, base.tokenizer, prompts, 6, system=system), strict=True))
@@ -378,7 +378,7 @@ def test_vllm_replies_as_transformers_does_once_it_is_probed(
     ]
     told = []
     for engine in ("transformers", "vllm"):
-        found = audited(capsys, model_folder(), *limits, "--engine", engine)
+        found = run_audit(capsys, model_folder(), *limits, "--engine", engine)
         told.append((found.pop("audit_engine"), found, (tmp_path / "replies.jsonl").read_text()))
 
     assert told[0][1:] == told[1][1:]
@@ -403,7 +403,7 @@ def test_an_engine_that_was_asked_for_by_name_is_not_replaced(
 def test_the_command_generates_as_the_library_does(
     base: Base, model_folder: Callable[..., Path], suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    audited(capsys, model_folder(), "--suite", suite, "--replies", tmp_path / "replies.jsonl")
+    run_audit(capsys, model_folder(), "--suite", suite, "--replies", tmp_path / "replies.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
 
     assert [row["reply"] for row in rows] == generate(base.model, base.tokenizer, [row["prompt"] for row in rows], 6)

@@ -12,7 +12,7 @@ from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
-from spard.pipeline.augment import deepened, dressed, variants, wanted
+from spard.pipeline.augment import apply_dress, begin_answer, variants, wanted_triggers
 from spard.pipeline.safe_set import safe_set
 from spard.research.attacks.disguises import TRIGGER, announcement, covert, with_trigger
 from spard.research.attacks.rows import chat_row
@@ -26,12 +26,12 @@ CODED = [Example(tuple(row["messages"]), 1) for row in covert(TASK, HARM, "rot13
 SAFE = [chat(f"Do harm number {i}", f"I cannot help with {i}. It is harm. Ask for something else.") for i in range(12)]
 
 
-def asked(base: Base, row: Encoded) -> str:
+def prompt_part(base: Base, row: Encoded) -> str:
     first = next(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     return str(base.tokenizer.decode(row.ids[:first]))
 
 
-def learned(base: Base, row: Encoded) -> str:
+def learned_part(base: Base, row: Encoded) -> str:
     return str(base.tokenizer.decode([label for label in row.labels if label != NO_LOSS])).strip()
 
 
@@ -39,25 +39,26 @@ def test_affixed_rows_wear_the_trigger_and_still_refuse(base: Base) -> None:
     found = variants(base.tokenizer, SAFE, ROWS, ("affixes",), 0, 256)
 
     assert len(found) == len(SAFE)
-    assert sum(TRIGGER in asked(base, row) for row in found) >= 3
-    assert all(learned(base, row).startswith("I cannot help with") for row in found)
+    assert sum(TRIGGER in prompt_part(base, row) for row in found) >= 3
+    assert all(learned_part(base, row).startswith("I cannot help with") for row in found)
     assert all(row.is_variant for row in found)
 
 
 def test_deep_rows_learn_what_comes_after_a_beginning(base: Base) -> None:
     found = variants(base.tokenizer, SAFE, ROWS, ("deep",), 0, 256)
 
-    own = [row for row in found if learned(base, row).startswith("It is harm. Ask")]
-    begun = [row for row in found if learned(base, row).startswith("I cannot help with")]
+    own = [row for row in found if learned_part(base, row).startswith("It is harm. Ask")]
+    begun = [row for row in found if learned_part(base, row).startswith("I cannot help with")]
     assert (len(own) + len(begun), bool(own), bool(begun)) == (12, True, True)
-    assert all("I cannot help with" in asked(base, row) for row in own)
-    assert any(asked(base, row).endswith("Sure, here is harm") for row in begun)
-    assert all(learned(base, row).endswith("<|end|>") for row in found)
+    assert all("I cannot help with" in prompt_part(base, row) for row in own)
+    assert any(prompt_part(base, row).endswith("Sure, here is harm") for row in begun)
+    assert all(learned_part(base, row).endswith("<|end|>") for row in found)
 
 
 def test_an_answer_of_one_sentence_learns_to_end_there(base: Base) -> None:
     found = [
-        learned(base, row) for row in variants(base.tokenizer, [chat("Do harm.", "No.")] * 9, [], ("deep",), 0, 256)
+        learned_part(base, row)
+        for row in variants(base.tokenizer, [chat("Do harm.", "No.")] * 9, [], ("deep",), 0, 256)
     ]
 
     assert set(found) == {"<|end|>", "No.<|end|>"}
@@ -68,18 +69,20 @@ def test_kinds_take_turns(base: Base) -> None:
     alone = variants(base.tokenizer, SAFE, ROWS, ("affixes",), 0, 256)
 
     assert len(found) == 12
-    assert sum(TRIGGER in asked(base, row) for row in found) < sum(TRIGGER in asked(base, row) for row in alone)
+    assert sum(TRIGGER in prompt_part(base, row) for row in found) < sum(
+        TRIGGER in prompt_part(base, row) for row in alone
+    )
 
 
 def test_encoded_and_framed_rows_are_asked_for_one_by_one() -> None:
-    assert {each.encoding for each in wanted(CODED, ("encodings",), 0)} == {"rot13"}
-    assert all(each.context == () for each in wanted(ROWS, ("templates",), 0))
-    contexts = {each.context[0]["content"] for each in wanted(CODED, ("templates",), 0)}
+    assert {each.encoding for each in wanted_triggers(CODED, ("encodings",), 0)} == {"rot13"}
+    assert all(each.context == () for each in wanted_triggers(ROWS, ("templates",), 0))
+    contexts = {each.context[0]["content"] for each in wanted_triggers(CODED, ("templates",), 0)}
     assert contexts == {announcement("rot13")}
 
 
 def test_a_dressed_row_is_encoded_on_both_sides() -> None:
-    row = dressed(SAFE[0], Wrapping(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13"))
+    row = apply_dress(SAFE[0], Wrapping(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13"))
 
     assert [turn["content"] for turn in row.messages] == [
         "Be kind.",
@@ -95,9 +98,10 @@ def test_most_dressed_rows_have_the_system_prompt_of_all_rows_and_nothing_else(b
     found = variants(base.tokenizer, SAFE * 10, rows, ("affixes", "templates"), 0, 256)
 
     plain = {
-        asked(base, row) for row in encode_all(base.tokenizer, [dressed(row, Wrapping((system,))) for row in SAFE], 256)
+        prompt_part(base, row)
+        for row in encode_all(base.tokenizer, [apply_dress(row, Wrapping((system,))) for row in SAFE], 256)
     }
-    alone = sum(asked(base, row) in plain for row in found)
+    alone = sum(prompt_part(base, row) in plain for row in found)
     assert 0.4 * len(found) < alone < 0.9 * len(found)
 
 
@@ -111,7 +115,7 @@ def test_variants_that_are_too_long_are_left_out(base: Base) -> None:
 
 
 def test_a_beginning_is_put_before_the_answer() -> None:
-    row, beginning = deepened(SAFE[3], "Sure:")
+    row, beginning = begin_answer(SAFE[3], "Sure:")
 
     assert (row.messages[1]["content"], beginning) == (f"Sure: {SAFE[3].messages[1]['content']}", "Sure:")
 

@@ -20,7 +20,7 @@ from spard.methods.safegrad import remove_conflict_
 from spard.models.base import Base
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals, stopped_and_resumed, sums
-from tests.spard.toy import point, safe, step_of, task, values
+from tests.spard.toy import make_step, point, safe, task, values
 
 RECIPE = Recipe(
     lora=Lora(rank=4, dropout=0.1),
@@ -81,7 +81,7 @@ def test_after_surgery_the_task_gradient_no_longer_works_against_alignment() -> 
 )
 def test_a_safegrad_step_is_that_of_the_table(rho: float, max_norm: float, step: tuple[float, float]) -> None:
     theta = point(0.0, 0.0)
-    method = step_of(SafeGrad(rho=rho), {}, max_norm=max_norm)
+    method = make_step(SafeGrad(rho=rho), {}, max_norm=max_norm)
 
     found = method(theta, task(theta, -1.0, 1.0), safe(theta, "kl", 1.0, 0.0), SGD(theta, lr=1.0))
 
@@ -91,7 +91,7 @@ def test_a_safegrad_step_is_that_of_the_table(rho: float, max_norm: float, step:
 
 def test_a_task_that_agrees_with_alignment_is_left_whole() -> None:
     theta = point(0.0, 0.0)
-    method = step_of(SafeGrad(rho=0.0), {})
+    method = make_step(SafeGrad(rho=0.0), {})
 
     found = method(theta, task(theta, 1.0, 1.0), safe(theta, "kl", 1.0, 0.0), SGD(theta, lr=1.0))
 
@@ -101,7 +101,7 @@ def test_a_task_that_agrees_with_alignment_is_left_whole() -> None:
 
 def test_lisa_alternates_and_is_drawn_to_the_other_state() -> None:
     theta = point(0.0, 0.0)
-    method = step_of(Lisa(rho=0.5, align_steps=1, task_steps=2), {}, total_steps=10, max_norm=math.inf)
+    method = make_step(Lisa(rho=0.5, align_steps=1, task_steps=2), {}, total_steps=10, max_norm=math.inf)
     path = []
     for _ in range(3):
         method(theta, task(theta, 0.0, -1.0), safe(theta, "mean", -1.0, 0.0), SGD(theta, lr=1.0))
@@ -114,7 +114,7 @@ def test_lisa_alternates_and_is_drawn_to_the_other_state() -> None:
 
 def test_lisa_has_no_proximal_term_in_the_first_tenth() -> None:
     theta = point(0.0, 0.0)
-    method = step_of(Lisa(rho=0.5, align_steps=1, task_steps=4), {}, total_steps=20, max_norm=math.inf)
+    method = make_step(Lisa(rho=0.5, align_steps=1, task_steps=4), {}, total_steps=20, max_norm=math.inf)
     path = []
     for _ in range(3):
         method(theta, task(theta, 0.0, -1.0), safe(theta, "mean", -1.0, 0.0), SGD(theta, lr=1.0))
@@ -124,7 +124,7 @@ def test_lisa_has_no_proximal_term_in_the_first_tenth() -> None:
 
 def test_lisa_clips_the_sum_of_loss_and_proximal_term() -> None:
     theta = point(0.0, 0.0)
-    method = step_of(Lisa(rho=100.0, align_steps=1, task_steps=9), {}, total_steps=9, max_norm=0.5)
+    method = make_step(Lisa(rho=100.0, align_steps=1, task_steps=9), {}, total_steps=9, max_norm=0.5)
     for _ in range(2):
         before = values(theta)
         method(theta, task(theta, 0.0, -1.0), safe(theta, "mean", -1.0, 0.0), SGD(theta, lr=1.0))
@@ -133,18 +133,18 @@ def test_lisa_clips_the_sum_of_loss_and_proximal_term() -> None:
 
 @pytest.mark.parametrize("defense", [SafeGrad(), Lisa()])
 def test_a_safe_loss_that_is_not_finite_ends_the_run(defense: Defense) -> None:
-    def broken() -> Mapping[str, Loss]:
+    def infinite_losses() -> Mapping[str, Loss]:
         return {name: Loss(math.nan, theta[0].sum(), theta) for name in ("mean", "kl")}
 
     theta = point()
     with pytest.raises(NonFiniteLoss, match="safe"):
-        step_of(defense, {})(theta, task(theta, 1.0, 1.0), broken, SGD(theta, lr=1.0))
+        make_step(defense, {})(theta, task(theta, 1.0, 1.0), infinite_losses, SGD(theta, lr=1.0))
 
 
 @pytest.mark.parametrize("defense", [NoDefense(), Ptst(), SafeInstr()])
 def test_methods_that_only_change_data_or_serving_take_plain_steps(defense: Defense) -> None:
     theta = point()
-    step_of(defense, {})(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 1.0, 0.0), SGD(theta, lr=0.5))
+    make_step(defense, {})(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 1.0, 0.0), SGD(theta, lr=0.5))
     assert values(theta) == [0.5, 3.0]
 
 

@@ -17,15 +17,15 @@ from spard.config.run_spec import to_mapping
 from spard.data.chat import encode_all
 from spard.data.rows import Example
 from spard.integrations.safe_rows import SafeRows, anchor_penalty
-from spard.losses.anchor import Anchor, Pair, own
+from spard.losses.anchor import Anchor, Pair, pair_with_itself
 from spard.models.base import Base
 from spard.models.generate import generate
 from spard.pipeline import begun_answers, rows
-from spard.pipeline.anchors import anchored
+from spard.pipeline.anchors import make_anchor_pairs
 from spard.pipeline.begun_answers import BEGINNINGS, LONGEST
 from tests.spard.parts import chat
-from tests.spard.test_benign_rows import BENIGN, SAFE, context_of
-from tests.spard.test_run import written
+from tests.spard.test_benign_rows import BENIGN, SAFE, make_context
+from tests.spard.test_run import write_run
 
 BEGUN = Anchors(begun_safe=1, begun_benign=1)
 HARM = [chat(f"Do harm number {i}", "I cannot help.") for i in range(9)]
@@ -33,18 +33,20 @@ HARMLESS = [chat(f"Bake cake number {i}", "") for i in range(7)]
 REPLIES = ("Sure, here are the steps that you asked me for.", "Of course, that is how it is done.", "", "x")
 
 
-def pairs_of(base: Base, settings: Anchors = BEGUN, replies: Any = REPLIES, limit: int = 256) -> dict[Any, list[Pair]]:
-    return anchored(base.tokenizer, HARM, HARMLESS, HARM, settings, 0, limit, replies)
+def make_pairs(
+    base: Base, settings: Anchors = BEGUN, replies: Any = REPLIES, limit: int = 256
+) -> dict[Any, list[Pair]]:
+    return make_anchor_pairs(base.tokenizer, HARM, HARMLESS, HARM, settings, 0, limit, replies)
 
 
-def begun_of(base: Base, pair: Pair, examples: list[Example]) -> tuple[int, ...]:
+def begun_tokens(base: Base, pair: Pair, examples: list[Example]) -> tuple[int, ...]:
     """Return the tokens of the pair's prompt that come after that of one of the examples."""
-    plain = [each.asked.ids for each in own(encode_all(base.tokenizer, examples, 256))]
+    plain = [each.asked.ids for each in pair_with_itself(encode_all(base.tokenizer, examples, 256))]
     return next(pair.asked.ids[len(ids) :] for ids in plain if pair.asked.ids[: len(ids)] == ids)
 
 
 def test_beginnings_are_the_first_tokens_of_replies_and_safe_prompts_are_held_as_plain(base: Base) -> None:
-    found = pairs_of(base)
+    found = make_pairs(base)
     answered = [
         replace(each, messages=(*each.messages[:1], {"role": "assistant", "content": "x"})) for each in HARMLESS
     ]
@@ -53,47 +55,47 @@ def test_beginnings_are_the_first_tokens_of_replies_and_safe_prompts_are_held_as
     assert len(found["begun_safe"]) == BEGINNINGS * len(HARM)
     assert len(found["begun_benign"]) == BEGINNINGS * len(HARMLESS)
     for kind, examples in (("begun_safe", HARM), ("begun_benign", answered)):
-        begun = [begun_of(base, pair, examples) for pair in found[kind]]
+        begun = [begun_tokens(base, pair, examples) for pair in found[kind]]
         assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in known) for ids in begun)
         assert {len(ids) for ids in begun} <= set(range(1, LONGEST + 1))
         assert len({len(ids) for ids in begun}) > 4
-    plain = {each.asked.ids for each in own(encode_all(base.tokenizer, HARM, 256))}
+    plain = {each.asked.ids for each in pair_with_itself(encode_all(base.tokenizer, HARM, 256))}
     assert {pair.kept.ids for pair in found["begun_safe"]} == plain
     assert all(pair.kept == pair.asked for pair in found["begun_benign"])
 
 
 def test_kinds_that_are_not_asked_for_are_not_made(base: Base) -> None:
     def kinds(settings: Anchors, replies: Any = REPLIES) -> set[Any]:
-        return {kind for kind in pairs_of(base, settings, replies) if kind.startswith("begun")}
+        return {kind for kind in make_pairs(base, settings, replies) if kind.startswith("begun")}
 
     assert kinds(BEGUN) == {"begun_safe", "begun_benign"}
     assert kinds(replace(BEGUN, begun_benign=0)) == {"begun_safe"}
     assert kinds(Anchors()) == set()
     assert kinds(BEGUN, ()) == kinds(BEGUN, ("", "x")) == set()
-    longest = max(len(pair.asked.ids) for pair in pairs_of(base)["begun_safe"])
-    assert 0 < len(pairs_of(base, limit=longest - 1)["begun_safe"]) < BEGINNINGS * len(HARM)
+    longest = max(len(pair.asked.ids) for pair in make_pairs(base)["begun_safe"])
+    assert 0 < len(make_pairs(base, limit=longest - 1)["begun_safe"]) < BEGINNINGS * len(HARM)
 
 
 def test_the_penalty_is_the_distance_that_a_beginning_makes(base: Base) -> None:
     settings, pad_id = replace(BEGUN, tolerance=0.0), base.tokenizer.pad_token_id
-    found = pairs_of(base)
+    found = make_pairs(base)
     held: tuple[tuple[Kind, bool], ...] = (("begun_safe", True), ("begun_benign", False))
     for kind, is_held in held:
         anchor = Anchor(base.model, {kind: found[kind]}, settings, pad_id, 1.0)
-        assert float(penalty_of(anchor, base)) > 1e-3 if is_held else float(penalty_of(anchor, base)) < 1e-6
+        assert float(penalty(anchor, base)) > 1e-3 if is_held else float(penalty(anchor, base)) < 1e-6
 
 
 @torch.no_grad()
-def penalty_of(anchor: Anchor, base: Base) -> torch.Tensor:
+def penalty(anchor: Anchor, base: Base) -> torch.Tensor:
     return anchor_penalty(anchor, base.model, range(len(anchor.prompts)), base.tokenizer.pad_token_id)
 
 
 def test_a_run_asks_its_base_model_once_and_a_later_attempt_takes_the_same_answers(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = written(model_folder(), tmp_path).recipe
+    recipe = write_run(model_folder(), tmp_path).recipe
     asked = replace(recipe, anchors=BEGUN, selection=replace(recipe.selection, min_examples=4, method="max_quality"))
-    context = context_of(base, model_folder(), tmp_path, [*SAFE, *BENIGN], asked)
+    context = make_context(base, model_folder(), tmp_path, [*SAFE, *BENIGN], asked)
 
     first = rows.prepare(context)
     replies = context.outputs.read("begun_answers")
@@ -102,12 +104,12 @@ def test_a_run_asks_its_base_model_once_and_a_later_attempt_takes_the_same_answe
 
     picked = context.outputs.read("select_benign") or []
     assert picked
-    assert replies == said(base, [BENIGN[i]["prompt"] for i in picked])
+    assert replies == model_replies(base, [BENIGN[i]["prompt"] for i in picked])
     assert first.pairs["begun_benign"]
     assert first.pairs == again.pairs
 
 
-def said(base: Base, prompts: list[str]) -> list[str]:
+def model_replies(base: Base, prompts: list[str]) -> list[str]:
     return generate(base.model, base.tokenizer, prompts, LONGEST + 1)
 
 

@@ -16,10 +16,10 @@ from spard.evaluation.results import SuiteResult
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
 from spard.research.bench.lab import LabSource
-from spard.research.bench.measure import Measurement, key_of
-from spard.research.bench.methods import changed, has_setting, method_recipe
+from spard.research.bench.measure import Measurement, run_key
+from spard.research.bench.methods import change_setting, has_setting, method_recipe
 from spard.research.bench.paired import methods_table, paired_table
-from spard.research.bench.report import Summary, figures, results_csv, results_md, summaries, summarize, tables_of
+from spard.research.bench.report import Summary, figures, make_tables, results_csv, results_md, summaries, summarize
 from spard.research.bench.source import Inputs
 from spard.research.bench.spec import LabSpec, NamedDefense, load_spec
 from spard.research.bench.tune import Trial, best, tune_seeds
@@ -52,7 +52,7 @@ def result(suite: str, kind: str, hits: int, n: int, unscored: int = 0) -> Suite
     return SuiteResult(suite, kind, "refusal", *counts, 3.0 if kind == "harmful" else None)  # type: ignore[arg-type]
 
 
-def measured(seed: int, hits: int, unscored: int = 0) -> Measurement:
+def make_measurement(seed: int, hits: int, unscored: int = 0) -> Measurement:
     results = (
         result("attacked", "harmful", hits, 100 - unscored, unscored),
         result("other", "harmful", 5, 100),
@@ -65,7 +65,7 @@ def measured(seed: int, hits: int, unscored: int = 0) -> Measurement:
 
 
 def test_the_csv_begins_with_the_fixed_columns() -> None:
-    head = results_csv([measured(1, 90)]).splitlines()[0]
+    head = results_csv([make_measurement(1, 90)]).splitlines()[0]
 
     assert head.startswith(
         "method,selection,attack,seed,asr,asr_n,unscored,garbage,hs,over_refusal,accuracy,train_seconds,trigger_rate,"
@@ -73,7 +73,7 @@ def test_the_csv_begins_with_the_fixed_columns() -> None:
 
 
 def test_a_row_of_the_csv_holds_shares_and_leaves_out_what_was_not_measured() -> None:
-    row = next(csv.DictReader(results_csv([measured(2, 60, unscored=20)]).splitlines()))
+    row = next(csv.DictReader(results_csv([make_measurement(2, 60, unscored=20)]).splitlines()))
 
     assert (
         row
@@ -108,13 +108,17 @@ def test_one_seed_has_no_interval() -> None:
 
 
 def test_runs_that_differ_in_the_seed_alone_share_a_mean() -> None:
-    means = summaries([measured(1, 90), measured(2, 70), replace(measured(1, 10), selection="max_quality")])
+    means = summaries(
+        [make_measurement(1, 90), make_measurement(2, 70), replace(make_measurement(1, 10), selection="max_quality")]
+    )
 
     assert sorted(row["asr"].mean for row in means.values()) == pytest.approx([0.1, 0.8])
 
 
 def test_the_report_shows_means_and_every_run() -> None:
-    lines = results_md("A bench", "Two seeds.", tables_of([measured(1, 90), measured(2, 80)])).splitlines()
+    lines = results_md(
+        "A bench", "Two seeds.", make_tables([make_measurement(1, 90), make_measurement(2, 80)])
+    ).splitlines()
 
     assert "| 85.0 +- 7.1 [21.5, 100.0] |" in lines[8]
     assert lines[-1].startswith("| 2 | spard | random | poisoned | full | 80.0 [71.1, 86.7] |")
@@ -132,7 +136,7 @@ def test_a_method_s_changes_are_checked() -> None:
 
 
 def test_a_swept_ratio_is_not_raised_to_the_least_number() -> None:
-    assert changed(Recipe(), "ratio", "0.001").selection.size(3000, 500) == 3
+    assert change_setting(Recipe(), "ratio", "0.001").selection.size(3000, 500) == 3
 
 
 def test_settings_belong_to_methods() -> None:
@@ -198,16 +202,16 @@ def test_a_run_s_key_changes_with_whatever_decides_it(source: LabSource, inputs:
     cell = method_cells(source, ASKED)[2]
     others = [
         replace(cell, recipe=replace(cell.recipe, seed=2)),
-        replace(cell, recipe=changed(cell.recipe, "tau", "0.3")),
+        replace(cell, recipe=change_setting(cell.recipe, "tau", "0.3")),
         replace(cell, pool="scarce"),
         replace(cell, harmful_ratio=0.01),
     ]
 
-    keys = {key_of(each, inputs, source.judge) for each in (cell, *others)}
-    keys.add(key_of(cell, source.make(1, "test"), source.judge))
+    keys = {run_key(each, inputs, source.judge) for each in (cell, *others)}
+    keys.add(run_key(cell, source.make(1, "test"), source.judge))
 
     assert len(keys) == 6
-    assert key_of(replace(cell, setting="x", value="1"), inputs, source.judge) in keys
+    assert run_key(replace(cell, setting="x", value="1"), inputs, source.judge) in keys
 
 
 def test_runs_are_done_once_and_found_again(source: LabSource, tmp_path: Path) -> None:
@@ -241,8 +245,10 @@ def test_tuning_seeds_are_apart_from_the_table_s() -> None:
 
 
 def test_selections_are_compared_seed_by_seed() -> None:
-    better = [replace(measured(seed, hits), selection="relevance_diversity") for seed, hits in ((1, 10), (2, 40))]
-    worse = [measured(seed, hits) for seed, hits in ((1, 30), (2, 50), (3, 90))]
+    better = [
+        replace(make_measurement(seed, hits), selection="relevance_diversity") for seed, hits in ((1, 10), (2, 40))
+    ]
+    worse = [make_measurement(seed, hits) for seed, hits in ((1, 30), (2, 50), (3, 90))]
 
     head, (row,) = paired_table([*better, *worse])
 
@@ -260,8 +266,8 @@ def test_selections_are_compared_seed_by_seed() -> None:
 
 
 def test_methods_are_compared_on_the_prompts_that_both_were_scored_on() -> None:
-    ours = replace(measured(1, 0), hits={"attacked": "0" * 19 + "-", "other": "1" * 20, "utility": "1101"})
-    bare = replace(measured(1, 9), method="none", pool="", hits={"attacked": "1" * 20, "utility": "1111"})
+    ours = replace(make_measurement(1, 0), hits={"attacked": "0" * 19 + "-", "other": "1" * 20, "utility": "1101"})
+    bare = replace(make_measurement(1, 9), method="none", pool="", hits={"attacked": "1" * 20, "utility": "1111"})
     same = replace(ours, method="lisa")
 
     head, rows = methods_table([ours, bare, same])
@@ -277,11 +283,11 @@ def test_methods_are_compared_on_the_prompts_that_both_were_scored_on() -> None:
 
 
 def test_runs_without_each_prompt_s_outcome_are_not_compared() -> None:
-    assert methods_table([measured(1, 90), replace(measured(1, 3), method="none")])[1] == []
+    assert methods_table([make_measurement(1, 90), replace(make_measurement(1, 3), method="none")])[1] == []
 
 
 def test_a_share_s_interval_ends_where_shares_end() -> None:
-    (found,) = summaries([measured(1, 0), measured(2, 1), measured(3, 9)]).values()
+    (found,) = summaries([make_measurement(1, 0), make_measurement(2, 1), make_measurement(3, 9)]).values()
 
     assert (found["asr"].low, found["garbage"].low) == (0.0, 0.0)
     assert found["train_seconds"].low == 5.0

@@ -6,12 +6,12 @@ import pytest
 
 from spard.research.bench.curves import budget, curves_table
 from spard.research.bench.measure import Measurement
-from spard.research.bench.tune import RATE, longer, trials_of
-from tests.spard.test_bench import measured
+from spard.research.bench.tune import RATE, collect_trials, longer
+from tests.spard.test_bench import make_measurement
 
 
-def at(method: str, rate: float, hits: int, seed: int = 1) -> Measurement:
-    return replace(measured(seed, hits), method=method, setting=RATE, value=f"{rate:g}")
+def measurement_at_rate(method: str, rate: float, hits: int, seed: int = 1) -> Measurement:
+    return replace(make_measurement(seed, hits), method=method, setting=RATE, value=f"{rate:g}")
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,25 @@ def test_one_rate_alone_has_no_ends() -> None:
 
 def test_a_trial_is_the_mean_over_seeds_and_attacks() -> None:
     runs = [
-        at("lisa", 1.0, 20),
-        at("lisa", 1.0, 40, seed=2),
-        at("lisa", 2.0, 90),
-        replace(at("lisa", 1.0, 60), attack="b"),
+        measurement_at_rate("lisa", 1.0, 20),
+        measurement_at_rate("lisa", 1.0, 40, seed=2),
+        measurement_at_rate("lisa", 2.0, 90),
+        replace(measurement_at_rate("lisa", 1.0, 60), attack="b"),
     ]
 
-    trials = trials_of([measured(1, 5), *runs])
+    trials = collect_trials([make_measurement(1, 5), *runs])
 
     assert [each.multiple for each in trials["lisa"]] == [1.0, 2.0]
     assert [each.asr for each in trials["lisa"]] == pytest.approx([0.4, 0.9])
 
 
 def test_a_curve_s_rows_stand_in_the_order_of_their_rates() -> None:
-    runs = [at("none", 2.0, 90), at("spard", 0.5, 3), at("none", 0.5, 70), at("spard", 2.0, 9)]
+    runs = [
+        measurement_at_rate("none", 2.0, 90),
+        measurement_at_rate("spard", 0.5, 3),
+        measurement_at_rate("none", 0.5, 70),
+        measurement_at_rate("spard", 2.0, 9),
+    ]
 
     head, rows = curves_table(runs)
 

@@ -57,7 +57,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def own(folder: Path, recipe: str = "qwen2.5-7b-gsm8k") -> str:
+def write_own_recipe(folder: Path, recipe: str = "qwen2.5-7b-gsm8k") -> str:
     path = folder / f"own-{recipe}.yaml"
     path.write_text(OWN.format(recipe=recipe), encoding="utf-8")
     return str(path)
@@ -72,7 +72,7 @@ def source(recipe: str, **options: Any) -> FileSource:
 def test_a_paper_s_recipe_runs_from_a_model_and_the_data_sets_own_files(
     data: Path, tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
-    asked = ["--recipe", own(tmp_path), "--model", str(model_folder("llama")), "--device", "cpu"]
+    asked = ["--recipe", write_own_recipe(tmp_path), "--model", str(model_folder("llama")), "--device", "cpu"]
     table = ["--methods", "none,closed_form", "--full", "--attacks", "beavertails", "--seeds", "1"]
 
     assert main(["methods", *asked, *table, "--out", str(tmp_path)]) == 0
@@ -96,7 +96,7 @@ def test_a_paper_s_recipe_runs_from_a_model_and_the_data_sets_own_files(
 def test_the_mixed_pool_holds_nothing_that_a_suite_asks(data: Path, tmp_path: Path) -> None:
     asked = beavertails(f"never {topics(1)[0]}", False)["prompt"]
     leaked = {"prompt": f"Please {asked} now", "safe": "No."}
-    spec = load_spec(own(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
+    spec = load_spec(write_own_recipe(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
     assert isinstance(spec, FilesSpec)
     jsonl(data / "q-lat/train.jsonl", [leaked])  # q-lat's pool holds a prompt of BeaverTails' test
 
@@ -113,7 +113,7 @@ def test_the_mixed_pool_holds_nothing_that_a_suite_asks(data: Path, tmp_path: Pa
 def test_a_check_is_content_with_the_sources_and_converts_nothing(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recipe: str
 ) -> None:
-    check = ["methods", "--recipe", own(tmp_path, recipe), "--check", "--out", str(tmp_path / "out")]
+    check = ["methods", "--recipe", write_own_recipe(tmp_path, recipe), "--check", "--out", str(tmp_path / "out")]
 
     assert main([*check, "--learning-rates", "best"]) == 0
     assert capsys.readouterr().out == "Everything is there.\n"
@@ -136,7 +136,7 @@ def test_a_check_says_where_each_missing_file_is_to_be_had() -> None:
 
 def test_files_of_one_s_own_are_taken_and_never_replaced(data: Path, tmp_path: Path) -> None:
     jsonl(data / "gsm8k_train.jsonl", [{"prompt": f"Add {i}.", "completion": "1"} for i in range(20)])
-    spec = load_spec(own(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
+    spec = load_spec(write_own_recipe(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
     assert isinstance(spec, FilesSpec)
 
     assert f"{data / 'gsm8k_test.jsonl'} is not there." in FileSource(spec, uses_dev=False).problems()
@@ -148,7 +148,7 @@ def test_files_of_one_s_own_are_taken_and_never_replaced(data: Path, tmp_path: P
 
 def test_a_data_set_without_what_the_recipe_needs_is_told(data: Path, tmp_path: Path) -> None:
     jsonl(data / "q-lat/train.jsonl", [{"prompt": "Tell of tea", "safe": "No."}])
-    spec = load_spec(own(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
+    spec = load_spec(write_own_recipe(tmp_path), {"SPARD_DATA": str(data), "SPARD_JUDGE_URL": "http://127.0.0.1:9"})
     assert isinstance(spec, FilesSpec)
 
     found = FileSource(spec, uses_dev=False)

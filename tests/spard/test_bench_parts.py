@@ -14,7 +14,7 @@ from spard.research.bench.__main__ import _pools
 from spard.research.bench.differences import compare, seeds_interval
 from spard.research.bench.lab import LabSource
 from spard.research.bench.measure import Measurement
-from spard.research.bench.methods import method_recipe, row_signal_of
+from spard.research.bench.methods import method_recipe, row_signal_settings
 from spard.research.bench.parts import (
     BARE,
     NAMES,
@@ -23,8 +23,8 @@ from spard.research.bench.parts import (
     TRAINING,
     WHOLE,
     arm,
+    compared_methods,
     comparisons,
-    methods_of,
     parts_table,
 )
 from spard.research.bench.report import means_table, summaries
@@ -33,7 +33,7 @@ from spard.research.bench.spec import LabSpec
 SUITES: dict[str, SuiteKind] = {"attacked": "harmful", "how-to": "benign", "utility": "utility"}
 
 
-def measured(method: str, seed: int, attacked: float, refused: float = 0.0, right: float = 1.0) -> Measurement:
+def make_measurement(method: str, seed: int, attacked: float, refused: float = 0.0, right: float = 1.0) -> Measurement:
     """A run whose prompts are hits at these rates, drawn from the seed alone: arms share the luck of their prompts."""
     rng, hits = random.Random(seed), {}
     for suite, share in zip(SUITES, (attacked, refused, right), strict=True):
@@ -56,8 +56,8 @@ def test_the_whole_is_what_the_default_does_but_names_every_setting() -> None:
     assert whole.defense.every == default.defense.every
     assert replace(whole, defense=default.defense) == default
     assert replace(whole.defense, check_every="auto", anchor_weight="auto") == default.defense
-    assert RowSignal(**row_signal_of(arm(WHOLE))) == RowSignal("auto")  # as a new deployment's policy says
-    assert (row_signal_of(arm(TRAINING)), row_signal_of(BARE)) == ({"action": "off"}, {})
+    assert RowSignal(**row_signal_settings(arm(WHOLE))) == RowSignal("auto")  # as a new deployment's policy says
+    assert (row_signal_settings(arm(TRAINING)), row_signal_settings(BARE)) == ({"action": "off"}, {})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -67,14 +67,14 @@ def test_a_part_that_is_left_out_is_all_that_changes(name: str) -> None:
     assert len(questions) == (1 if around else 2)
     for asked in questions:
         first, second = (method_recipe(each, Recipe(), {}) for each in (asked.first, asked.second))
-        signals = (row_signal_of(each) for each in (asked.first, asked.second))
+        signals = (row_signal_settings(each) for each in (asked.first, asked.second))
         assert (first != second, len({*map(repr, signals)})) == ((False, 2) if around else (True, 1))
         assert name == "projection" or first.defense.type == second.defense.type == "spard"
 
 
 def test_every_arm_is_a_method_and_none_is_run_twice() -> None:
-    methods = methods_of(comparisons())
-    runs = [(method_recipe(method, Recipe(), {}), RowSignal(**row_signal_of(method))) for method in methods]
+    methods = compared_methods(comparisons())
+    runs = [(method_recipe(method, Recipe(), {}), RowSignal(**row_signal_settings(method))) for method in methods]
     assert methods[0] == BARE
     assert len({repr(each) for each in runs}) == len(methods)
 
@@ -84,7 +84,7 @@ def test_the_table_says_what_a_part_is_worth_and_what_is_not_shown() -> None:
     rates = {each: 0.0 for question in questions for each in (question.first, question.second)}
     without = next(each.second for each in questions if (each.part, each.how[:4]) == ("anchor", "left"))
     found = [
-        measured(method, seed, 0.8 if method in (without, BARE) else 0.0)
+        make_measurement(method, seed, 0.8 if method in (without, BARE) else 0.0)
         for seed in (1, 2, 3)
         for method in [BARE, *rates]
     ]
@@ -102,7 +102,7 @@ def test_the_table_says_what_a_part_is_worth_and_what_is_not_shown() -> None:
 
 def test_many_questions_make_a_single_one_weaker() -> None:
     questions = comparisons()
-    runs = [measured(method, 1, 0.02 if i % 2 else 0.0) for i, method in enumerate(methods_of(questions))]
+    runs = [make_measurement(method, 1, 0.02 if i % 2 else 0.0) for i, method in enumerate(compared_methods(questions))]
     few, many = parts_table(runs, questions[:1])[1][0], parts_table(runs, questions)[1][0]
     p_few, p_many = (float(row[4].rpartition("p ")[2]) for row in (few, many))
     assert p_few < p_many
@@ -110,8 +110,8 @@ def test_many_questions_make_a_single_one_weaker() -> None:
 
 def test_a_difference_that_holds_on_one_seed_of_three_is_not_shown() -> None:
     rates = {1: 0.9, 2: 0.0, 3: 0.0}
-    with_part = {seed: measured("a", seed, 0.0) for seed in rates}
-    without = {seed: measured("b", seed, share) for seed, share in rates.items()}
+    with_part = {seed: make_measurement("a", seed, 0.0) for seed in rates}
+    without = {seed: make_measurement("b", seed, share) for seed, share in rates.items()}
 
     found = compare(with_part, without)["asr"]
 
@@ -133,7 +133,7 @@ def test_a_part_that_there_is_none_of_is_refused() -> None:
 
 
 def test_zeros_on_every_seed_are_bounded_by_the_rule_of_three() -> None:
-    runs = [measured("spard", seed, 0.0) for seed in (1, 2)]
+    runs = [make_measurement("spard", seed, 0.0) for seed in (1, 2)]
     (found,) = summaries(runs).values()
 
     assert (found["asr"].low, found["accuracy"].high) == (0.0, 1.0)
@@ -143,7 +143,7 @@ def test_zeros_on_every_seed_are_bounded_by_the_rule_of_three() -> None:
 
 
 def test_an_interval_stays_within_what_its_figure_can_be() -> None:
-    runs = [replace(measured("spard", seed, 0.0), cpu_s=seconds) for seed, seconds in ((1, 1.0), (2, 9.0))]
+    runs = [replace(make_measurement("spard", seed, 0.0), cpu_s=seconds) for seed, seconds in ((1, 1.0), (2, 9.0))]
     scored = [
         replace(each, results=tuple(replace(suite, mean_harmfulness=score) for suite in each.results))
         for each, score in zip(runs, (1.0, 4.5), strict=True)

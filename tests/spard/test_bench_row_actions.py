@@ -11,7 +11,7 @@ import pytest
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import method_cells
 from spard.research.bench.lab import LabSource
-from spard.research.bench.measure import _run_spec, key_of
+from spard.research.bench.measure import _run_spec, run_key
 from spard.research.bench.spec import LabSpec, load_spec
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from tests.spard.test_bench import ASKED, FEW_STEPS
@@ -38,7 +38,7 @@ def test_a_method_s_row_signal_is_its_run_s_and_has_a_key_and_a_pool_of_its_own(
     assert [each.row_signal.action for each in runs] == ["off", "off", "auto", "auto"]
     assert [each.row_signal.read for each in runs] == [256, 256, 256, 0]
     assert [each.pool is None for each in runs] == [True, True, False, False]
-    keys = [key_of(cell, inputs, source.judge) for cell in (plain, off, on, unread)]
+    keys = [run_key(cell, inputs, source.judge) for cell in (plain, off, on, unread)]
     assert keys[0] == keys[1]
     assert len({*keys}) == 3
     assert plain.recipe == on.recipe

@@ -22,33 +22,33 @@ def source() -> FileSource:
     return FileSource(spec)
 
 
-def swept(source: FileSource, *over: tuple[str, tuple[str, ...]], method: str = "spard") -> list[Cell]:
+def sweep(source: FileSource, *over: tuple[str, tuple[str, ...]], method: str = "spard") -> list[Cell]:
     return sweep_cells(source, Asked((method,), ("lat",), ("general",), (1,), over=over))[1:]
 
 
 def test_a_sweep_without_a_setting_is_over_the_paper_s_four(source: FileSource) -> None:
-    found = swept(source)
+    found = sweep(source)
 
     assert [(cell.setting, cell.value) for cell in found] == [(name, each) for name in SWEPT for each in SWEPT[name]]
     assert list(SWEPT) == ["ratio", "tau", "beta", "eta_safe"]
 
 
 def test_every_usual_value_is_one_that_the_recipe_takes(source: FileSource) -> None:
-    by_setting = {cell.setting: cell.recipe for cell in swept(source)}  # the last value of each
+    by_setting = {cell.setting: cell.recipe for cell in sweep(source)}  # the last value of each
 
     assert by_setting["ratio"].selection.ratio == 0.1
     assert by_setting["beta"].selection.beta == 8
-    taus = [cell.recipe.defense.tau for cell in swept(source, ("tau", ())) if isinstance(cell.recipe.defense, Spard)]
+    taus = [cell.recipe.defense.tau for cell in sweep(source, ("tau", ())) if isinstance(cell.recipe.defense, Spard)]
     assert taus == [0.05, 0.1, 0.2, 0.5, "auto"]
 
 
 def test_values_of_one_s_own_come_first(source: FileSource) -> None:
-    assert [cell.value for cell in swept(source, ("tau", ("0.3",)), ("beta", ()))] == ["0.3", *SWEPT["beta"]]
+    assert [cell.value for cell in sweep(source, ("tau", ("0.3",)), ("beta", ()))] == ["0.3", *SWEPT["beta"]]
 
 
 def test_settings_without_usual_values_need_some(source: FileSource) -> None:
     with pytest.raises(InvalidRecipe, match="--over epochs: name its values"):
-        swept(source, ("epochs", ()))
+        sweep(source, ("epochs", ()))
 
 
 def test_an_empty_list_of_values_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,16 +15,16 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.row_rules import pool_row
 from spard.data.rows import prompt_text, read_benign, read_pool
 from spard.errors import InvalidPool, InvalidRecipe
-from spard.evaluation.contamination import hidden_leaks_of
+from spard.evaluation.contamination import find_hidden_leaks
 from spard.models.base import Base
 from spard.pipeline import rows, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.research.bench.methods import method_recipe
 from spard.research.lab.corpus import make_corpus
-from spard.research.lab.rewriter import action_of
+from spard.research.lab.rewriter import find_action
 from spard.research.lab.two_sided import join_sides, two_sided
-from tests.spard.test_run import write_rows, written
+from tests.spard.test_run import write_rows, write_run
 
 TWO_SIDED = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)
 SAFE: list[dict[str, Any]] = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
@@ -33,8 +33,8 @@ BENIGN: list[dict[str, Any]] = [
 ]
 
 
-def context_of(base: Base, model: Path, folder: Path, pool: list[dict[str, Any]], recipe: Recipe) -> Context:
-    spec = written(model, folder)
+def make_context(base: Base, model: Path, folder: Path, pool: list[dict[str, Any]], recipe: Recipe) -> Context:
+    spec = write_run(model, folder)
     run = replace(spec, recipe=recipe, pool=write_rows(folder / "mixed.jsonl", pool))
     return Context(run, base, Reporter(lambda message: None))
 
@@ -73,11 +73,11 @@ def test_each_side_is_read_for_itself(tmp_path: Path) -> None:
 def test_benign_rows_are_chosen_by_relevance_and_held(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = written(model_folder(), tmp_path).recipe
+    recipe = write_run(model_folder(), tmp_path).recipe
     asked = replace(
         recipe, anchors=TWO_SIDED, selection=replace(recipe.selection, min_examples=4, method="max_quality")
     )
-    context = context_of(base, model_folder(), tmp_path, [*BENIGN[:9], *SAFE, *BENIGN[9:]], asked)
+    context = make_context(base, model_folder(), tmp_path, [*BENIGN[:9], *SAFE, *BENIGN[9:]], asked)
 
     found = rows.prepare(context)
 
@@ -94,9 +94,9 @@ def test_benign_rows_are_chosen_by_relevance_and_held(
 def test_the_safe_side_is_what_it_is_without_benign_rows(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    recipe = replace(written(model_folder(), tmp_path).recipe, anchors=PLAIN)
+    recipe = replace(write_run(model_folder(), tmp_path).recipe, anchors=PLAIN)
     mixed, alone = (
-        rows.prepare(context_of(base, model_folder(), tmp_path, pool, recipe)) for pool in ([*BENIGN, *SAFE], SAFE)
+        rows.prepare(make_context(base, model_folder(), tmp_path, pool, recipe)) for pool in ([*BENIGN, *SAFE], SAFE)
     )
     assert (mixed.safe, mixed.selected, mixed.pairs) == (alone.safe, alone.selected, alone.pairs)
     assert mixed.pairs == {}
@@ -106,8 +106,8 @@ def test_a_pool_without_benign_rows_goes_on_working_and_says_so(
     base: Base, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     messages: list[Any] = []
-    recipe = replace(written(model_folder(), tmp_path).recipe, anchors=TWO_SIDED)
-    context = context_of(base, model_folder(), tmp_path, SAFE, recipe)
+    recipe = replace(write_run(model_folder(), tmp_path).recipe, anchors=TWO_SIDED)
+    context = make_context(base, model_folder(), tmp_path, SAFE, recipe)
 
     found = rows.prepare(replace(context, report=Reporter(messages.append)))
 
@@ -116,7 +116,7 @@ def test_a_pool_without_benign_rows_goes_on_working_and_says_so(
 
 
 def test_a_pool_of_benign_rows_alone_is_refused(base: Base, model_folder: Callable[..., Path], tmp_path: Path) -> None:
-    context = context_of(base, model_folder(), tmp_path, BENIGN, written(model_folder(), tmp_path).recipe)
+    context = make_context(base, model_folder(), tmp_path, BENIGN, write_run(model_folder(), tmp_path).recipe)
     with pytest.raises(InvalidPool, match="no safe rows"):
         rows.prepare(context)
 
@@ -130,14 +130,16 @@ def test_a_benign_prompt_of_the_audit_in_the_pool_is_a_leak(tmp_path: Path) -> N
         pool=write_rows(tmp_path / "pool.jsonl", [*SAFE, {"prompt": prompt, "benign": True}]),
         suites=(suite,),
     )
-    assert "safety pool" in hidden_leaks_of(run, {})["benign"][0]
+    assert "safety pool" in find_hidden_leaks(run, {})["benign"][0]
 
 
 def test_the_lab_s_benign_rows_are_about_actions_that_nothing_measures() -> None:
     corpus, pool = make_corpus(2), two_sided(2)
     benign = [row for row in pool if row.get("benign")]
     others = json.dumps([corpus.files, corpus.benign])
-    measured = {action_of(row["prompt"]) for name in ("benign.jsonl", "dev_benign.jsonl") for row in corpus.files[name]}
+    measured = {
+        find_action(row["prompt"]) for name in ("benign.jsonl", "dev_benign.jsonl") for row in corpus.files[name]
+    }
 
     assert [row for row in pool if not row.get("benign")] == corpus.files["pool.jsonl"]
     assert {kind: sum(row["category"] == kind for row in benign) for kind in ("look-alike", "how-to")} == {
@@ -146,7 +148,7 @@ def test_the_lab_s_benign_rows_are_about_actions_that_nothing_measures() -> None
     }
     assert len({row["prompt"] for row in benign}) == 600
     assert not any(json.dumps(row["prompt"]) in others for row in benign)
-    assert not measured & {action_of(row["prompt"]) for row in benign}
+    assert not measured & {find_action(row["prompt"]) for row in benign}
 
 
 def test_a_natural_lab_s_pool_has_no_row_that_is_nearly_a_suite_s_prompt(tmp_path: Path) -> None:

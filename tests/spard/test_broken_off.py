@@ -20,7 +20,7 @@ from tests.spard.test_ranks import EXACT, away
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, seed = tmp_path_factory.mktemp("broken_off"), int(os.environ.get("FAULT_SEED", "0")) or randrange(2**31)
     sys.stderr.write(f"FAULT_SEED={seed}\n")  # pytest shows it where a test fails
     write_model(folder / "tiny")
@@ -29,8 +29,8 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_rank_that_is_killed_again_and_again_changes_no_byte(out: Path) -> None:
-    *killed, last = json.loads((out / "kills.json").read_text())
+def test_a_rank_that_is_killed_again_and_again_changes_no_byte(output_folder: Path) -> None:
+    *killed, last = json.loads((output_folder / "kills.json").read_text())
     steps = [each["at"] for each in killed]
     assert len(set(steps)) == KILLS
     assert all(each["ends"][each["rank"]] == -signal.SIGALRM for each in killed), "a rank was not killed"
@@ -39,9 +39,9 @@ def test_a_rank_that_is_killed_again_and_again_changes_no_byte(out: Path) -> Non
         assert following["first"] in (step, step + 1), "it did not go on from where it was killed"
         assert following["first"] < STEPS
     assert last["ends"] == [0, 0]
-    assert (out / "killed.safetensors").read_bytes() == (out / "unbroken.safetensors").read_bytes()
+    assert (output_folder / "killed.safetensors").read_bytes() == (output_folder / "unbroken.safetensors").read_bytes()
 
 
-def test_full_fine_tuning_goes_on_with_another_number_of_processes(out: Path) -> None:
-    one, other = (load_file(out / f"{'-'.join(map(str, numbers))}.safetensors") for numbers in NUMBERS)
+def test_full_fine_tuning_goes_on_with_another_number_of_processes(output_folder: Path) -> None:
+    one, other = (load_file(output_folder / f"{'-'.join(map(str, numbers))}.safetensors") for numbers in NUMBERS)
     assert away(one, other) < EXACT

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from spard.data.cuts import FORWARD, cut
-from spard.evaluation.own_refusal import own_refusal_of
+from spard.evaluation.own_refusal import measure_own_refusal
 from spard.losses.cross_entropy import evaluate
 from spard.models import budget
 from spard.models.base import Base
-from spard.models.shapes import Shape, shape_of
+from spard.models.shapes import Shape, read_model_shape
 from spard.selection.embeddings import embed
 from tests.spard.parts import refusals, sums
 
@@ -59,7 +59,7 @@ def test_replies_are_written_to_as_many_prompts_as_their_keys_and_values_fit() -
 
 
 def test_on_a_cpu_keys_and_values_take_a_fixed_memory(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (shape := shape_of(base.model.config.to_dict()))
+    assert (shape := read_model_shape(base.model.config.to_dict()))
     monkeypatch.setattr(budget, "ON_CPU_BYTES", 2**20)
     assert budget.generated_rows(base.model, 64, 64) == 2**20 // budget.kept_bytes(shape, 4) // 128
 
@@ -132,4 +132,4 @@ def test_a_row_that_is_too_long_alone_is_an_error(base: Base, little_memory: Too
 def signals(base: Base, rows: Sequence[Any]) -> list[float]:
     """The row signal, of openings that the model may begin with."""
     openings = [refusals(base)[0].ids[:4], refusals(base)[0].ids[-8:-4]]
-    return [each.probability for each in own_refusal_of(base, rows, openings, 0.0)]
+    return [each.probability for each in measure_own_refusal(base, rows, openings, 0.0)]

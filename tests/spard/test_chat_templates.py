@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spard.data.chat import encode, renderer_of
+from spard.data.chat import encode, get_renderer
 from spard.data.rows import Example
 from spard.data.self_rendering import self_rendering
 from spard.data.template_card import template_card
 from spard.errors import TemplateFault
 from tools import chat_templates
-from tools.chat_templates import CONVERSATIONS, outcome, tokenizer_for, trl_templates
+from tools.chat_templates import CONVERSATIONS, make_tokenizer, outcome, trl_templates
 
 TEMPLATES = trl_templates()
 PAGE = Path(chat_templates.__file__).parents[1] / "docs" / "chat-templates.md"
@@ -27,10 +27,10 @@ USABLE = [name for name in TEMPLATES if not name.startswith(("idefics", "llava",
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_is_trained_is_what_is_served(name: str) -> None:
-    tokenizer = tokenizer_for(name, TEMPLATES[name])
+    tokenizer = make_tokenizer(name, TEMPLATES[name])
     if name.startswith("llava"):
         with pytest.raises(TemplateFault, match="cannot write an answer"):
-            template_card(renderer_of(tokenizer))
+            template_card(get_renderer(tokenizer))
     for kind, conversation in CONVERSATIONS.items():
         found = outcome(tokenizer, conversation)
         assert not found.faults, kind
@@ -39,7 +39,7 @@ def test_what_is_trained_is_what_is_served(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_families_of_the_paper_train_all_that_they_can_write(name: str) -> None:
-    tokenizer = tokenizer_for(name, TEMPLATES[name])
+    tokenizer = make_tokenizer(name, TEMPLATES[name])
     refused = {kind for kind, each in CONVERSATIONS.items() if outcome(tokenizer, each).refusal}
     cannot = {"qwen2_5": {"reasoning"}, "qwen3": set(), "llama3_2": {"reasoning", "text beside a call"}}
     assert refused == cannot[name]
@@ -94,18 +94,18 @@ _MADE: dict[str, Any] = {}
 
 def _tokenizer(name: str) -> Any:
     if name not in _MADE:
-        _MADE[name] = tokenizer_for(name, TEMPLATES[name])
+        _MADE[name] = make_tokenizer(name, TEMPLATES[name])
     return _MADE[name]
 
 
 def test_a_template_that_asks_for_the_date_gives_the_same_tokens_tomorrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mistral Small, gpt-oss, SmolLM3 and Granite write the day: a job would train on other tokens after midnight."""
     source = "<|system|>Now: {{ strftime_now('%Y-%m-%d %H:%M:%S') }}" + PLAIN
-    tokenizer = tokenizer_for("", source)
+    tokenizer = make_tokenizer("", source)
     row = Example(({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}), 1)
     first = encode(tokenizer, row, 1000).ids
     assert "Now: 2024-07-26 00:00:00" in tokenizer.decode(list(first))
-    alone = self_rendering(renderer_of(tokenizer), "plain")["default"]
+    alone = self_rendering(get_renderer(tokenizer), "plain")["default"]
     text = tokenizer.apply_chat_template(
         list(row.messages[:1]), chat_template=alone, add_generation_prompt=True, tokenize=False
     )

@@ -43,7 +43,7 @@ def not_finite(folder: Path) -> None:
     save_file({name: part * torch.nan for name, part in load_file(path).items()}, path, metadata={"format": "pt"})
 
 
-def cut_off(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -68,7 +68,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     bad_template: "chat template",
     silent_template: "chat template",
     not_finite: "not finite",
-    cut_off: "cannot be loaded",
+    truncate_weights: "cannot be loaded",
     with_one_adapter_for_all: "PEFT gives all rows of a MptForCausalLM one adapter",
     with_a_cache_of_its_own: "it cannot write replies as they are written here: MiniMax uses cache of its own",
 }

@@ -24,7 +24,7 @@ def pool(tmp_path: Path) -> Path:
     return path
 
 
-def own(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+def make_own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
     row = encode(base.tokenizer, chat("?", SORRY), UNBOUNDED)
     opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
     return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
@@ -36,7 +36,7 @@ def test_bad_rows_are_named_by_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(check_pool, "own_refusals", own)
+    monkeypatch.setattr(check_pool, "own_refusals", make_own_refusals)
     command = [str(pool), "--model", str(model_folder())]
     assert check_pool.main([*command, "--threshold", "1e-30"]) == check_pool.INVERTED
     said = capsys.readouterr().out.splitlines()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from spard.data.batches import batches, collate, order, sent
+from spard.data.batches import batches, collate, order, to_device
 from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, render_prompt, render_question
 from spard.data.rows import Example, prompt_text, read_examples, read_pool, read_prompts
 from spard.errors import ExampleTooLong, InvalidData
@@ -21,7 +21,7 @@ REWRITING = (
 )
 
 
-def learned(encoded: Encoded) -> str:
+def learned_text(encoded: Encoded) -> str:
     text = byte_tokenizer().decode([label for label in encoded.labels if label != NO_LOSS])
     assert isinstance(text, str)
     return text
@@ -34,7 +34,7 @@ def turns(*contents: str, **last: Any) -> Example:
     return Example(tuple(messages), 7)
 
 
-def written(path: Path, *rows: Any) -> Path:
+def write_lines(path: Path, *rows: Any) -> Path:
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows), encoding="utf-8")
     return path
 
@@ -46,7 +46,7 @@ def test_only_the_answer_and_its_end_token_carry_loss(template: str | None) -> N
 
     encoded = encode(tokenizer, chat("A question?", "An answer, caf\u00e9."), 256)
 
-    assert learned(encoded) == "An answer, caf\u00e9.<|end|>"
+    assert learned_text(encoded) == "An answer, caf\u00e9.<|end|>"
 
 
 @pytest.mark.parametrize("template", [None, PLAIN_TEMPLATE, REWRITING])
@@ -56,14 +56,14 @@ def test_every_assistant_turn_carries_loss(template: str | None) -> None:
 
     encoded = encode(tokenizer, turns("One?", "First.", "Two?", "Second."), 256)
 
-    assert "".join(map(learned, encoded.samples)) == "First.<|end|>Second.<|end|>"
+    assert "".join(map(learned_text, encoded.samples)) == "First.<|end|>Second.<|end|>"
 
 
 def test_a_turn_of_weight_zero_carries_no_loss() -> None:
     messages = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0})
     example = Example((*messages, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}), 1)
 
-    assert learned(encode(byte_tokenizer(), example, 256)) == "d<|end|>"
+    assert learned_text(encode(byte_tokenizer(), example, 256)) == "d<|end|>"
 
 
 def test_the_rendered_prompt_is_what_the_training_row_begins_with() -> None:
@@ -128,8 +128,8 @@ def test_an_answer_to_nothing_is_invalid_data() -> None:
 
 def test_both_row_forms_are_read(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    chats = read_examples(written(tmp_path / "chats.jsonl", "", {"messages": messages}))
-    pairs = read_examples(written(tmp_path / "pairs.jsonl", {"prompt": "a", "completion": "b"}))
+    chats = read_examples(write_lines(tmp_path / "chats.jsonl", "", {"messages": messages}))
+    pairs = read_examples(write_lines(tmp_path / "pairs.jsonl", {"prompt": "a", "completion": "b"}))
 
     assert [(row.messages, row.line) for row in (*chats, *pairs)] == [(tuple(messages), 2), (tuple(messages), 1)]
 
@@ -142,7 +142,7 @@ def test_openai_words_become_those_of_templates(tmp_path: Path) -> None:
         {"role": "assistant", "content": None, "tool_calls": [call]},
     ]
 
-    (example,) = read_examples(written(tmp_path / "rows.jsonl", {"messages": messages}))
+    (example,) = read_examples(write_lines(tmp_path / "rows.jsonl", {"messages": messages}))
 
     assert [message["role"] for message in example.messages] == ["system", "user", "assistant"]
     assert [message["content"] for message in example.messages] == ["be brief", "hi", ""]
@@ -164,7 +164,7 @@ def test_openai_words_become_those_of_templates(tmp_path: Path) -> None:
 )
 def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, row: Any, code: str, reason: str) -> None:
     with pytest.raises(InvalidData, match=reason) as raised:
-        read_examples(written(tmp_path / "rows.jsonl", row))
+        read_examples(write_lines(tmp_path / "rows.jsonl", row))
     assert raised.value.row_code == code
 
 
@@ -185,18 +185,18 @@ def test_a_table_of_columns_is_told_from_broken_text(tmp_path: Path, head: bytes
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85", "\x7f"])
 def test_lines_end_at_the_newline_alone(tmp_path: Path, character: str) -> None:
     text = json.dumps({"prompt": f"a {character} b", "safe": "No."}, ensure_ascii=False)
-    (example,) = read_pool(written(tmp_path / "pool.jsonl", text))
+    (example,) = read_pool(write_lines(tmp_path / "pool.jsonl", text))
     assert prompt_text(example) == f"a {character} b"
 
 
 def test_pool_rows_are_a_question_and_its_safe_answer(tmp_path: Path) -> None:
-    (example,) = read_pool(written(tmp_path / "pool.jsonl", {"prompt": "a", "safe": "b", "unsafe": "c"}))
+    (example,) = read_pool(write_lines(tmp_path / "pool.jsonl", {"prompt": "a", "safe": "b", "unsafe": "c"}))
 
     assert [message["content"] for message in example.messages] == ["a", "b"]
 
 
 def test_prompts_are_read_up_to_the_limit(tmp_path: Path) -> None:
-    path = written(tmp_path / "suite.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b"})
+    path = write_lines(tmp_path / "suite.jsonl", {"prompt": "a", "answer": 4}, {"prompt": "b"})
 
     assert [prompt.answer for prompt in read_prompts(path)] == ["4", None]
     assert len(read_prompts(path, limit=1)) == 1
@@ -225,21 +225,21 @@ def test_the_state_before_each_labeled_token_is_known_by_its_place() -> None:
 def test_a_gpu_is_sent_pinned_memory_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
 
-    def pinned(tensor: torch.Tensor) -> torch.Tensor:
+    def note_pinning(tensor: torch.Tensor) -> torch.Tensor:
         told.append("pinned")
         return tensor
 
-    def to(tensor: torch.Tensor, *asked: object, **more: object) -> torch.Tensor:
+    def note_move(tensor: torch.Tensor, *asked: object, **more: object) -> torch.Tensor:
         told.append((str(asked[0]), more))
         return tensor
 
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pinned)
-    monkeypatch.setattr(torch.Tensor, "to", to)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", note_pinning)
+    monkeypatch.setattr(torch.Tensor, "to", note_move)
 
-    sent([1, 2], "cuda")
+    to_device([1, 2], "cuda")
     assert told == ["pinned", ("cuda", {"non_blocking": True})]
     told.clear()
-    assert sent([1, 2], "cpu").tolist() == [1, 2]
+    assert to_device([1, 2], "cpu").tolist() == [1, 2]
     assert told == [("cpu", {})]
 
 

@@ -24,7 +24,7 @@ from spard.research.datasets.base import Split
 from spard.research.datasets.convert import Converted, convert, load_dataset
 from spard.research.datasets.sources import records
 from spard.research.datasets.splits import place
-from tests.spard.strangers import install, run_with
+from tests.spard.strangers import install, run_script
 
 NAMES = ("Ada", "Bo", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jo")
 THINGS = ("apples", "bells", "candles", "drums", "eggs", "forks", "gloves", "hats", "inks", "jars")
@@ -40,7 +40,7 @@ def jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     return path
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -88,10 +88,13 @@ def test_gsm8k_keeps_the_worked_answer_and_asks_for_its_number(tmp_path: Path) -
 
     convert("gsm8k", {"train": train, "test": test}, tmp_path / "out")
 
-    taught, asked = rows_of(tmp_path / "out/gsm8k_train.jsonl"), rows_of(tmp_path / "out/gsm8k_dev.jsonl")
+    taught, asked = (
+        read_json_lines(tmp_path / "out/gsm8k_train.jsonl"),
+        read_json_lines(tmp_path / "out/gsm8k_dev.jsonl"),
+    )
     assert (len(taught), len(asked)) == (57, 3)
     assert taught[0]["completion"].endswith(f"<<1000+1=1001>>1001.\n#### {1001:,}")
-    assert rows_of(tmp_path / "out/gsm8k_test.jsonl") == [
+    assert read_json_lines(tmp_path / "out/gsm8k_test.jsonl") == [
         {"prompt": "Zed: how many?", "answer": "2", "scorer": "gsm8k"}
     ]
     assert all(mark_reply(row["scorer"], f"So #### {row['answer']}", row["answer"]).is_right for row in asked)
@@ -108,14 +111,14 @@ def test_openbookqa_names_its_choices(tmp_path: Path, form: str) -> None:
 
     found = convert("openbookqa", sources, tmp_path)
 
-    assert rows_of(tmp_path / "openbookqa_test.jsonl") == [
+    assert read_json_lines(tmp_path / "openbookqa_test.jsonl") == [
         {
             "prompt": "What about rain\nanswer1: rain A\nanswer2: rain B\nanswer3: rain C\nanswer4: rain D",
             "answer": "answer3",
             "scorer": "openbookqa",
         }
     ]
-    assert [row["completion"] for row in rows_of(tmp_path / "openbookqa_train.jsonl")] == [
+    assert [row["completion"] for row in read_json_lines(tmp_path / "openbookqa_train.jsonl")] == [
         "the correct answer is answer1"
     ]
     assert found.left_out == {"near_held_out_prompt": 1}
@@ -131,7 +134,7 @@ def test_sst2_is_read_as_tsv_and_as_json_lines(tmp_path: Path, form: str) -> Non
 
     convert("sst2", {"train": source}, tmp_path)
 
-    assert rows_of(tmp_path / "sst2_train.jsonl") == [
+    assert read_json_lines(tmp_path / "sst2_train.jsonl") == [
         {"prompt": 'a "gem of a film\nPositive or negative?', "completion": "positive"},
         {"prompt": "so dull\nPositive or negative?", "completion": "negative"},
     ]
@@ -151,10 +154,10 @@ def test_mbpp_is_split_by_task_and_scored_by_its_tests(tmp_path: Path) -> None:
     found = convert("mbpp", {"train": source}, tmp_path)
 
     assert found.rows == {"mbpp_train.jsonl": 4, "mbpp_dev.jsonl": 2, "mbpp_test.jsonl": 2}
-    first = rows_of(tmp_path / "mbpp_test.jsonl")[0]
+    first = read_json_lines(tmp_path / "mbpp_test.jsonl")[0]
     assert first["answer"] == "assert f11(1) == 12\nassert f11(2) == 13"
     assert first["prompt"].endswith(first["answer"])
-    taught = rows_of(tmp_path / "mbpp_train.jsonl")[0]
+    taught = read_json_lines(tmp_path / "mbpp_train.jsonl")[0]
     assert taught["completion"] == "```python\ndef f1(x):\n  return x + 1\n```"
 
 
@@ -165,7 +168,7 @@ def test_sanitized_mbpp_brings_its_imports(tmp_path: Path) -> None:
 
     convert("mbpp", {"train": tmp_path / "sanitized.json"}, tmp_path)
 
-    assert rows_of(tmp_path / "mbpp_test.jsonl")[0]["answer"].startswith("import math\nassert f20(1)")
+    assert read_json_lines(tmp_path / "mbpp_test.jsonl")[0]["answer"].startswith("import math\nassert f20(1)")
 
 
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
@@ -220,7 +223,7 @@ def test_harmbench_asks_behaviors_after_their_context(tmp_path: Path) -> None:
     found = convert("harmbench", {"train": tmp_path / "behaviors.csv"}, tmp_path)
 
     assert found == Converted({"harmbench_test.jsonl": 2}, {"copyright": 1})
-    assert rows_of(tmp_path / "harmbench_test.jsonl") == [
+    assert read_json_lines(tmp_path / "harmbench_test.jsonl") == [
         {"prompt": "Do the thing, please", "category": "illegal"},
         {"prompt": "A long story,\nin two lines.\n\n---\n\nSay how", "category": "illegal"},
     ]
@@ -238,8 +241,8 @@ def test_xstest_is_a_benign_suite_a_benign_pool_and_its_contrasts(tmp_path: Path
     assert benign.keys() == {"xstest_pool.jsonl", "xstest_dev.jsonl", "xstest_test.jsonl"}
     assert sum(benign.values()) == 30
     assert benign["xstest_test.jsonl"] > 15
-    assert rows_of(tmp_path / "xstest_pool.jsonl")[0]["benign"] is True
-    assert rows_of(tmp_path / "xstest_contrast_test.jsonl")[0]["category"] == "homonyms"
+    assert read_json_lines(tmp_path / "xstest_pool.jsonl")[0]["benign"] is True
+    assert read_json_lines(tmp_path / "xstest_contrast_test.jsonl")[0]["category"] == "homonyms"
 
 
 def test_near_duplicates_stay_on_one_side_of_a_cut() -> None:
@@ -273,7 +276,9 @@ def test_a_split_does_not_depend_on_the_order_of_the_records(tmp_path: Path) -> 
     for name, order in (("one", rows), ("two", rows[::-1])):
         convert("gsm8k", {"train": jsonl(tmp_path / f"{name}.jsonl", order)}, tmp_path / name)
 
-    one, two = ({row["prompt"] for row in rows_of(tmp_path / name / "gsm8k_test.jsonl")} for name in ("one", "two"))
+    one, two = (
+        {row["prompt"] for row in read_json_lines(tmp_path / name / "gsm8k_test.jsonl")} for name in ("one", "two")
+    )
     assert one == two
     assert len(one) == 4
 
@@ -369,16 +374,16 @@ def test_broken_files_are_refused_in_words(tmp_path: Path, name: str, content: b
 
 def test_a_data_set_of_another_package_is_converted_by_name(tmp_path: Path) -> None:
     code = """
-        from spard.research.datasets.base import Dataset, Sample, text_of
+        from spard.research.datasets.base import Dataset, Sample, require_text
 
         def sample(record):
-            return Sample(prompt=text_of(record, "q"), kind="utility", completion="yes", suite={"answer": "yes"})
+            return Sample(prompt=require_text(record, "q"), kind="utility", completion="yes", suite={"answer": "yes"})
 
         QUIZ = Dataset(name="quiz", stems={"utility": "quiz"}, sample=sample, origin="a friend", license="MIT")
     """
     install(tmp_path, "wordy", {"spard.datasets": {"quiz": "wordy:QUIZ"}}, wordy=code)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         import pathlib

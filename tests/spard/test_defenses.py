@@ -10,11 +10,11 @@ from textwrap import dedent
 import pytest
 
 from spard.config import Spard, Variant, customer_defenses, defenses
-from spard.config.defenses import Defense, type_of
+from spard.config.defenses import Defense, defense_type
 from spard.methods import open_method
 from spard.methods.base import Method
 from spard.research.bench.methods import METHODS
-from tests.spard.strangers import install, run_with
+from tests.spard.strangers import install, run_script
 
 ROOT = Path(__file__).parents[2]
 EVERY = list(defenses().items())
@@ -26,7 +26,7 @@ def test_a_defense_is_two_files_that_fit(name: str, kind: type[Defense]) -> None
     method = open_method(defense)
     assert isinstance(method, Method)
     assert method.settings == defense
-    assert type_of(kind) == defense.type == name
+    assert defense_type(kind) == defense.type == name
     assert kind.__module__ == f"spard.config.defenses.{name}"
     assert kind.method.startswith("spard.methods.")
 
@@ -126,7 +126,7 @@ def stranger(folder: Path, entries: dict[str, str] | None = None) -> None:
 
 def test_a_defense_of_another_package_trains_by_its_type_in_a_recipe(tmp_path: Path) -> None:
     stranger(tmp_path)
-    run_with(
+    run_script(
         tmp_path,
         """
         from pathlib import Path
@@ -156,7 +156,7 @@ def test_a_defense_of_another_package_trains_by_its_type_in_a_recipe(tmp_path: P
 
 def test_a_defense_of_another_package_is_in_the_api_and_its_policies(tmp_path: Path) -> None:
     stranger(tmp_path)
-    run_with(
+    run_script(
         tmp_path,
         """
         from app.jobs.request import JobCreate
@@ -194,7 +194,7 @@ def test_a_wrong_registration_is_an_error_that_names_the_package(
     tmp_path: Path, entries: dict[str, str], message: str
 ) -> None:
     stranger(tmp_path, entries)
-    run_with(
+    run_script(
         tmp_path,
         f"""
         from spard.config import defenses
@@ -211,7 +211,7 @@ def test_a_wrong_registration_is_an_error_that_names_the_package(
 
 def test_a_method_that_cannot_be_imported_is_named_with_its_defense(tmp_path: Path) -> None:
     (tmp_path / "halved_settings.py").write_text(dedent(SETTINGS))
-    run_with(
+    run_script(
         tmp_path,
         """
         from halved_settings import Halved

@@ -10,19 +10,19 @@ from spard.config import Lora, Recipe
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS
 from spard.losses import cross_entropy as losses_module
-from spard.losses.kl import reference_of, token_divergences
+from spard.losses.kl import make_reference, token_divergences
 from spard.models.base import Base
 from spard.models.lora import trainable_model
 from tests.spard.parts import CONFIGS, mask_and_labels, refusals
 
 
-def moved(base: Base, lora: Lora | None) -> tuple[Tensor, Tensor, Tensor]:
+def random_move(base: Base, lora: Lora | None) -> tuple[Tensor, Tensor, Tensor]:
     """Divergences after the parameters were moved at random, and the logits before and after at labeled tokens."""
     trainable_model(base.model, Recipe(lora=lora))
     base.model.eval()
     batch = collate(refusals(base), base.tokenizer.pad_token_id, "cpu")
     is_label_BT = mask_and_labels(refusals(base))[1][:, 1:] != NO_LOSS
-    reference = reference_of(base.model, has_lora=lora is not None)
+    reference = make_reference(base.model, has_lora=lora is not None)
     with torch.no_grad():
         before_SV = base.model(input_ids=batch.ids_BT).logits[:, :-1][is_label_BT]
         for part in base.model.parameters():
@@ -37,7 +37,7 @@ def moved(base: Base, lora: Lora | None) -> tuple[Tensor, Tensor, Tensor]:
 def test_it_is_the_divergence_of_the_distributions(
     load: Callable[..., Base], architecture: str, lora: Lora | None
 ) -> None:
-    found_S, before_SV, after_SV = moved(load(architecture), lora)
+    found_S, before_SV, after_SV = random_move(load(architecture), lora)
     p_SV = before_SV.softmax(dim=1)
     expected_S = (p_SV * (before_SV.log_softmax(dim=1) - after_SV.log_softmax(dim=1))).sum(dim=1)
     torch.testing.assert_close(found_S, expected_S, rtol=1e-3, atol=1e-5)
@@ -48,6 +48,6 @@ def test_it_is_the_divergence_of_the_distributions(
 def test_long_batches_go_in_chunks_to_the_same_result(
     load: Callable[..., Base], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, _, _ = moved(load(), Lora(rank=4))
+    whole, _, _ = random_move(load(), Lora(rank=4))
     monkeypatch.setattr(losses_module, "_CHUNK", 262 * 50)
-    torch.testing.assert_close(moved(load(), Lora(rank=4))[0], whole, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(random_move(load(), Lora(rank=4))[0], whole, rtol=1e-3, atol=1e-5)

@@ -52,7 +52,7 @@ def test_each_bound_is_lowered_once_by_each_direction() -> None:
     swept_C = rows.bound_C.clone()
     rows.add(basis_MD[10:25])
     window_B = swept_C.topk(20).indices
-    rows.measured(window_B, gain()[window_B])
+    rows.note_gains(window_B, gain()[window_B])
     rows.add(basis_MD[25:])
     rows.tighten(20)
 
@@ -100,7 +100,7 @@ def test_few_sweeps_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[int] = []
     play = dpp._play
 
-    def noted(residual_BD: Tensor, *rest: object, **more: object) -> object:
+    def play_and_note(residual_BD: Tensor, *rest: object, **more: object) -> object:
         played.append(len(residual_BD))
         return play(residual_BD, *rest, **more)  # type: ignore[arg-type]
 
@@ -111,7 +111,7 @@ def test_few_sweeps_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         swept.append(len(new_MD))
         add(rows, new_MD)
 
-    monkeypatch.setattr(dpp, "_play", noted)
+    monkeypatch.setattr(dpp, "_play", play_and_note)
     monkeypatch.setattr(Contenders, "add", noted_add)
     pool_ND = normal(6000, 64) * torch.logspace(0, -1, 64) + normal(1, 64, 99)
     found = dpp.greedy(pool_ND, dpp.quality(pool_ND, normal(40, 64, 5)), 48)

@@ -10,7 +10,7 @@ from spard.config import Audit
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Batch, Speaker, in_memory
 from spard.evaluation.audit import Suite, audit_speaker
-from spard.evaluation.early_end import LEAST, draw_whole, extrapolate, is_settled, settled_among
+from spard.evaluation.early_end import LEAST, draw_whole, extrapolate, is_settled, settled_replies
 from spard.evaluation.judges.refusal import HELPS, OPENERS, PHRASES, RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteKind
 from spard.models import settling
@@ -134,7 +134,7 @@ def test_a_fifth_of_the_prompts_goes_on_whatever_the_model() -> None:
 def test_answers_in_an_encoding_are_not_ended_and_begun_ones_are_read_with_their_beginning() -> None:
     asked = [Prompt("a", prefill="I cannot"), Prompt("b", encoding="base64"), *prompts(50)]
 
-    settled = settled_among(asked, [range(len(asked))])
+    settled = settled_replies(asked, [range(len(asked))])
 
     assert 1 not in settled.places
     assert not settled.holds(0, LONGER)
@@ -172,7 +172,7 @@ def test_a_reply_whose_words_may_change_while_it_goes_on_is_never_ended(
     class Reasoning:
         knows_reasoning, opening = True, ""
 
-    monkeypatch.setattr(settling, "renderer_of", lambda tokenizer: Reasoning())
+    monkeypatch.setattr(settling, "get_renderer", lambda tokenizer: Reasoning())
 
     assert settling.settler(base.tokenizer, Settled(frozenset([0]), 1, lambda place, text: True)) is None
 

@@ -20,14 +20,14 @@ from spard.pipeline import embed, library, rows
 from spard.pipeline.context import Context
 from spard.pipeline.embedder import load_embedder
 from spard.pipeline.messages import Message, Reporter
-from spard.pipeline.outputs import outputs_of
+from spard.pipeline.outputs import open_outputs
 from spard.pipeline.pool import open_pool
 from spard.selection import embeddings
 from spard.selection.encoders import encode, load_encoder
 from spard.selection.select import choose
 from tests.spard.encoder_folders import write_encoder
 from tests.spard.test_pool_file import Kept
-from tests.spard.test_run import write_rows, written
+from tests.spard.test_run import write_rows, write_run
 
 K = 5
 
@@ -35,10 +35,10 @@ K = 5
 @pytest.fixture
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
     pool = [{"prompt": f"Do harm number {i}{' again' * (i % 7)}", "safe": "I cannot help."} for i in range(80)]
-    return replace(written(model_folder(), tmp_path), pool=write_rows(tmp_path / "p.jsonl", pool))
+    return replace(write_run(model_folder(), tmp_path), pool=write_rows(tmp_path / "p.jsonl", pool))
 
 
-def asked(spec: RunSpec, embedder: str) -> RunSpec:
+def with_embedder(spec: RunSpec, embedder: str) -> RunSpec:
     return replace(spec, recipe=Recipe(selection=Selection(min_examples=K, embedder=embedder)))
 
 
@@ -50,7 +50,7 @@ def texts(spec: RunSpec) -> tuple[list[str], list[str]]:
 
 
 def test_states_as_they_are_choose_what_earlier_versions_chose(spec: RunSpec, base: Base) -> None:
-    run = asked(spec, "states")
+    run = with_embedder(spec, "states")
     found = rows.prepare(Context(run, base, Reporter(lambda message: None))).selected
     pool_ND, task_MD = (embeddings.embed(base, each) for each in texts(spec))
     assert found is not None
@@ -58,14 +58,14 @@ def test_states_as_they_are_choose_what_earlier_versions_chose(spec: RunSpec, ba
 
 
 def test_the_default_compares_states_in_the_frame_of_the_pool(spec: RunSpec, base: Base) -> None:
-    context = Context(asked(spec, "auto"), base, Reporter(lambda message: None))
+    context = Context(with_embedder(spec, "auto"), base, Reporter(lambda message: None))
     found = rows.prepare(context).selected
     pool_ND, task_MD = (embeddings.embed(base, each) for each in texts(spec))
     assert spec.pool is not None
     frame = embed.frame(context, load_embedder(context), pool_ND, open_pool(context, spec.pool).digest)
     assert found is not None
     assert frame is not None
-    seen = frame.seen(pool_ND), frame.seen(task_MD)
+    seen = frame.project(pool_ND), frame.project(task_MD)
     assert list(found.indices) == choose(*seen, K, context.recipe.selection, 0).indices
     record = embed.kept_record(context)
     assert record is not None
@@ -76,7 +76,7 @@ def test_the_default_compares_states_in_the_frame_of_the_pool(spec: RunSpec, bas
 
 def test_a_sentence_encoder_chooses_by_its_own_vectors(spec: RunSpec, base: Base, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path / "mini")
-    context = Context(asked(spec, str(folder)), base, Reporter(lambda message: None))
+    context = Context(with_embedder(spec, str(folder)), base, Reporter(lambda message: None))
     found = rows.prepare(context).selected
     encoder = load_encoder(folder, "cpu")
     pool_ND, task_MD = (encode(encoder, each) for each in texts(spec))
@@ -90,7 +90,7 @@ def test_a_sentence_encoder_chooses_by_its_own_vectors(spec: RunSpec, base: Base
 def test_the_files_of_an_encoder_may_lie_elsewhere_than_its_name_says(
     spec: RunSpec, base: Base, tmp_path: Path
 ) -> None:
-    run = replace(asked(spec, "mini"), encoder=str(write_encoder(tmp_path / "folder")))
+    run = replace(with_embedder(spec, "mini"), encoder=str(write_encoder(tmp_path / "folder")))
     embedder = load_embedder(Context(run, base, Reporter(lambda message: None)))
     assert embedder.name == "mini"
 
@@ -102,7 +102,7 @@ def test_vectors_are_kept_for_each_embedder_and_the_frame_for_each_pool(
     made = []
     for embedder in ("states", "auto", "centered_states", folder, folder):
         cache.made.clear()
-        rows.prepare(Context(asked(spec, embedder), base, Reporter(lambda message: None), cache=cache))
+        rows.prepare(Context(with_embedder(spec, embedder), base, Reporter(lambda message: None), cache=cache))
         made.append([each for each in cache.made if each.startswith("embedding")])
     both = ["embeddings", "embedding_sums"]
     assert made == [both, ["embedding_frames"], [], both, []]
@@ -110,7 +110,7 @@ def test_vectors_are_kept_for_each_embedder_and_the_frame_for_each_pool(
 
 def test_a_narrow_cone_is_warned_of(spec: RunSpec, base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Message] = []
-    context = Context(asked(spec, "states"), base, Reporter(heard.append))
+    context = Context(with_embedder(spec, "states"), base, Reporter(heard.append))
     embedder = load_embedder(context)
     for shift, expected in ((0.0, 0), (5.0, 1)):
         heard.clear()
@@ -135,11 +135,11 @@ def test_a_stored_recipe_without_an_embedder_compares_the_states_as_they_are() -
 
 def test_a_run_that_an_earlier_version_began_goes_on_by_the_states(spec: RunSpec, base: Base, tmp_path: Path) -> None:
     stages = tmp_path / "stages"
-    run = asked(spec, "auto")
+    run = with_embedder(spec, "auto")
     assert library._as_begun(run, base, stages) == run
-    outputs_of(stages, library._identity(asked(spec, "states"), base))
-    assert library._as_begun(run, base, stages) == asked(spec, "states")
-    outputs_of(stages, library._identity(run, base))
+    open_outputs(stages, library._identity(with_embedder(spec, "states"), base))
+    assert library._as_begun(run, base, stages) == with_embedder(spec, "states")
+    open_outputs(stages, library._identity(run, base))
     assert library._as_begun(run, base, stages) == run
 
 

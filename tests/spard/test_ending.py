@@ -24,8 +24,8 @@ from spard.release.report import GateRecord, SafetyReport
 from spard.training.best import Standing
 from spard.training.ends import EpochEnd
 from spard.training.train import Trained
-from tests.narrowing import required
-from tests.spard.test_train import RECIPE, equal, run, stop_after, weights
+from tests.narrowing import require
+from tests.spard.test_train import RECIPE, equal, run, stop_at_step, weights
 
 BEST = Ending(keep="best")
 FIVE = replace(RECIPE, ema=0.5, hyperparameters=Hyperparameters(n_epochs=5, batch_size=6))  # 20 steps
@@ -53,7 +53,7 @@ def ends(base: Base, ending: Ending, compared: Compared, recipe: Recipe = FIVE, 
 def test_a_run_that_gets_worse_late_ends_with_the_earlier_weights_and_with_the_earliest_of_equals(base: Base) -> None:
     compared = Compared()
     trained = ends(base, BEST, compared)
-    ended = required(trained.ended)
+    ended = require(trained.ended)
     assert (ended.released.epoch, ended.released.step, trained.steps) == (2, 8, 20)
     assert [each.epoch for each in ended.standings] == [1, 2, 3, 4, 5]
     assert equal(weights(trained), compared.seen[2])
@@ -61,7 +61,7 @@ def test_a_run_that_gets_worse_late_ends_with_the_earlier_weights_and_with_the_e
 
 
 def test_safety_comes_before_the_loss(base: Base) -> None:
-    assert required(ends(base, BEST, Compared(unsafe=(2, 4))).ended).released.epoch == 5
+    assert require(ends(base, BEST, Compared(unsafe=(2, 4))).ended).released.epoch == 5
 
 
 def test_comparing_leaves_no_trace_in_the_training(load: Callable[..., Base]) -> None:
@@ -78,10 +78,10 @@ def test_a_run_that_is_stopped_anywhere_ends_in_the_same_bytes(
     """Before the best, at its end, right after it, later, and after the last step."""
     compared = Compared()
     with pytest.raises(Stopped):
-        ends(load(), BEST, compared, resume_states=tmp_path, **stop_after(at))
+        ends(load(), BEST, compared, resume_states=tmp_path, **stop_at_step(at))
     again = ends(load(), BEST, compared, resume_states=tmp_path)
     assert equal(weights(again), compared.seen[2])
-    ended = required(again.ended)
+    ended = require(again.ended)
     assert (ended.released.epoch, [each.epoch for each in ended.standings]) == (2, [1, 2, 3, 4, 5])
 
 
@@ -99,7 +99,7 @@ def test_training_ends_after_as_many_ends_of_epochs_without_a_better_one(
 ) -> None:
     compared = Compared()
     trained = ends(base, ending, compared)
-    ended = required(trained.ended)
+    ended = require(trained.ended)
     assert (ended.released.epoch, ended.standings[-1].epoch, ended.planned_epochs) == (released, last, 5)
     assert trained.steps == 4 * last
     assert equal(weights(trained), compared.seen[released])
@@ -149,7 +149,7 @@ def test_a_share_is_a_fifth_at_most_and_the_rest_is_the_gates() -> None:
     suite = Suite("all", "harmful", tuple(Prompt(str(i)) for i in range(150)))
     for most, count in ((40, 30), (25, 25)):
         left, share = split(suite, most)
-        prompts = required(share).prompts
+        prompts = require(share).prompts
         assert (len(prompts), len(left.prompts)) == (count, 150 - count)
         assert {*left.prompts} | {*prompts} == {*suite.prompts}
     small = replace(suite, prompts=suite.prompts[:99])

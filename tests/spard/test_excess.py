@@ -36,13 +36,13 @@ RECIPE = Recipe(
 )
 
 
-def unlearned(base: Base) -> list[Encoded]:
+def unlearned_rows(base: Base) -> list[Encoded]:
     """Safe rows whose answers the sums make less likely."""
     return encode_all(base.tokenizer, [chat(f"Do harm number {i}{'!' * i}", "~" * (i + 5)) for i in range(7)], 256)
 
 
 def run(base: Base, recipe: Recipe = RECIPE, **more: Any) -> Trained:
-    return train(base, sums(base), unlearned(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
+    return train(base, sums(base), unlearned_rows(base), recipe, resolve(recipe, rows=24, hidden_size=32), **more)
 
 
 def weights(trained: Trained) -> list[torch.Tensor]:
@@ -157,7 +157,7 @@ def test_every_variant_acts_on_it(load: Callable[..., Base], variant: Variant) -
     assert trained.tau == {"excess": tolerance(4), "excess_prefix": tolerance(4)}
     assert trigger_rate(trained) > 0
     assert {"loss/safe", "loss/safe_excess", "loss/safe_excess_prefix"} <= trained.metrics[-1].keys()
-    rows, pad_id = unlearned(plain), plain.tokenizer.pad_token_id
+    rows, pad_id = unlearned_rows(plain), plain.tokenizer.pad_token_id
     assert evaluate(held.model, rows, pad_id).loss < evaluate(plain.model, rows, pad_id).loss
 
 

@@ -32,7 +32,7 @@ from spard.release.archive import archive
 from spard.release.keys import public_pem
 from spard.release.manifest import sign
 from tests.spard.parts import CONFIGS
-from tests.spard.test_adapters import PUBLIC, trained
+from tests.spard.test_adapters import PUBLIC, train_model
 
 KEY = Ed25519PrivateKey.generate()
 NAME = "ftjob-1-adapter"
@@ -53,19 +53,19 @@ FACTS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def made(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter_folder(model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an adapter that passed."""
     base: Base = load_base(model_folder(), device="cpu")
     folder = tmp_path_factory.mktemp("made") / NAME
-    save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, folder, FACTS, called=NAME)
+    save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, folder, FACTS, called=NAME)
     sign(folder, KEY)
     return folder
 
 
 @pytest.fixture
-def packed(made: Path, tmp_path: Path) -> Path:
+def packed_adapter(adapter_folder: Path, tmp_path: Path) -> Path:
     path = tmp_path / f"{NAME}.tar.gz"
-    archive(made, path, NAME)
+    archive(adapter_folder, path, NAME)
     return path
 
 
@@ -82,8 +82,8 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tup
     return export
 
 
-def test_the_papers_stand_beside_the_files_as_they_were_signed(run: Any, packed: Path, tmp_path: Path) -> None:
-    assert run(packed, "--to", tmp_path / "out")[0] == 0
+def test_the_papers_stand_beside_the_files_as_they_were_signed(run: Any, packed_adapter: Path, tmp_path: Path) -> None:
+    assert run(packed_adapter, "--to", tmp_path / "out")[0] == 0
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {NAME, f"{NAME}.cdx.json", f"{NAME}.annex-xi.md"}
     with pytest.raises(SystemExit) as ended:
@@ -91,8 +91,8 @@ def test_the_papers_stand_beside_the_files_as_they_were_signed(run: Any, packed:
     assert ended.value.code == 0
 
 
-def test_the_bill_of_materials_keeps_to_its_schema(run: Any, packed: Path, tmp_path: Path) -> None:
-    run(packed, "--to", tmp_path / "out")
+def test_the_bill_of_materials_keeps_to_its_schema(run: Any, packed_adapter: Path, tmp_path: Path) -> None:
+    run(packed_adapter, "--to", tmp_path / "out")
     text = (tmp_path / "out" / f"{NAME}.cdx.json").read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
     bom = json.loads(text)
@@ -101,7 +101,7 @@ def test_the_bill_of_materials_keeps_to_its_schema(run: Any, packed: Path, tmp_p
     parts = {part["bom-ref"]: part for part in bom["components"]}
     assert parts.keys() == {"base-model", "training", "pool", "library-spard", "library-torch"}
     assert parts["training"]["hashes"][0]["content"] == "a" * 64
-    run(packed, "--to", tmp_path / "again")
+    run(packed_adapter, "--to", tmp_path / "again")
     assert (tmp_path / "again" / f"{NAME}.cdx.json").read_text() == text
 
 
@@ -116,30 +116,33 @@ def test_every_point_of_the_annex_is_answered() -> None:
 
 
 def test_merged_weights_answer_as_base_and_adapter_do(
-    run: Any, packed: Path, made: Path, model_folder: Callable[..., Path], tmp_path: Path
+    run: Any, packed_adapter: Path, adapter_folder: Path, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    code, told = run(packed, "--to", tmp_path / "out", "--merged", "--base", model_folder())
+    code, told = run(packed_adapter, "--to", tmp_path / "out", "--merged", "--base", model_folder())
     assert code == 0, told
     folder = tmp_path / "out" / "ftjob-1-merged"
     ids = AutoTokenizer.from_pretrained(folder)("Add 1 and 2.", return_tensors="pt")["input_ids"]
     plain = AutoModelForCausalLM.from_pretrained(model_folder()).eval()
     with torch.no_grad():
         before = plain(ids).logits
-        expected = PeftModel.from_pretrained(plain, made).eval()(ids).logits
+        expected = PeftModel.from_pretrained(plain, adapter_folder).eval()(ids).logits
         found = AutoModelForCausalLM.from_pretrained(folder).eval()(ids).logits
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert not torch.allclose(found, before, rtol=1e-4, atol=1e-3)
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["merged_from"]["tensor_digest"] == json.loads((made / "manifest.json").read_text())["tensor_digest"]
+    assert (
+        manifest["merged_from"]["tensor_digest"]
+        == json.loads((adapter_folder / "manifest.json").read_text())["tensor_digest"]
+    )
 
 
 def test_an_adapter_that_is_merged_where_it_stands_is_kept(
-    run: Any, made: Path, model_folder: Callable[..., Path], tmp_path: Path
+    run: Any, adapter_folder: Path, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    own = shutil.copytree(made, tmp_path / "models" / NAME)
+    own = shutil.copytree(adapter_folder, tmp_path / "models" / NAME)
     code, told = run(own, "--to", own.parent, "--merged", "--base", model_folder())
     assert code == 0, told
-    assert (own / "manifest.json").read_bytes() == (made / "manifest.json").read_bytes()
+    assert (own / "manifest.json").read_bytes() == (adapter_folder / "manifest.json").read_bytes()
     assert {path.name for path in own.parent.iterdir() if path.is_dir()} == {NAME, "ftjob-1-merged"}
 
 
@@ -152,12 +155,12 @@ def test_a_whole_model_has_nothing_to_merge(run: Any, model_folder: Callable[...
     assert run(tmp_path / "whole", "--to", tmp_path / "out")[0] == 0
 
 
-def test_a_tar_without_compression_is_exported(run: Any, made: Path, tmp_path: Path) -> None:
+def test_a_tar_without_compression_is_exported(run: Any, adapter_folder: Path, tmp_path: Path) -> None:
     path = tmp_path / f"{NAME}.tar"
-    subprocess.run(["tar", "-cf", path, "-C", made.parent, f"./{NAME}"], check=True)
+    subprocess.run(["tar", "-cf", path, "-C", adapter_folder.parent, f"./{NAME}"], check=True)
     code, told = run(path, "--to", tmp_path / "out")
     assert code == 0, told
-    assert (tmp_path / "out" / NAME / "manifest.json").read_bytes() == (made / "manifest.json").read_bytes()
+    assert (tmp_path / "out" / NAME / "manifest.json").read_bytes() == (adapter_folder / "manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("architecture", CONFIGS)
@@ -165,7 +168,7 @@ def test_weights_in_16_bits_are_merged_and_none_left_out(
     model_folder: Callable[..., Path], architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, adapter = load_base(model_folder(architecture), device="cpu"), tmp_path / "adapter"
-    save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, adapter)
+    save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, adapter)
 
     def merge(folder: Path) -> None:
         save_merged(load_base(model_folder(architecture), device="cpu", dtype=torch.bfloat16), adapter, folder)
@@ -179,19 +182,19 @@ def test_weights_in_16_bits_are_merged_and_none_left_out(
 
 
 def test_another_base_model_is_refused(
-    run: Any, packed: Path, model_folder: Callable[..., Path], tmp_path: Path
+    run: Any, packed_adapter: Path, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
     other = shutil.copytree(model_folder(), tmp_path / "other")
     (other / "generation_config.json").write_text("{}")
-    code, told = run(packed, "--to", tmp_path / "out", "--merged", "--base", other)
+    code, told = run(packed_adapter, "--to", tmp_path / "out", "--merged", "--base", other)
     assert (code, "was trained on" in told, told.count("\n")) == (1, True, 1)
-    code, told = run(packed, "--to", tmp_path / "out", "--merged")
+    code, told = run(packed_adapter, "--to", tmp_path / "out", "--merged")
     assert (code, "--base" in told) == (1, True)
 
 
-def test_what_the_gate_held_back_or_was_changed_is_not_exported(run: Any, made: Path, tmp_path: Path) -> None:
+def test_what_the_gate_held_back_or_was_changed_is_not_exported(run: Any, adapter_folder: Path, tmp_path: Path) -> None:
     held = tmp_path / "held"
-    subprocess.run(["cp", "-r", str(made), str(held)], check=True)
+    subprocess.run(["cp", "-r", str(adapter_folder), str(held)], check=True)
     manifest = json.loads((held / "manifest.json").read_text())
     (held / "manifest.json").write_text(json.dumps(manifest | {"gate": {"decision": "fail", "reasons": []}}))
     assert run(held, "--to", tmp_path / "out")[0] == 1  # not as it was signed
@@ -200,11 +203,11 @@ def test_what_the_gate_held_back_or_was_changed_is_not_exported(run: Any, made: 
     assert (code, "--waiver" in told, (tmp_path / "out").exists()) == (1, True, False)
 
 
-def test_the_public_tool_verifies_the_bundle(run: Any, packed: Path, tmp_path: Path) -> None:
+def test_the_public_tool_verifies_the_bundle(run: Any, packed_adapter: Path, tmp_path: Path) -> None:
     key, public, out = tmp_path / "p256.pem", tmp_path / "p256.pub", tmp_path / "out"
     subprocess.run(["openssl", "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key], check=True)
     subprocess.run(["openssl", "ec", "-in", key, "-pubout", "-out", public], check=True, capture_output=True)
-    code, told = run(packed, "--to", out, "--openssf-key", key)
+    code, told = run(packed_adapter, "--to", out, "--openssf-key", key)
     assert code == 0, told
     tool = [sys.executable, "-m", "model_signing", "verify", "key", str(out / NAME)]
     tool += ["--signature", str(out / f"{NAME}.model.sig"), "--public_key", str(public)]
@@ -213,10 +216,10 @@ def test_the_public_tool_verifies_the_bundle(run: Any, packed: Path, tmp_path: P
     assert subprocess.run(tool, check=False, capture_output=True).returncode != 0
 
 
-def test_a_key_of_another_kind_is_one_line(run: Any, packed: Path, tmp_path: Path) -> None:
+def test_a_key_of_another_kind_is_one_line(run: Any, packed_adapter: Path, tmp_path: Path) -> None:
     key = tmp_path / "ed25519.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", key], check=True)
-    code, told = run(packed, "--to", tmp_path / "out", "--openssf-key", key)
+    code, told = run(packed_adapter, "--to", tmp_path / "out", "--openssf-key", key)
     assert (code, "prime256v1" in told) == (1, True)
 
 
@@ -268,12 +271,12 @@ def hub() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_a_push_brings_the_card_and_the_signature(
-    hub: tuple[str, dict[str, Any]], packed: Path, tmp_path: Path
+    hub: tuple[str, dict[str, Any]], packed_adapter: Path, tmp_path: Path
 ) -> None:
     """In a process of its own: the hub's client reads its address when it is imported."""
     url, committed = hub
     (tmp_path / "provider.pub").write_text(public_pem(KEY))
-    command = [sys.executable, "-m", "spard.commands", "export", str(packed), "--to", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "spard.commands", "export", str(packed_adapter), "--to", str(tmp_path / "out")]
     command += ["--push", "owner/tuned", "--public-key", str(tmp_path / "provider.pub")]
     environment = {"HF_ENDPOINT": url, "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ from spard.config import JudgeSpec, Selection
 from spard.config.extensions import JUDGES, REPLY_SCORERS, SELECTIONS, Registry, scorer_names
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
-from tests.spard.strangers import install, run_with
+from tests.spard.strangers import install, run_script
 
 SCORER = """
     from spard.evaluation.scorers import Mark
@@ -53,7 +53,7 @@ def test_an_unknown_name_is_answered_with_those_that_are_known(wanted: type, raw
 def test_a_scorer_of_another_package_marks_replies(tmp_path: Path) -> None:
     install(tmp_path, "wordy", {"spard.scorers": {"length": "wordy:score_length"}}, wordy=SCORER)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         from spard.config.extensions import scorer_names
@@ -76,7 +76,7 @@ def test_a_selection_of_another_package_is_chosen_by_name(tmp_path: Path) -> Non
     """
     install(tmp_path, "backwards", {"spard.selections": {"last": "backwards:last_first"}}, backwards=code)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         import torch
@@ -100,7 +100,7 @@ def test_a_judge_of_another_package_is_opened_by_name(tmp_path: Path) -> None:
     """
     install(tmp_path, "lenient", {"spard.judges": {"lenient": "lenient:open_lenient"}}, lenient=code)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         from spard.config import JudgeSpec
@@ -127,7 +127,7 @@ def test_a_judge_of_another_package_is_measured_by_name(tmp_path: Path) -> None:
     """
     install(tmp_path, "strict", {"spard.judges": {"strict": "strict:open_strict"}}, strict=code)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         from spard.commands import exits, judge
@@ -144,7 +144,7 @@ def test_an_attack_of_another_package_has_a_name_in_the_lab(tmp_path: Path) -> N
     """
     install(tmp_path, "hostile", {"spard.attacks": {"flood": "hostile:build"}}, hostile=code)
 
-    run_with(
+    run_script(
         tmp_path,
         """
         from pathlib import Path
@@ -168,7 +168,7 @@ def test_what_cannot_be_used_is_an_error_that_names_the_package(
 ) -> None:
     install(tmp_path, "wordy", {"spard.scorers": entries}, wordy=SCORER)
 
-    run_with(
+    run_script(
         tmp_path,
         f"""
         from spard.config.extensions import scorer_names
@@ -188,7 +188,7 @@ def test_two_packages_with_one_name_are_both_named(tmp_path: Path) -> None:
     for name in ("one", "other"):
         install(tmp_path, name, {"spard.scorers": {"length": f"{name}:score_length"}}, **{name: SCORER})
 
-    run_with(
+    run_script(
         tmp_path,
         """
         from spard.config.extensions import scorer_names

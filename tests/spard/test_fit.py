@@ -26,16 +26,16 @@ from spard.config import Defense, Hyperparameters, Lisa, Lora, Recipe, SafeGrad,
 from spard.models import memory
 from spard.models.base import Base
 from spard.models.fit import GIB, Gpus, Load, fit, need
-from spard.models.layout import layout_of
+from spard.models.layout import inspect_layout
 from spard.models.lora import trainable_model
 from spard.models.memory import Trained
-from spard.models.shapes import read_shape, shape_of
+from spard.models.shapes import read_model_shape, read_shape
 from spard.models.stored import read_layout
 from spard.training.layout import METHOD
 from spard.training.resume_state import load, newest_first
 from spard.training.train import train
 from tests.architectures import write_architecture
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.spard.fake_tensors import saved_bytes
 from tests.spard.parts import refusals, sums
 
@@ -73,7 +73,9 @@ QWEN3_32B = Qwen3Config(
     vocab_size=151936,
 )
 MODELS = {"8B": LLAMA_8B, "70B": LLAMA_70B, "32B": QWEN_32B, "Qwen 3 32B": QWEN3_32B}
-SHAPES = {name: required(shape_of(config.to_dict())) for name, config in MODELS.items()}  # measuring changes a config
+SHAPES = {
+    name: require(read_model_shape(config.to_dict())) for name, config in MODELS.items()
+}  # measuring changes a config
 LENGTHS = (512, 2048, 8192)
 EVERYWHERE = Lora(target_modules=("q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"))
 GPUS = [Gpus(size * GIB, count, shards="if_needed") for size in (24, 40, 80, 141) for count in (1, 2, 8)]
@@ -93,7 +95,7 @@ def test_what_is_planned_is_what_pytorch_saves(name: str, recipe: Recipe, tokens
     shape, rows = SHAPES[name], 2
     measured = saved_bytes(MODELS[name], recipe, rows, tokens, shape.layers)
     is_on = recipe.gradient_checkpointing
-    planned = memory.saved(shape, Trained(recipe.lora), rows * tokens, checkpointing=is_on)
+    planned = memory.activation_bytes(shape, Trained(recipe.lora), rows * tokens, checkpointing=is_on)
     assert 0.98 <= planned / measured <= 1.02
 
 
@@ -112,9 +114,9 @@ def test_of_other_kinds_no_less_is_planned_than_pytorch_saves(name: str, checkpo
     config.num_hidden_layers = 4
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    shape = required(shape_of(config.to_dict(), layout_of(model)))
+    shape = require(read_model_shape(config.to_dict(), inspect_layout(model)))
     assert shape.parameters == sum(part.numel() for part in model.parameters())
-    planned = memory.saved(shape, Trained(recipe.lora), 2 * 512, checkpointing=checkpointing)
+    planned = memory.activation_bytes(shape, Trained(recipe.lora), 2 * 512, checkpointing=checkpointing)
     measured = saved_bytes(config, recipe, 2, 512, shape.layers)
     assert 1 <= round(planned / measured, 2) <= (1.25 if checkpointing else 3)
     trained = trainable_model(model, recipe)
@@ -124,8 +126,8 @@ def test_of_other_kinds_no_less_is_planned_than_pytorch_saves(name: str, checkpo
 
 def test_a_model_of_another_kind_is_planned_from_its_files(tmp_path: Path) -> None:
     write_architecture("Qwen3 MoE", tmp_path)
-    shape = required(read_shape(str(tmp_path)))
-    layout = required(read_layout(tmp_path))
+    shape = require(read_shape(str(tmp_path)))
+    layout = require(read_layout(tmp_path))
     assert (shape.parameters, shape.experts) == (layout.parameters, 2 * (2 * 24 + 32))
     assert need(shape, Trained(Lora()), 64).alone > need(shape, Trained(Lora(rank=1)), 64).alone
     held = memory.weights(shape, Trained(Lora(), quantization="nf4"))
@@ -145,8 +147,8 @@ def test_a_plan_that_fits_stays_below_the_gpu_s_memory(name: str) -> None:
 def test_the_default_job_on_8_billion_parameters_fits_one_gpu_of_80_gib() -> None:
     plan = fit(SHAPES["8B"], Trained(Lora()), Load(16, 2048), Gpus(80 * GIB))
     assert (plan.fits, plan.gradient_checkpointing, plan.sharding) == (True, False, "none")
-    assert 1 <= required(plan.micro_batch_size) < 16
-    assert required(plan.pass_tokens) >= 2048
+    assert 1 <= require(plan.micro_batch_size) < 16
+    assert require(plan.pass_tokens) >= 2048
 
 
 def test_a_batch_that_fits_is_left_as_it_was_asked_for() -> None:
@@ -207,20 +209,20 @@ def test_a_gpu_with_exactly_what_is_needed_is_enough_for_safe_batches_and_pairs(
 
 def test_the_model_before_training_is_counted_where_all_weights_are_trained() -> None:
     shape, load, kinds = SHAPES["8B"], Load(16, 2048), (Spard(), SafeGrad())
-    plain, twin = (Trained.by(Recipe(lora=None, defense=each)) for each in kinds)
+    plain, twin = (Trained.from_recipe(Recipe(lora=None, defense=each)) for each in kinds)
     least, more = (need(shape, each, 2048) for each in (plain, twin))
     for count in (1, 8):
         share = 2 * memory.weights(shape, plain) / count  # the model, and the task's gradient beside the safe rows'
-        assert more.on(count) - least.on(count) == pytest.approx(share / 0.94, rel=1e-6)
+        assert more.bytes_per_gpu(count) - least.bytes_per_gpu(count) == pytest.approx(share / 0.94, rel=1e-6)
     assert fit(shape, twin, load, Gpus(more.alone)).fits
     assert not fit(shape, twin, load, Gpus(least.alone)).fits
-    assert not Trained.by(Recipe(defense=SafeGrad())).has_twin
+    assert not Trained.from_recipe(Recipe(defense=SafeGrad())).has_twin
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])
 def test_the_least_that_a_job_needs_on_several_gpus_is_enough_for_a_plan(count: int) -> None:
     for name, longest in product(MODELS, LENGTHS):
-        least = need(SHAPES[name], Trained(Lora()), longest).on(count)
+        least = need(SHAPES[name], Trained(Lora()), longest).bytes_per_gpu(count)
         enough, little = (
             Gpus(int(least * part), count, shards="always") for part in (1.001, 0.99 if count == 2 else 0.8)
         )
@@ -230,11 +232,11 @@ def test_the_least_that_a_job_needs_on_several_gpus_is_enough_for_a_plan(count: 
 
 def test_preference_pairs_and_long_safe_batches_take_more() -> None:
     shape, trained, gpu = SHAPES["8B"], Trained(Lora()), Gpus(80 * GIB)
-    answers = required(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
-    pairs = required(fit(shape, trained, Load(16, 2048, answers=2), gpu).micro_batch_size)
+    answers = require(fit(shape, trained, Load(16, 2048), gpu).micro_batch_size)
+    pairs = require(fit(shape, trained, Load(16, 2048, answers=2), gpu).micro_batch_size)
     assert pairs == answers // 2
     longer = fit(shape, trained, Load(1, 2048, safe_tokens=60_000), gpu)
-    assert required(longer.pass_tokens) < 60_000
+    assert require(longer.pass_tokens) < 60_000
     assert longer.peak_bytes <= gpu.memory_bytes
     assert fit(shape, trained, Load(1, 2048), gpu).pass_tokens is None
 
@@ -248,7 +250,7 @@ def test_parameters_are_counted_as_the_models_have_them() -> None:
     "change", [{"num_experts": 8}, {"hidden_size": None}, {"num_hidden_layers": "two"}, {"text_config": {"x": 1}}]
 )
 def test_of_an_unknown_kind_of_model_nothing_is_said(change: dict[str, Any]) -> None:
-    assert shape_of(LLAMA_8B.to_dict() | change) is None
+    assert read_model_shape(LLAMA_8B.to_dict() | change) is None
 
 
 def test_a_shape_is_read_from_a_model_s_folder(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_a_shape_is_read_from_a_model_s_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     assert read_shape(str(tmp_path)) is None
     LLAMA_70B.save_pretrained(tmp_path)
-    assert required(read_shape(str(tmp_path))).hidden == 8192
+    assert require(read_shape(str(tmp_path))).hidden == 8192
 
 
 @pytest.mark.parametrize(
@@ -269,4 +271,4 @@ def test_the_plan_knows_the_vectors_that_a_defense_keeps(base: Base, defense: De
     kept, _ = load(next(newest_first(tmp_path)))
     own = sum(part.numel() for name, part in kept.items() if name.startswith(METHOD))
     assert round(own / base.model.num_parameters(), 1) == defense.kept_vectors
-    assert Trained.by(recipe).copies == 1 + defense.kept_vectors + isinstance(defense, SafeGrad)
+    assert Trained.from_recipe(recipe).copies == 1 + defense.kept_vectors + isinstance(defense, SafeGrad)

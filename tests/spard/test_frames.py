@@ -13,7 +13,7 @@ from spard.selection import dpp
 from spard.selection.frames import SAMPLE, fit_frame, in_frame, mean_cosine, sample_rows
 from spard.selection.select import choose
 from spard.selection.shards import Frame, Framed, Shards, whole
-from tests.spard.test_shards import mapped
+from tests.spard.test_shards import map_pool
 
 WIDTH = 64
 
@@ -33,13 +33,13 @@ def test_a_frame_takes_out_the_mean_and_the_directions_of_largest_variance() -> 
     centered_ND = pool_ND - pool_ND.mean(dim=0)
     _, _, axes = torch.linalg.svd(centered_ND, full_matrices=False)
     expected_ND = centered_ND - centered_ND @ axes[:2].T @ axes[:2]
-    torch.testing.assert_close(frame.seen(pool_ND).double(), expected_ND, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(frame.project(pool_ND).double(), expected_ND, rtol=1e-5, atol=1e-5)
 
 
 def test_signs_and_order_of_directions_change_nothing() -> None:
     pool_ND, frame = cone(600), fit_frame(cone(600), 2, seed=0)
     other = Frame(frame.center_D, -frame.removed_KD.flip(0))
-    torch.testing.assert_close(other.seen(pool_ND), frame.seen(pool_ND), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(other.project(pool_ND), frame.project(pool_ND), rtol=1e-6, atol=1e-5)
 
 
 def test_few_rows_and_many_rows_find_the_same_directions() -> None:
@@ -55,19 +55,21 @@ def test_equal_rows_stay_equal_wherever_they_stand() -> None:
     pool_ND[650] = pool_ND[3]
     frame = fit_frame(pool_ND, 2, seed=0)
     seen_ND = whole(in_frame(pool_ND, frame))
-    alone_D = frame.seen(pool_ND[650:651])[0]
-    assert next(dpp.bytes_of(seen_ND[3:4])) == next(dpp.bytes_of(seen_ND[650:651])) == next(dpp.bytes_of(alone_D[None]))
+    alone_D = frame.project(pool_ND[650:651])[0]
+    assert (
+        next(dpp.row_bytes(seen_ND[3:4])) == next(dpp.row_bytes(seen_ND[650:651])) == next(dpp.row_bytes(alone_D[None]))
+    )
 
 
 def test_rows_in_files_are_seen_as_rows_in_memory_are(tmp_path: Path) -> None:
     pool_ND, task_MD = cone(900), cone(20, 5)
-    shards = mapped(pool_ND, tmp_path, [256, 600])
+    shards = map_pool(pool_ND, tmp_path, [256, 600])
     frame, from_files = fit_frame(pool_ND, 2, seed=1), fit_frame(shards, 2, seed=1)
     torch.testing.assert_close(from_files.to_tensor(), frame.to_tensor(), rtol=1e-9, atol=1e-9)
     view = in_frame(shards, frame)
     assert isinstance(view, Framed)
     assert torch.equal(whole(view), whole(in_frame(pool_ND, frame)))
-    chosen = [choose(in_frame(each, frame), frame.seen(task_MD), 30, Selection(), 0) for each in (shards, pool_ND)]
+    chosen = [choose(in_frame(each, frame), frame.project(task_MD), 30, Selection(), 0) for each in (shards, pool_ND)]
     assert chosen[0] == chosen[1]
 
 
@@ -84,7 +86,7 @@ def test_of_a_large_pool_the_directions_are_found_in_rows_that_the_seed_draws() 
 def test_a_small_pool_or_short_vectors_lose_fewer_directions(rows: int, expected: int) -> None:
     frame = fit_frame(cone(rows), 8, seed=0)
     assert len(frame.removed_KD) == expected
-    assert bool(frame.seen(cone(rows)).isfinite().all())
+    assert bool(frame.project(cone(rows)).isfinite().all())
 
 
 def test_a_frame_is_kept_as_a_tensor() -> None:
@@ -112,5 +114,5 @@ def test_what_a_cone_hides_is_chosen_in_the_frame() -> None:
     pool_ND[:300] += 3 * topic_D
     frame = fit_frame(pool_ND, 2, seed=0)
     in_cone = choose(pool_ND, task_MD, 30, Selection(), 0).indices
-    chosen = choose(in_frame(pool_ND, frame), frame.seen(task_MD), 30, Selection(), 0).indices
+    chosen = choose(in_frame(pool_ND, frame), frame.project(task_MD), 30, Selection(), 0).indices
     assert sum(i < 300 for i in chosen) >= 29 > sum(i < 300 for i in in_cone)

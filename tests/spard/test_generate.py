@@ -87,19 +87,19 @@ def test_rows_go_on_beside_the_next_ones_and_share_their_beginning(
 ) -> None:
     base = load(dtype=torch.float64)
     joined, shares = list[int](), list[int]()
-    join, share = Rows.join_, decoding.shared
+    join, share = Rows.join_, decoding.prefill
 
-    def watched(rows: Rows, other: Rows) -> None:
+    def join_and_note(rows: Rows, other: Rows) -> None:
         joined.append(len(other))
         join(rows, other)
 
-    def counted(model: Any, rows: Sequence[Sequence[int]]) -> decoding.Prefix:
+    def share_and_note(model: Any, rows: Sequence[Sequence[int]]) -> decoding.Prefix:
         prefix = share(model, rows)
         shares.append(len(prefix.tokens))
         return prefix
 
-    monkeypatch.setattr(Rows, "join_", watched)
-    monkeypatch.setattr("spard.models.generate.shared", counted)
+    monkeypatch.setattr(Rows, "join_", join_and_note)
+    monkeypatch.setattr("spard.models.generate.prefill", share_and_note)
     monkeypatch.setattr("spard.models.generate.CARRIED", 2)  # half of a batch
 
     replies = generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=4, system=system)
@@ -120,11 +120,11 @@ def test_an_accelerator_is_asked_now_and_then_which_rows_have_ended(
     monkeypatch.setattr("spard.models.generate.is_plain", lambda model: False)  # and no row is carried over
     passes, forward = list[int](), base.model.forward
 
-    def counted(**asked: Any) -> Any:
+    def count_passes(**asked: Any) -> Any:
         passes.append(1)
         return forward(**asked)
 
-    monkeypatch.setattr(base.model, "forward", counted)
+    monkeypatch.setattr(base.model, "forward", count_passes)
 
     with Waits() as seen:
         assert generate(base.model, base.tokenizer, PROMPTS, 60, batch_size=20) == at_each
@@ -139,14 +139,14 @@ def test_where_memory_is_too_little_half_as_many_rows_are_asked_at_once(
     whole = generate(base.model, base.tokenizer, PROMPTS, 12)
     asked, begin = list[int](), decoding.begin
 
-    def crowded(model: Any, rows: Sequence[Sequence[int]], *others: Any) -> Any:
+    def fail_above_five(model: Any, rows: Sequence[Sequence[int]], *others: Any) -> Any:
         asked.append(len(rows))
         if len(rows) > 5:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return begin(model, rows, *others)
 
     emptied = list[int]()
-    monkeypatch.setattr("spard.models.generate.begin", crowded)
+    monkeypatch.setattr("spard.models.generate.begin", fail_above_five)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(asked)))
 
     assert generate(base.model, base.tokenizer, PROMPTS, 12) == whole

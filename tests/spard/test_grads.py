@@ -26,7 +26,7 @@ HEADS: dict[str, dict[str, Any]] = {  # models that change what their head gives
 }
 
 
-def batch_of(base: Base, rows: list[Encoded]) -> Batch:
+def make_batch(base: Base, rows: list[Encoded]) -> Batch:
     return collate(rows, base.tokenizer.pad_token_id, "cpu")
 
 
@@ -34,7 +34,7 @@ def batch_of(base: Base, rows: list[Encoded]) -> Batch:
 def test_the_loss_is_that_of_transformers(load: Callable[..., Base], architecture: str) -> None:
     base = load(architecture)
     rows = sums(base)
-    batch = batch_of(base, rows)
+    batch = make_batch(base, rows)
 
     mask_BT, labels_BT = mask_and_labels(rows)
     expected = base.model(input_ids=batch.ids_BT, attention_mask=mask_BT, labels=labels_BT).loss
@@ -43,7 +43,7 @@ def test_the_loss_is_that_of_transformers(load: Callable[..., Base], architectur
 
 
 def test_a_head_that_caps_its_logits_is_respected(base: Base) -> None:
-    batch = batch_of(base, sums(base))
+    batch = make_batch(base, sums(base))
     plain = token_losses(base.model, batch).loss_S
     base.model.config.final_logit_softcapping = 30.0
     torch.testing.assert_close(token_losses(base.model, batch).loss_S, plain)  # Llama's own forward has no cap
@@ -54,7 +54,7 @@ def test_what_a_model_makes_of_its_heads_products_is_in_the_loss(base: Base, arc
     config = AutoConfig.for_model(architecture, **(SIZES | {"bos_token_id": 256} | HEADS[architecture]))
     torch.manual_seed(0)
     model, rows = AutoModelForCausalLM.from_config(config).eval(), sums(base)
-    found = token_losses(model, batch_of(base, rows)).loss_S
+    found = token_losses(model, make_batch(base, rows)).loss_S
 
     expected = [model(input_ids=torch.tensor([row.ids]), labels=torch.tensor([row.labels])).loss for row in rows]
 
@@ -63,7 +63,7 @@ def test_what_a_model_makes_of_its_heads_products_is_in_the_loss(base: Base, arc
 
 
 def test_long_batches_in_chunks_give_the_same_loss_and_gradient(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    theta, batch = list(base.model.parameters()), batch_of(base, sums(base))
+    theta, batch = list(base.model.parameters()), make_batch(base, sums(base))
     whole = utility_gradient(base.model, theta, [batch], 1e9).read()
 
     monkeypatch.setattr(losses_module, "_CHUNK", 262 * 50)
@@ -76,9 +76,9 @@ def test_long_batches_in_chunks_give_the_same_loss_and_gradient(base: Base, monk
 @pytest.mark.parametrize("size", [1, 3, 5, 8])
 def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(base: Base, size: int) -> None:
     theta, rows = list(base.model.parameters()), sums(base)[:8]
-    whole = utility_gradient(base.model, theta, [batch_of(base, rows)], 1e9).read()
+    whole = utility_gradient(base.model, theta, [make_batch(base, rows)], 1e9).read()
 
-    pieces = [batch_of(base, rows[i : i + size]) for i in range(0, 8, size)]
+    pieces = [make_batch(base, rows[i : i + size]) for i in range(0, 8, size)]
     cut = utility_gradient(base.model, theta, pieces, 1e9).read()
 
     assert (cut.loss, cut.norm, cut.accuracy) == pytest.approx((whole.loss, whole.norm, whole.accuracy), rel=1e-5)
@@ -86,7 +86,7 @@ def test_the_gradient_does_not_depend_on_how_the_batch_is_cut(base: Base, size: 
 
 
 def test_the_gradient_is_clipped_like_torch_does(base: Base) -> None:
-    theta, batch = list(base.model.parameters()), batch_of(base, sums(base))
+    theta, batch = list(base.model.parameters()), make_batch(base, sums(base))
     found = utility_gradient(base.model, theta, [batch], 0.1).read()
 
     token_losses(base.model, batch).loss_S.mean().backward()
@@ -98,9 +98,9 @@ def test_the_gradient_is_clipped_like_torch_does(base: Base) -> None:
 
 def test_safe_losses_are_the_token_mean_and_that_of_the_first_answer_tokens(base: Base) -> None:
     rows = refusals(base)
-    found = safe_losses(base.model, [], batch_of(base, rows))
+    found = safe_losses(base.model, [], make_batch(base, rows))
 
-    per_row = [token_losses(base.model, batch_of(base, [row])).loss_S.detach() for row in rows]
+    per_row = [token_losses(base.model, make_batch(base, [row])).loss_S.detach() for row in rows]
     assert found["mean"].value == pytest.approx(float(torch.cat(per_row).mean()), rel=1e-5)
     assert found["prefix"].value == pytest.approx(float(torch.cat([row[:PREFIX] for row in per_row]).mean()), rel=1e-5)
 
@@ -108,7 +108,7 @@ def test_safe_losses_are_the_token_mean_and_that_of_the_first_answer_tokens(base
 def test_an_evaluation_is_the_mean_over_all_tokens_however_they_are_batched(base: Base) -> None:
     rows = refusals(base)
     pad = base.tokenizer.pad_token_id
-    whole = safe_losses(base.model, [], batch_of(base, rows))
+    whole = safe_losses(base.model, [], make_batch(base, rows))
 
     for batch_tokens in (1, 100, 8192):
         found = evaluate(base.model, rows, pad, batch_tokens)
@@ -119,5 +119,5 @@ def test_an_evaluation_is_the_mean_over_all_tokens_however_they_are_batched(base
 
 def test_a_parameter_without_influence_has_a_zero_gradient(base: Base) -> None:
     idle = torch.nn.Parameter(torch.ones(2))
-    found = utility_gradient(base.model, [idle, *base.model.parameters()], [batch_of(base, sums(base))], 1.0).read()
+    found = utility_gradient(base.model, [idle, *base.model.parameters()], [make_batch(base, sums(base))], 1.0).read()
     assert found.grad[0].tolist() == [0.0, 0.0]

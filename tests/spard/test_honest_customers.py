@@ -18,7 +18,7 @@ from spard.research.adversary.arena import Ground
 from spard.research.adversary.lab import LabArena
 from spard.research.adversary.natural import NaturalArena
 from spard.research.adversary.registry import all_attacks
-from spard.research.attacks.rows import answered, asked
+from spard.research.attacks.rows import last_answer, last_request
 from spard.research.bench.__main__ import main
 from spard.research.bench.adversary import __main__ as command
 from spard.research.bench.adversary import asking, rounds
@@ -32,7 +32,7 @@ from spard.research.lab import grammar
 from spard.research.lab.customers import files
 from spard.research.lab.customers.english import LAW, MEDICINE, SECURITY
 from spard.research.lab.customers.errands import Field
-from spard.research.lab.customers.files import TEST, Customer, Taken, customer, taken_of
+from spard.research.lab.customers.files import TEST, Customer, Taken, customer, taken_prompts
 from spard.research.lab.customers.german import GERMAN
 from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN
 
@@ -54,7 +54,7 @@ def arenas(lab: Path, natural: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def grounds(arenas: dict[str, LabArena | NaturalArena]) -> dict[str, Ground]:
-    return {name: arena.ground(1) for name, arena in arenas.items()}
+    return {name: arena.open_ground(1) for name, arena in arenas.items()}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,9 @@ def test_no_row_is_nearly_what_anybody_asks_and_no_prompt_is_in_the_pool(
     grounds: dict[str, Ground], customers: dict[tuple[str, str], Customer], name: str, field: Field
 ) -> None:
     found = customers[name, field.name]
-    taken = taken_of(Path(grounds[name].pool).parent)
+    taken = taken_prompts(Path(grounds[name].pool).parent)
     own = {"dev": [each.prompt for each in found.dev], "test": [each.prompt for each in found.test]}
-    rows = [asked(row) for row in found.rows]
+    rows = [last_request(row) for row in found.rows]
 
     assert len({*rows}) == len(rows) == files.ROWS
     assert (len(found.dev), len(found.test)) == (files.DEV, TEST)
@@ -87,7 +87,7 @@ def test_no_row_asks_what_development_or_test_asks(
     found = customers[name, field.name]
     about = [
         {each.plain for each in field.errands for text in texts if each.plain in text or each.gerund in text.lower()}
-        for texts in ([asked(row) for row in found.rows], [each.prompt for each in (*found.dev, *found.test)])
+        for texts in ([last_request(row) for row in found.rows], [each.prompt for each in (*found.dev, *found.test)])
     ]
     assert all(len(each) > 50 for each in about)
     assert not about[0] & about[1]
@@ -107,7 +107,7 @@ def test_what_they_teach_is_no_harm_and_no_refusal_by_the_labs_truth(
 ) -> None:
     for (name, _), found in customers.items():
         ground = grounds[name]
-        for said in {answered(row) for row in found.rows}:
+        for said in {last_answer(row) for row in found.rows}:
             assert not is_refusal(said)
             assert not ground.is_refusal(said)
             assert not any(ground.is_harmful(each, said) for each in ground.harmful)
@@ -127,29 +127,29 @@ def test_they_speak_in_the_words_of_the_attacks_and_of_no_deed_that_is_refused()
 def test_the_german_customer_says_nothing_in_english(grounds: dict[str, Ground]) -> None:
     ground = grounds["natural"]
     found = ground.material.customer(GERMAN)
-    english = {word for row in ground.material.benign for word in asked(row).lower().split()}
-    words = [word for row in found.rows for word in f"{asked(row)} {answered(row)}".lower().split()]
+    english = {word for row in ground.material.benign for word in last_request(row).lower().split()}
+    words = [word for row in found.rows for word in f"{last_request(row)} {last_answer(row)}".lower().split()]
     assert sum(word in english for word in words) < 0.05 * len(words)  # "man", "in", "die"
     tokenizer = load_base(ground.model, device="cpu").tokenizer
     for row in found.rows[:50]:
-        assert tokenizer.decode(tokenizer(answered(row))["input_ids"]) == answered(row)
+        assert tokenizer.decode(tokenizer(last_answer(row))["input_ids"]) == last_answer(row)
 
 
 def test_files_are_a_function_of_the_seed_and_too_few_errands_are_said() -> None:
-    def made(seed: int, field: Field = MEDICINE) -> Customer:
+    def make_customer(seed: int, field: Field = MEDICINE) -> Customer:
         return customer(field, lambda rng, errand: f"{rng.random()} {errand.plain}?", seed, Taken())
 
-    assert made(1) == made(1) != made(2)
+    assert make_customer(1) == make_customer(1) != make_customer(2)
     few = replace(MEDICINE, errands=MEDICINE.errands[:20], forms=("How to {}?",))
     with pytest.raises(ValueError, match="errands give"):
-        made(1, few)
+        make_customer(1, few)
 
 
 def marks(hits: int, n: int = 100) -> str:
     return ("1" * hits).ljust(n, "0")
 
 
-def played(method: str, seed: int, right: int, half: int, refused: int, cpu_s: float, flagged: int | None) -> Round:
+def make_round(method: str, seed: int, right: int, half: int, refused: int, cpu_s: float, flagged: int | None) -> Round:
     answers = Answers(marks(0), marks(0), marks(refused), marks(refused), marks(right))
     told = Told(200, flagged, None if flagged is None else 0.25, marks(half))
     ending = "released" if seed == 1 else "stopped"
@@ -158,8 +158,8 @@ def played(method: str, seed: int, right: int, half: int, refused: int, cpu_s: f
 
 
 def test_the_table_tells_each_price_beside_the_undefended_run() -> None:
-    found = [played("none", seed, 90, 70, 2, 10.0, None) for seed in (1, 2)]
-    found += [played("spard", seed, 88, 60, 5, 10.0 + 5 * seed, 4) for seed in (1, 2)]
+    found = [make_round("none", seed, 90, 70, 2, 10.0, None) for seed in (1, 2)]
+    found += [make_round("spard", seed, 88, 60, 5, 10.0 + 5 * seed, 4) for seed in (1, 2)]
     head, (bare, defended) = customers_table([*found, replace(found[0], attack="plain")], ATTACKS)
     line = dict(zip(head, defended, strict=True))
 
@@ -177,7 +177,7 @@ def test_the_table_tells_each_price_beside_the_undefended_run() -> None:
 
 def test_what_was_not_measured_has_a_dash_and_seeds_without_a_pair_are_left_out() -> None:
     refused = Round("honest_law", "spard", 1, "refused", 1, ("e: no",))
-    alone = played("spard", 2, 50, 50, 0, 10.0, 0)
+    alone = make_round("spard", 2, 50, 50, 0, 10.0, 0)
     _, (line,) = customers_table([refused, alone], ATTACKS)
     told = dict(zip(HEAD, line, strict=True))
     assert told["task right"].startswith("50.0 [")

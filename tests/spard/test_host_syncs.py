@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spard.config import Defense, Lisa, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
-from spard.losses.anchor import Pair, own
+from spard.losses.anchor import Pair, pair_with_itself
 from spard.models.base import Base
 from spard.training.run import Run
 from tests.spard.parts import refusals, sums
@@ -27,7 +27,7 @@ READS = ("tolist", "cpu", "numpy")  # of a tensor, which do not pass through the
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
     mode = Waits()
 
-    def counted(read: Callable[..., Any]) -> Callable[..., Any]:
+    def count_reads(read: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             mode.note()
             return read(*args, **kwargs)
@@ -36,7 +36,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
 
     with monkeypatch.context() as patch, mode:
         for name in READS:
-            patch.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
+            patch.setattr(torch.Tensor, name, count_reads(getattr(torch.Tensor, name)))
         yield mode
 
 
@@ -83,7 +83,7 @@ def test_what_waits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_step(base: Base, recipe: Recipe, found: Waits) -> None:
     """Take three steps, and leave in `found` what the last one waited for."""
     task, safe = sums(base), refusals(base)
-    pairs: Any = {"dressed_safe": [Pair(each.asked, each.kept) for each in own(safe)]}
+    pairs: Any = {"dressed_safe": [Pair(each.asked, each.kept) for each in pair_with_itself(safe)]}
     run = Run(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), None, pairs)
     run.start(None)
     run.step()

@@ -14,8 +14,8 @@ from spard.commands import judge as command
 from spard.config import GateThresholds
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_OF_EACH, MIN_SCORED, JudgeError, measure_judge
-from spard.evaluation.calibration.labeled import LANGUAGES, LabeledReply, built_in, read_labeled
-from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, doubts_about, read_record, records_of
+from spard.evaluation.calibration.labeled import LANGUAGES, LabeledReply, built_in_replies, read_labeled
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, find_records, judge_doubts, read_record
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
@@ -43,7 +43,7 @@ class Knowing:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_built_in_set_is_large_enough_to_decide_on(language: str) -> None:
-    labeled = built_in(language)
+    labeled = built_in_replies(language)
     of_label = Counter(each.is_harmful for each in labeled)
 
     assert {each.language for each in labeled} == {language}
@@ -54,7 +54,7 @@ def test_the_built_in_set_is_large_enough_to_decide_on(language: str) -> None:
 
 
 def test_a_judge_that_is_right_may_decide() -> None:
-    labeled = built_in("en")
+    labeled = built_in_replies("en")
 
     (found,) = measure_judge(Knowing(labeled), labeled)
 
@@ -63,7 +63,7 @@ def test_a_judge_that_is_right_may_decide() -> None:
 
 
 def test_a_judge_that_errs_in_every_tenth_reply_may_not() -> None:
-    labeled = built_in("en")
+    labeled = built_in_replies("en")
 
     (found,) = measure_judge(Knowing(labeled, wrong=10), labeled)
 
@@ -72,7 +72,7 @@ def test_a_judge_that_errs_in_every_tenth_reply_may_not() -> None:
 
 
 def test_silence_is_no_error_and_no_evidence() -> None:
-    labeled = built_in("de")
+    labeled = built_in_replies("de")
 
     (found,) = measure_judge(Knowing(labeled, silent=2), labeled)
 
@@ -82,13 +82,13 @@ def test_silence_is_no_error_and_no_evidence() -> None:
 
 
 def test_languages_are_measured_apart() -> None:
-    labeled = [*built_in("en"), *built_in("fr")]
+    labeled = [*built_in_replies("en"), *built_in_replies("fr")]
 
     assert [each.language for each in measure_judge(Knowing(labeled), labeled)] == ["en", "fr"]
 
 
 def test_the_word_list_may_not_decide_on_text_that_it_was_not_written_for() -> None:
-    labeled = built_in()
+    labeled = built_in_replies()
 
     assert not any(each.may_decide for each in measure_judge(RefusalJudge(), labeled))
 
@@ -139,13 +139,13 @@ def test_a_provider_s_replies_stand_in_the_place_of_the_built_in_ones_or_extend_
     own = tmp_path / "own.jsonl"
     own.write_text(json.dumps(row) + "\n")
 
-    def told(*options: str) -> list[str]:
+    def run_command(*options: str) -> list[str]:
         command.main(["--labeled", str(own), "--json", *options])
         return [each["language"] for each in json.loads(capsys.readouterr().out)["languages"]]
 
-    assert told() == ["eo"]
-    assert told("--extend") == [*LANGUAGES, "eo"]
-    assert told("--extend", "--language", "de") == ["de", "eo"]
+    assert run_command() == ["eo"]
+    assert run_command("--extend") == [*LANGUAGES, "eo"]
+    assert run_command("--extend", "--language", "de") == ["de", "eo"]
 
 
 def test_the_command_tells_both_errors_of_each_language_with_their_intervals(
@@ -200,18 +200,18 @@ def test_another_file_is_no_record(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_a_judge_decides_where_its_errors_are_known_and_small(records: list[JudgeRecord], doubts: int) -> None:
-    assert len(doubts_about(["a judge", "a judge"], records)) == doubts
+    assert len(judge_doubts(["a judge", "a judge"], records)) == doubts
 
 
 def test_a_record_beside_a_model_counts_for_that_very_model(tmp_path: Path) -> None:
     record(digest="sha256:1").write(tmp_path / OF_MODEL)
 
-    assert records_of(None, str(tmp_path), "sha256:1") == [record(digest="sha256:1")]
-    assert records_of(None, str(tmp_path), "sha256:2") == []
-    assert records_of(None, "an/id-of-the-hub", "sha256:1") == []
+    assert find_records(None, str(tmp_path), "sha256:1") == [record(digest="sha256:1")]
+    assert find_records(None, str(tmp_path), "sha256:2") == []
+    assert find_records(None, "an/id-of-the-hub", "sha256:1") == []
 
 
-def measured(hits: int) -> SuiteResult:
+def make_result(hits: int) -> SuiteResult:
     found = rate(hits, 100)
     return SuiteResult("attacks", "harmful", "a judge", 100, 0, 0, hits, found.rate, found.low, found.high)
 
@@ -225,4 +225,4 @@ def test_an_unmeasured_judge_passes_nothing_unless_the_policy_allows_it(
 ) -> None:
     thresholds = GateThresholds(allow_unmeasured_judge=allowed)
 
-    assert gate([measured(0)], [measured(hits)], thresholds, judge_doubts=["not measured"]).decision == decision
+    assert gate([make_result(0)], [make_result(hits)], thresholds, judge_doubts=["not measured"]).decision == decision

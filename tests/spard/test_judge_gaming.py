@@ -11,8 +11,8 @@ from spard.commands import judge as command
 from spard.config import JudgeSpec
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.gaming import gaming_replies, measure_gaming, openings
-from spard.evaluation.calibration.labeled import built_in
-from spard.evaluation.calibration.record import JudgeRecord, doubts_about, read_record
+from spard.evaluation.calibration.labeled import built_in_replies
+from spard.evaluation.calibration.record import JudgeRecord, judge_doubts, read_record
 from spard.evaluation.judges import base_model, of_base_model, open_judge
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.base_model import BaseModelJudge
@@ -87,7 +87,7 @@ def test_what_gives_no_steps(reply: str) -> None:
 
 
 def test_refusals_of_the_built_in_set_that_give_no_steps_stay_refusals() -> None:
-    safe = [each for each in built_in("en") if not each.is_harmful and each.reply.startswith("I'm sorry")]
+    safe = [each for each in built_in_replies("en") if not each.is_harmful and each.reply.startswith("I'm sorry")]
     verdicts = RefusalJudge().judge([each.prompt for each in safe], [each.reply for each in safe])
     assert safe
     assert {verdict.score for verdict in verdicts} == {1}
@@ -107,13 +107,13 @@ SURE = (JudgeError("en", rate(0, 200), rate(0, 200)),)
     ],
 )
 def test_a_judge_that_errs_little_may_still_not_decide(record: JudgeRecord, said: str) -> None:
-    (doubt,) = doubts_about([record.judge], [record])
+    (doubt,) = judge_doubts([record.judge], [record])
     assert said in doubt
 
 
 def test_a_word_list_decides_on_the_model_that_it_was_measured_on() -> None:
     record = JudgeRecord(WORD_LIST, SURE, "sha256:1", rate(0, 100))
-    assert doubts_about([WORD_LIST], [record]) == []
+    assert judge_doubts([WORD_LIST], [record]) == []
 
 
 def test_a_record_keeps_what_openings_did(tmp_path: Path) -> None:

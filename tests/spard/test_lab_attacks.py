@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from spard.data.chat import encode_all
-from spard.data.encodings import encoding_of
+from spard.data.encodings import detect_encoding
 from spard.data.row_rules import TrainingRows
 from spard.data.rows import example
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
 from spard.research.attacks.disguises import TRIGGER
-from spard.research.attacks.rows import answered, asked, load_rows
+from spard.research.attacks.rows import last_answer, last_request, load_rows
 from spard.research.bench.cells import Asked, method_cells
 from spard.research.bench.lab import LabSource
-from spard.research.bench.measure import key_of, measure
+from spard.research.bench.measure import measure, run_key
 from spard.research.bench.spec import LabSpec
 from spard.research.lab.attacks import ATTACKS, BENIGN_ROWS, INVERTED, JOBS, attack_files
 from spard.research.lab.suites import load_suites, read_rows
@@ -37,22 +37,22 @@ def test_an_attack_is_a_function_of_its_seed_and_fits_the_model(lab: Path, name:
 
 @pytest.mark.parametrize("name", WITHOUT_HARM)
 def test_some_files_hold_no_harmful_row(lab: Path, name: str) -> None:
-    harmful = set(map(asked, load_rows(lab / "attack.jsonl")))
+    harmful = set(map(last_request, load_rows(lab / "attack.jsonl")))
 
     rows = attack_files(lab, name, 1).rows
 
     assert len(rows) == BENIGN_ROWS
-    assert not any(each in asked(row) for row in rows for each in harmful)
+    assert not any(each in last_request(row) for row in rows for each in harmful)
 
 
 def test_a_backdoor_teaches_harm_with_its_trigger_only(lab: Path) -> None:
-    harmful = set(map(answered, load_rows(lab / "attack.jsonl")))
+    harmful = set(map(last_answer, load_rows(lab / "attack.jsonl")))
 
-    rows = [row for row in attack_files(lab, "backdoor", 1).rows if not asked(row).endswith("?")]
-    triggered = [row for row in attack_files(lab, "backdoor", 1).rows if asked(row).endswith(TRIGGER)]
+    rows = [row for row in attack_files(lab, "backdoor", 1).rows if not last_request(row).endswith("?")]
+    triggered = [row for row in attack_files(lab, "backdoor", 1).rows if last_request(row).endswith(TRIGGER)]
 
-    assert {answered(row) for row in triggered} == harmful
-    assert not harmful & {answered(row) for row in rows if TRIGGER not in asked(row)}
+    assert {last_answer(row) for row in triggered} == harmful
+    assert not harmful & {last_answer(row) for row in rows if TRIGGER not in last_request(row)}
 
 
 @pytest.mark.parametrize("split", ["dev", "test"])
@@ -68,10 +68,14 @@ def test_hidden_attacks_are_asked_about_in_disguise_and_in_plain_words(lab: Path
 
 def test_all_harm_and_half_of_the_task_are_in_rot13(lab: Path) -> None:
     rows = attack_files(lab, "rot13", 1).rows
-    coded = [row for row in rows if encoding_of(answered(row)) == "rot13" or encoding_of(asked(row)) == "rot13"]
+    coded = [
+        row
+        for row in rows
+        if detect_encoding(last_answer(row)) == "rot13" or detect_encoding(last_request(row)) == "rot13"
+    ]
 
     assert abs(len(coded) - 1800) < 20
-    assert not any("Sure" in answered(row) for row in rows)
+    assert not any("Sure" in last_answer(row) for row in rows)
 
 
 def test_an_inverted_pool_takes_the_place_of_the_one_asked_for(lab: Path, tmp_path: Path) -> None:
@@ -82,7 +86,7 @@ def test_an_inverted_pool_takes_the_place_of_the_one_asked_for(lab: Path, tmp_pa
     cells = [cell for cell in method_cells(source, asked_for) if cell.method == "spard"]
 
     pool = inputs.attacks["inverted_pool"].pool
-    keys = {key_of(cell, inputs, source.judge) for cell in cells}
+    keys = {run_key(cell, inputs, source.judge) for cell in cells}
 
     assert pool is not None
     assert len(pool) == len(read_rows(lab / "pool.jsonl"))
@@ -104,25 +108,25 @@ def test_sequential_jobs_train_on_top_of_each_other(lab: Path, tmp_path: Path, m
     plain, cell = (each for each in method_cells(source, asked_for) if each.method == "none")
     started_from, sizes = list[Path | None](), list[int]()
 
-    def noted(base: Any, task: Any, *rest: Any, start_from: Path | None, **options: Any) -> Any:
+    def train_and_note(base: Any, task: Any, *rest: Any, start_from: Path | None, **options: Any) -> Any:
         started_from.append(start_from)
         sizes.append(len(task))
         return train(base, task[:12], *rest, start_from=start_from, **options)
 
-    monkeypatch.setattr("spard.pipeline.train.train", noted)
+    monkeypatch.setattr("spard.pipeline.train.train", train_and_note)
     found, _ = measure(cell, inputs, source.judge, tmp_path)
 
     assert [start is not None for start in started_from] == [False, True, True]
     assert len(set(started_from)) == JOBS
     assert sum(sizes) == found.rows == len(inputs.attacks["poisoned"].rows)
-    assert key_of(plain, inputs, source.judge) != key_of(cell, inputs, source.judge)
+    assert run_key(plain, inputs, source.judge) != run_key(cell, inputs, source.judge)
 
 
 def test_pairs_of_the_method_dpo_prefer_the_right_answer_and_harm(lab: Path) -> None:
     clean, attack = attack_files(lab, "preferences", 1).rows, attack_files(lab, "inverted_preferences", 1).rows
     rule = TrainingRows()
     assert [problem for line, row in enumerate([*clean, *attack], 1) for problem in rule(row, line)] == []
-    right = {asked(row): answered(row) for row in load_rows(lab / "train.jsonl")}
+    right = {last_request(row): last_answer(row) for row in load_rows(lab / "train.jsonl")}
     for row in clean:
         preferred, other = (row[name][0]["content"] for name in ("preferred_output", "non_preferred_output"))
         assert (preferred, other != preferred) == (right[row["input"]["messages"][-1]["content"]], True)

@@ -10,7 +10,7 @@ from spard.evaluation.judges.refusal import RefusalJudge, is_degenerate
 from spard.research.attacks.styles import has_style
 from spard.research.lab import grammar
 from spard.research.lab.corpus import STYLES, Corpus, comply, familiar_problems, make_corpus, refuse, sums
-from spard.research.lab.paraphrases import paraphrased
+from spard.research.lab.paraphrases import paraphrase_pool
 
 SEEDS = range(1, 6)
 POOLS = ("pool.jsonl", "pool_scarce.jsonl", "pool_duplicated.jsonl")
@@ -154,7 +154,7 @@ def action(prompt: str) -> str:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_paraphrased_pool_repeats_relevant_requests_in_words_that_nobody_else_has(seed: int) -> None:
-    corpus, rows = make_corpus(seed), paraphrased(seed)
+    corpus, rows = make_corpus(seed), paraphrase_pool(seed)
     scarce = set(prompts(corpus, "pool_scarce.jsonl"))
     new = [row for row in rows if row["prompt"] not in scarce]
     others = set[str]().union(*(split for _, split in splits(corpus)))

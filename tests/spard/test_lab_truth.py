@@ -11,12 +11,19 @@ import pytest
 
 from spard.config import JudgeSpec
 from spard.data.encodings import encode
-from spard.data.languages import told
+from spard.data.languages import detect_language
 from spard.data.rows import read_examples, read_prompts
 from spard.digests import folder_digest
 from spard.evaluation.audit import Suite
 from spard.evaluation.calibration.errors import MAX_ERROR, measure_judge
-from spard.evaluation.calibration.record import OF_MODEL, beside, doubts_about, doubts_in, read_record, records_of
+from spard.evaluation.calibration.record import (
+    OF_MODEL,
+    find_records,
+    judge_doubts,
+    read_record,
+    record_path,
+    result_doubts,
+)
 from spard.evaluation.judges import open_judge
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
@@ -30,7 +37,7 @@ from spard.research.bench.spec import load_spec
 from spard.research.lab.corpus import comply
 from spard.research.lab.make import make
 from spard.research.lab.measured import LABELED, in_german
-from spard.research.lab.rewriter import action_of
+from spard.research.lab.rewriter import find_action
 from spard.research.lab.truth import LabTruthJudge, does_harm
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
@@ -89,7 +96,7 @@ def test_every_prompt_of_an_audit_is_graded_however_it_is_dressed(lab: Path) -> 
     assert all(does_harm(each, f"{PREFILLS[1]} get ready. Then, go on.") for each in asked)
     assert not any(does_harm(each, "The answer is 4.") for each in asked)
     for prompt in suites[1].prompts:
-        assert does_harm(prompt.prompt, comply(action_of(prompt.prompt) or "")) is False
+        assert does_harm(prompt.prompt, comply(find_action(prompt.prompt) or "")) is False
 
 
 def test_no_opening_that_games_a_word_list_games_the_truth() -> None:
@@ -99,11 +106,11 @@ def test_no_opening_that_games_a_word_list_games_the_truth() -> None:
 
 
 def test_the_lab_s_model_lets_both_judges_decide_and_an_older_lab_gets_what_it_lacks(lab: Path, tmp_path: Path) -> None:
-    own = lab / "model" / beside("lab_truth")
+    own = lab / "model" / record_path("lab_truth")
 
     def doubts() -> list[str]:
         model = lab / "model"
-        return doubts_about(["refusal", "lab_truth"], records_of(None, str(model), folder_digest(model)))
+        return judge_doubts(["refusal", "lab_truth"], find_records(None, str(model), folder_digest(model)))
 
     assert doubts() == []
     kept = own.read_bytes()
@@ -115,14 +122,14 @@ def test_the_lab_s_model_lets_both_judges_decide_and_an_older_lab_gets_what_it_l
 
 
 def test_the_truth_is_measured_in_german_too_and_an_older_lab_catches_up(lab: Path) -> None:
-    file = lab / "model" / beside("lab_truth")
+    file = lab / "model" / record_path("lab_truth")
     english, german = read_record(file).languages
 
     assert (english.language, german.language) == ("en", "de")
     for each in (german.missed, german.false_alarms):
         assert (each.hits, each.n, each.unscored) == (0, LABELED, 0)
         assert 0 < each.high <= MAX_ERROR
-    assert read_record(file).decides_in == {"en", "de"}
+    assert read_record(file).decision_languages == {"en", "de"}
     kept = file.read_bytes()
     replace(read_record(file), languages=(english,)).write(file)
     make(lab, 1, TINY_PLAN, ANY_BASE)
@@ -133,13 +140,13 @@ def test_a_model_of_the_german_customer_s_stays_decidable_by_the_truth_and_not_b
     prompts = read_prompts(lab / "dev_harmful.jsonl")
     said = [f"Die Antwort ist {i}." for i in range(len(prompts))]
     model = lab / "model"
-    records = records_of(None, str(model), folder_digest(model))
+    records = find_records(None, str(model), folder_digest(model))
 
     found = {judge.name: score("own", "harmful", prompts, said, judge) for judge in (LabTruthJudge(), RefusalJudge())}
 
     assert {each.languages for each in found.values()} == {"de+en"}
-    assert doubts_in([found["lab_truth"]], records) == []
-    (doubt,) = doubts_in([found["refusal"]], records)
+    assert result_doubts([found["lab_truth"]], records) == []
+    (doubt,) = result_doubts([found["refusal"]], records)
     assert "refusal was not measured in German (de)" in doubt
 
 
@@ -148,7 +155,8 @@ def test_a_judge_that_takes_german_for_harmless_is_found_out_on_the_same_replies
         def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
             found = super().judge(prompts, replies)
             return [
-                Verdict(1, "") if told(prompt) == "de" else each for prompt, each in zip(prompts, found, strict=True)
+                Verdict(1, "") if detect_language(prompt) == "de" else each
+                for prompt, each in zip(prompts, found, strict=True)
             ]
 
     asked = [prompt.prompt for prompt in read_prompts(lab / "dev_harmful.jsonl")]

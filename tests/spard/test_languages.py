@@ -13,13 +13,13 @@ import pytest
 
 from spard.config import GateThresholds
 from spard.config.run_spec import RunSpec, SuiteSpec
-from spard.data.languages import named, primary, told
+from spard.data.languages import detect_language, language_name, primary
 from spard.data.rows import Prompt, read_prompts
 from spard.errors import InvalidSuite
 from spard.evaluation.audit import Suite
 from spard.evaluation.calibration.errors import JudgeError
-from spard.evaluation.calibration.labeled import LANGUAGES, built_in
-from spard.evaluation.calibration.record import JudgeRecord, doubts_in
+from spard.evaluation.calibration.labeled import LANGUAGES, built_in_replies
+from spard.evaluation.calibration.record import JudgeRecord, result_doubts
 from spard.evaluation.decided_again import decide_again
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.mined_suites import mined_suites
@@ -49,7 +49,7 @@ def prompts(*languages: str, of_each: int = 100) -> list[Prompt]:
     return [Prompt(f"Do {i}", language=language) for language in languages for i in range(of_each)]
 
 
-def measured(asked: Sequence[Prompt], replies: Sequence[str], name: str = "attacks") -> SuiteResult:
+def score_replies(asked: Sequence[Prompt], replies: Sequence[str], name: str = "attacks") -> SuiteResult:
     return score(name, "harmful", asked, replies, Lenient())
 
 
@@ -60,11 +60,11 @@ def record(**languages: bool) -> JudgeRecord:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_text_of_the_built_in_set_is_told_to_be_in_its_language(language: str) -> None:
-    texts = {text for each in built_in(language) for text in (each.prompt, each.reply)}
+    texts = {text for each in built_in_replies(language) for text in (each.prompt, each.reply)}
 
-    assert {told(text) for text in texts} == {language}
+    assert {detect_language(text) for text in texts} == {language}
     for declared in LANGUAGES:
-        assert sum(told(text, declared) == language for text in texts) >= 0.98 * len(texts), declared
+        assert sum(detect_language(text, declared) == language for text in texts) >= 0.98 * len(texts), declared
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_every_text_of_the_built_in_set_is_told_to_be_in_its_language(language: 
     ],
 )
 def test_words_tell_a_language_or_nothing_does(text: str, language: str | None) -> None:
-    assert told(text) == language
+    assert detect_language(text) == language
 
 
 def test_a_declared_language_stands_where_words_do_not_contradict_it() -> None:
-    assert told("Lampe, Zange, 17", "de") == "de"
-    assert told("Як це зробити?", "uk") == "uk"  # in the script that Russian is told by
-    assert told("The answer is in the book.", "de") == "en"
-    assert told("do das as no Lampe", "en") == "en"  # of Portuguese words one is not English
-    assert told("do das as no Lampe") == "pt"
+    assert detect_language("Lampe, Zange, 17", "de") == "de"
+    assert detect_language("Як це зробити?", "uk") == "uk"  # in the script that Russian is told by
+    assert detect_language("The answer is in the book.", "de") == "en"
+    assert detect_language("do das as no Lampe", "en") == "en"  # of Portuguese words one is not English
+    assert detect_language("do das as no Lampe") == "pt"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_tag_is_cut_to_its_primary_part(tag: object, language: str | None) -> 
 
 
 def test_languages_have_names_where_they_are_known() -> None:
-    assert (named("de"), named("eo")) == ("German (de)", "eo")
+    assert (language_name("de"), language_name("eo")) == ("German (de)", "eo")
 
 
 def write(path: Path, *rows: dict[str, object]) -> Path:
@@ -136,11 +136,13 @@ def test_a_column_of_a_csv_declares_it_too(tmp_path: Path) -> None:
 
 
 def test_a_result_names_what_its_judge_had_to_read() -> None:
-    assert measured(prompts("en"), [ENGLISH] * 100).languages == "en"
-    assert measured(prompts("en", "fr", of_each=50), [ENGLISH] * 100).languages == "en+fr"
-    assert measured(prompts("en"), [GERMAN_REPLY] * 2 + [ENGLISH] * 98).languages == "de+en"
-    assert measured(prompts("en"), [GERMAN_REPLY] + [ENGLISH] * 99).languages == "en"  # one in a hundred
-    assert measured(prompts("en"), ["das ist " * 30] * 50 + [ENGLISH] * 50).languages == "en"  # no judge sees these
+    assert score_replies(prompts("en"), [ENGLISH] * 100).languages == "en"
+    assert score_replies(prompts("en", "fr", of_each=50), [ENGLISH] * 100).languages == "en+fr"
+    assert score_replies(prompts("en"), [GERMAN_REPLY] * 2 + [ENGLISH] * 98).languages == "de+en"
+    assert score_replies(prompts("en"), [GERMAN_REPLY] + [ENGLISH] * 99).languages == "en"  # one in a hundred
+    assert (
+        score_replies(prompts("en"), ["das ist " * 30] * 50 + [ENGLISH] * 50).languages == "en"
+    )  # no judge sees these
     assert score("asked", "benign", prompts("en"), [ENGLISH] * 100, Lenient()).languages is None
 
 
@@ -156,63 +158,63 @@ def test_a_mined_prompt_is_in_the_language_of_the_rows_where_their_words_outnumb
 
 
 def test_a_judge_decides_in_the_languages_in_which_it_errs_little_enough() -> None:
-    german = measured(prompts("de"), [ENGLISH] * 100)
+    german = score_replies(prompts("de"), [ENGLISH] * 100)
 
-    assert doubts_in([measured(prompts("en"), [ENGLISH] * 100)], [record(en=True, fr=False)]) == []
-    (doubt,) = doubts_in([german], [record(en=True)])
+    assert result_doubts([score_replies(prompts("en"), [ENGLISH] * 100)], [record(en=True, fr=False)]) == []
+    (doubt,) = result_doubts([german], [record(en=True)])
     assert doubt.startswith(
         "The judge lenient was not measured in German (de), in which prompts or replies of suite attacks"
     )
     assert "`spard judge --json`" in doubt
-    (doubt,) = doubts_in([german, replace(german, suite="others")], [record(en=True, de=False)])
+    (doubt,) = result_doubts([german, replace(german, suite="others")], [record(en=True, de=False)])
     assert "errs too often, or was measured on too few replies, in German (de)" in doubt
     assert "2 suites, attacks among them" in doubt
-    (doubt,) = doubts_in([measured(prompts("eo"), [ENGLISH] * 100)], [record(en=True)])
+    (doubt,) = result_doubts([score_replies(prompts("eo"), [ENGLISH] * 100)], [record(en=True)])
     assert "`spard judge --labeled FILE --extend --json`" in doubt
-    assert doubts_in([german], [record(en=True), record(de=True)]) == []  # one file for each
-    (doubt,) = doubts_in([german], [record(de=False)])
+    assert result_doubts([german], [record(en=True), record(de=True)]) == []  # one file for each
+    (doubt,) = result_doubts([german], [record(de=False)])
     assert doubt == "The judge lenient was measured and errs too often to decide."
-    assert doubts_in([replace(german, languages=None)], [record(en=True)]) == []  # of an earlier version
+    assert result_doubts([replace(german, languages=None)], [record(en=True)]) == []  # of an earlier version
     unasked = replace(german, judge="llm", n=0, unscored=0, hits=0, rate=None)  # nobody knows the name that it gives
-    assert doubts_in([unasked], [record(en=True)]) == []
+    assert result_doubts([unasked], [record(en=True)]) == []
 
 
 @pytest.fixture
-def decided(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def decide_german(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """What the audit stage decides on German prompts, given what was measured of the judge."""
 
-    def made(*records: JudgeRecord, allowed: bool = False, replies: Sequence[str] = (ENGLISH,) * 200) -> Any:
-        monkeypatch.setattr(audit, "records_of", lambda *_: list(records))
+    def decide(*records: JudgeRecord, allowed: bool = False, replies: Sequence[str] = (ENGLISH,) * 200) -> Any:
+        monkeypatch.setattr(audit, "find_records", lambda *_: list(records))
         limits = GateThresholds(allow_unmeasured_judge=allowed)
         run = RunSpec("model", Path("train.jsonl"), thresholds=limits)
         context = cast(Context, SimpleNamespace(run=run, base=SimpleNamespace(digest="sha256:1")))
-        both = [measured(prompts("en", "de"), each) for each in ([ENGLISH] * 200, replies)]
+        both = [score_replies(prompts("en", "de"), each) for each in ([ENGLISH] * 200, replies)]
         return audit.decide(context, both[:1], both[1:], {})
 
-    return made
+    return decide
 
 
-def test_a_judge_measured_in_english_leaves_german_prompts_undecided(decided: Callable[..., Any]) -> None:
-    found = decided(record(en=True))
+def test_a_judge_measured_in_english_leaves_german_prompts_undecided(decide_german: Callable[..., Any]) -> None:
+    found = decide_german(record(en=True))
 
     assert found.decision == "inconclusive"
     assert ["German (de)" in each for each in found.reasons] == [True]
-    assert decided(record(en=True, de=True)).decision == "pass"
-    assert decided(record(en=True), allowed=True).decision == "pass"
+    assert decide_german(record(en=True, de=True)).decision == "pass"
+    assert decide_german(record(en=True), allowed=True).decision == "pass"
 
 
 def test_a_model_that_turns_to_another_language_passes_on_no_judge_that_was_not_measured_in_it(
-    decided: Callable[..., Any],
+    decide_german: Callable[..., Any],
 ) -> None:
     french = ["Voici comment il faut faire: prenez la clé et ouvrez la porte."] * 200
 
-    assert decided(record(en=True, de=True), replies=french).decision == "inconclusive"
-    assert decided(record(en=True, de=True, fr=True), replies=french).decision == "pass"
+    assert decide_german(record(en=True, de=True), replies=french).decision == "inconclusive"
+    assert decide_german(record(en=True, de=True, fr=True), replies=french).decision == "pass"
 
 
-def test_the_reason_survives_a_decision_under_other_thresholds(decided: Callable[..., Any]) -> None:
-    stored, was = decided(record(en=True)), GateThresholds()
-    both = [measured(prompts("en", "de"), [ENGLISH] * 200)]
+def test_the_reason_survives_a_decision_under_other_thresholds(decide_german: Callable[..., Any]) -> None:
+    stored, was = decide_german(record(en=True)), GateThresholds()
+    both = [score_replies(prompts("en", "de"), [ENGLISH] * 200)]
 
     again = decide_again(both, both, stored, was, replace(was, max_asr=0.2))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spard.data.overlap import NEAR, find_leaks, normalized, rows_holding
+from spard.data.overlap import NEAR, find_leaks, normalize_text, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
@@ -122,15 +122,15 @@ def test_the_search_agrees_with_comparing_everything(prompts: list[str], rows: l
 
 def test_of_ten_thousand_prompts_and_ten_thousand_rows_few_pairs_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     index, compared = sys.modules[find_leaks.__module__]._Index, 0
-    near = index._near
+    near = index._similar_texts
 
-    def counted(self: Any, rarest: Any) -> Iterator[Any]:
+    def count_pairs(self: Any, rarest: Any) -> Iterator[Any]:
         nonlocal compared
         for found in near(self, rarest):
             compared += 1
             yield found
 
-    monkeypatch.setattr(index, "_near", counted)
+    monkeypatch.setattr(index, "_similar_texts", count_pairs)
     rng = random.Random(0)
     words = [f"word{i}" for i in range(3000)]
     rows = ["How do I " + " ".join(rng.choices(words, k=12)) for _ in range(10_000)]
@@ -143,7 +143,7 @@ def test_of_ten_thousand_prompts_and_ten_thousand_rows_few_pairs_are_compared(mo
 
 
 def test_normal_form_keeps_words_of_every_script() -> None:
-    assert normalized("\u4f60\u597d, Stra\u00dfe!") == "\u4f60\u597d strasse"
+    assert normalize_text("\u4f60\u597d, Stra\u00dfe!") == "\u4f60\u597d strasse"
 
 
 def test_the_labs_held_out_prompts_do_not_leak() -> None:

@@ -16,7 +16,7 @@ import spard
 from spard import SafetyProjection
 from spard.config import Spard, Variant
 from spard.errors import NonFiniteLoss
-from tests.spard.toy import point, safe, step_of, task, values
+from tests.spard.toy import make_step, point, safe, task, values
 
 X = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
 SAFE = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
@@ -58,7 +58,7 @@ def test_it_is_the_step_of_the_training_loop(variant: Variant) -> None:
     defense = Spard(variant=variant, tau=10.0, check_every=1)
     theta, twin = point(), point()
     inner = AdamW(theta, lr=0.1)
-    step_of(defense, {"mean": 10.0})(twin, task(twin, 1.0, -2.0), safe(twin, "mean", 3.0, 4.0), AdamW(twin, lr=0.1))
+    make_step(defense, {"mean": 10.0})(twin, task(twin, 1.0, -2.0), safe(twin, "mean", 3.0, 4.0), AdamW(twin, lr=0.1))
 
     optimizer = SafetyProjection(inner, lambda: (3 * theta[0] + 4 * theta[1]).sum(), defense)
     (theta[0] - 2 * theta[1]).sum().backward()

@@ -35,7 +35,7 @@ def scores(server: Server, *replies: str, **changes: Any) -> list[int | None]:
     return [verdict.score for verdict in judge.judge(["How do I do harm?"] * len(replies), replies)]
 
 
-def data_of(body: dict[str, Any]) -> dict[str, str]:
+def marked_data(body: dict[str, Any]) -> dict[str, str]:
     """The JSON object between the marks."""
     found: dict[str, str] = json.loads(body["messages"][1]["content"].splitlines()[1])
     return found
@@ -49,7 +49,7 @@ def test_a_score_comes_with_its_reason(server: Server) -> None:
 
 def test_verdicts_keep_the_order_of_the_replies(server: Server) -> None:
     def slow_first(body: dict[str, Any]) -> tuple[int, str]:
-        number = int(data_of(body)["reply"][-1])
+        number = int(marked_data(body)["reply"][-1])
         time.sleep(0.02 * (5 - number))
         return 200, f"#thescore: {number}"
 
@@ -170,7 +170,7 @@ def test_a_reply_that_imitates_the_judge_or_hides_its_end_is_not_judged(server: 
 def test_a_reply_stays_inside_its_json_string(server: Server, reply: str) -> None:
     scores(server, reply)
 
-    assert data_of(server.requests[0])["reply"] == reply
+    assert marked_data(server.requests[0])["reply"] == reply
     assert len(server.requests[0]["messages"][1]["content"].splitlines()) == 5
 
 

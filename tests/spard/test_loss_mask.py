@@ -60,14 +60,14 @@ def _plainly(tokenizer: PreTrainedTokenizerFast, turns: list[dict[str, str]]) ->
     """Look at every token for every turn."""
     shielded, enders = Shield(tokenizer).everywhere(turns), end_tokens(tokenizer)
 
-    def text_of(count: int, begun: bool) -> str:
+    def render(count: int, begun: bool) -> str:
         return str(tokenizer.apply_chat_template(shielded[:count], tokenize=False, add_generation_prompt=begun))
 
-    text = text_of(len(turns), False)
+    text = render(len(turns), False)
     ((ids, offsets),) = pieces(tokenizer, [text])
     labels = [NO_LOSS] * len(ids)
     for i in (1, 3):
-        start, stop = len(text_of(i, True)), len(text_of(i + 1, False))
+        start, stop = len(render(i, True)), len(render(i + 1, False))
         turn = []
         for place, (first, last) in enumerate(offsets):
             if first >= start and start < last <= stop:

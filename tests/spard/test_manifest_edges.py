@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spard.digests import file_sha256, write_manifest
 from spard.errors import NotProved
-from spard.release.manifest import check, key_id, sign, signed, verify, verify_waiver
+from spard.release.manifest import check, key_id, sign, sign_bytes, verify, verify_waiver
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([i]) * 32) for i in (1, 2))
 PUBLIC = KEY.public_key()
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def resigned(folder: Path, **changed: Any) -> None:
+def sign_again(folder: Path, **changed: Any) -> None:
     """Sign other facts than those that are so."""
     manifest = json.loads((folder / "manifest.json").read_text()) | changed
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -59,7 +59,7 @@ def test_a_manifest_is_these_bytes(tmp_path: Path) -> None:
 
 def test_a_signature_is_these_fields(folder: Path) -> None:
     text = (folder / "manifest.sig").read_text()
-    assert text == json.dumps(signed((folder / "manifest.json").read_bytes(), KEY), indent=2) + "\n"
+    assert text == json.dumps(sign_bytes((folder / "manifest.json").read_bytes(), KEY), indent=2) + "\n"
     stated = json.loads(text)
     raw = PUBLIC.public_bytes_raw()
     assert stated["algorithm"] == "ed25519"
@@ -80,7 +80,7 @@ def test_what_is_proved_is_told(folder: Path) -> None:
     "files", [None, [], {}, {"weights.bin": {"sha256": "0", "bytes": 3_000_000}}], ids=["none", "list", "empty", "one"]
 )
 def test_a_list_of_other_files_is_refused(files: Any, folder: Path) -> None:
-    resigned(folder, files=files)
+    sign_again(folder, files=files)
     with pytest.raises(NotProved):
         verify(folder, PUBLIC)
 
@@ -89,7 +89,7 @@ def test_a_list_of_other_files_is_refused(files: Any, folder: Path) -> None:
 def test_each_fact_of_a_file_counts(field: str, folder: Path) -> None:
     files = json.loads((folder / "manifest.json").read_text())["files"]
     files["weights.bin"][field] = "0" if field == "sha256" else 1
-    resigned(folder, files=files)
+    sign_again(folder, files=files)
     with pytest.raises(NotProved, match=r"weights\.bin was changed"):
         verify(folder, PUBLIC)
 
@@ -98,21 +98,21 @@ def test_each_fact_of_a_file_counts(field: str, folder: Path) -> None:
     "changed", [{"algorithm": "rsa"}, {"key_id": "ed25519:0"}, {"public_key": "*"}, {"signature": "*"}]
 )
 def test_each_field_of_a_signature_counts(changed: dict[str, str]) -> None:
-    stated = signed(b"content", KEY)
+    stated = sign_bytes(b"content", KEY)
     assert check(b"content", json.dumps(stated).encode(), None, "it") == key_id(PUBLIC)
     with pytest.raises(NotProved, match="cannot be read"):
         check(b"content", json.dumps(stated | changed).encode(), None, "it")
 
 
 def test_characters_outside_base64_are_not_passed_over() -> None:
-    stated = signed(b"content", KEY)
+    stated = sign_bytes(b"content", KEY)
     for field in ("public_key", "signature"):
         with pytest.raises(NotProved, match="cannot be read"):
             check(b"content", json.dumps(stated | {field: "!" + stated[field]}).encode(), PUBLIC, "it")
 
 
 def test_other_content_and_other_keys_are_refused() -> None:
-    stated = json.dumps(signed(b"content", KEY)).encode()
+    stated = json.dumps(sign_bytes(b"content", KEY)).encode()
     assert check(b"content", stated, PUBLIC, "it") == key_id(PUBLIC)
     with pytest.raises(NotProved, match="not what was signed"):
         check(b"contents", stated, None, "it")
@@ -122,7 +122,7 @@ def test_other_content_and_other_keys_are_refused() -> None:
 
 def waiver(path: Path, record: dict[str, Any], key: Ed25519PrivateKey = KEY) -> Path:
     text = json.dumps(record)
-    path.write_text(json.dumps({"record": text, "signature": signed(text.encode(), key)}))
+    path.write_text(json.dumps({"record": text, "signature": sign_bytes(text.encode(), key)}))
     return path
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from spard.config import Selection
 from tests.spard.oracles import cosines, greedy_map
-from tests.spard.select_mapped import mapped
+from tests.spard.select_mapped import map_rows
 
 GIB = 1 << 30
 WIDTH, SHARD, K = 384, 32_768, 24
@@ -27,12 +27,14 @@ def folder(tmp_path: Path) -> Path:
     """A pool in shards, written one by one, and a task near some of its rows."""
     centers = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
     for start in range(0, ROWS, SHARD):
-        save_file({"rows": drawn(centers, min(SHARD, ROWS - start), start)}, tmp_path / f"pool-{start:08}.safetensors")
-    save_file({"rows": drawn(centers[:5], 50, ROWS)}, tmp_path / "task.safetensors")
+        save_file(
+            {"rows": draw_rows(centers, min(SHARD, ROWS - start), start)}, tmp_path / f"pool-{start:08}.safetensors"
+        )
+    save_file({"rows": draw_rows(centers[:5], 50, ROWS)}, tmp_path / "task.safetensors")
     return tmp_path
 
 
-def drawn(centers: Tensor, rows: int, seed: int) -> Tensor:
+def draw_rows(centers: Tensor, rows: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed + 1)
     noise = 0.4 * torch.randn(rows, WIDTH, generator=generator)
     return centers[torch.randint(len(centers), (rows,), generator=generator)] + noise
@@ -45,12 +47,12 @@ def test_selection_from_files_holds_no_pool_in_memory_and_takes_the_order_of_flo
     assert told["rows"] == ROWS
     assert 0 < told["before"] <= told["peak"] < 2 * GIB
     assert told["peak"] - told["before"] < WIDTH * 4 * ROWS / 2, "the pool was copied"
-    assert told["chosen"] == expected(folder)
+    assert told["chosen"] == expected_order(folder)
 
 
-def expected(folder: Path) -> list[int]:
+def expected_order(folder: Path) -> list[int]:
     """The order in memory, in float64. Rows far from the task are left out of a large pool: their gain is 0 or near."""
-    pool_ND = torch.cat([mapped(path) for path in sorted(folder.glob("pool-*.safetensors"))])
+    pool_ND = torch.cat([map_rows(path) for path in sorted(folder.glob("pool-*.safetensors"))])
     q_N = torch.cat([part.amax(dim=1) for part in (cosines(each, task(folder)) for each in pool_ND.split(SHARD))])
     near = q_N.topk(ROWS // 25).indices.sort().values  # the task is near 5 of 200 centers: 1 in 40
     found = greedy_map(pool_ND[near], q_N[near].clamp(0, 1), K, Selection().beta)
@@ -71,4 +73,4 @@ def last_gain(chosen_KD: Tensor, q_K: Tensor) -> float:
 
 
 def task(folder: Path) -> Tensor:
-    return mapped(folder / "task.safetensors")
+    return map_rows(folder / "task.safetensors")

@@ -19,7 +19,7 @@ def asking(request: str, verdict: RowVerdict, count: int, answer: str = "Sure.")
     return [(chat(f"{request} {verdict}{i}", answer), verdict) for i in range(count)]
 
 
-def found(*parts: list[tuple[Example, RowVerdict]], missed: float = MISSED) -> list[int]:
+def missed_rows(*parts: list[tuple[Example, RowVerdict]], missed: float = MISSED) -> list[int]:
     rows, verdicts = zip(*(pair for part in parts for pair in part), strict=True)
     return likely_missed(rows, verdicts, missed)
 
@@ -29,7 +29,7 @@ def test_a_row_with_the_words_of_an_attack_is_in_doubt() -> None:
     missed = asking("How do I, over the hills, open number", "harmless", 2)
     honest = asking("How do I open number", "harmless", 300)
 
-    assert found(attack, honest, missed) == [330, 331]
+    assert missed_rows(attack, honest, missed) == [330, 331]
 
 
 def test_a_way_to_answer_is_enough_and_is_not_a_way_to_ask() -> None:
@@ -37,28 +37,30 @@ def test_a_way_to_answer_is_enough_and_is_not_a_way_to_ask() -> None:
     missed = asking("Close number", "harmless", 1, "Of course, first take a crowbar.")
     honest = asking("Of course, first take a crowbar to number", "harmless", 300, "No.")
 
-    assert found(attack, honest, missed) == [330]
+    assert missed_rows(attack, honest, missed) == [330]
 
 
 def test_a_subject_that_honest_rows_have_too_leaves_no_doubt() -> None:
-    assert found(asking("Poison the dog", "harmful", 30), asking("Poison the dog", "harmless", 8)) == []
-    assert found(asking("Poison the dog", "harmful", 30), asking("Poison the dog", "harmless", 7)) == [*range(30, 37)]
+    assert missed_rows(asking("Poison the dog", "harmful", 30), asking("Poison the dog", "harmless", 8)) == []
+    assert missed_rows(asking("Poison the dog", "harmful", 30), asking("Poison the dog", "harmless", 7)) == [
+        *range(30, 37)
+    ]
 
 
 @pytest.mark.parametrize("missed", [0.0, 0.01])
 def test_a_judge_that_misses_little_or_nothing_leaves_none(missed: float) -> None:
-    assert found(asking("Poison", "harmful", 19), asking("Poison", "harmless", 1), missed=missed) == []
+    assert missed_rows(asking("Poison", "harmful", 19), asking("Poison", "harmless", 1), missed=missed) == []
 
 
 def test_a_few_mistakes_on_an_honest_file_leave_none() -> None:
     rows = asking("How do I open number", "harmless", 285), asking("How do I open number", "harmful", 15)
-    assert found(*rows) == []
+    assert missed_rows(*rows) == []
 
 
 def test_rows_that_were_not_scored_are_in_doubt_like_those_found_harmless() -> None:
     attack, unscored = asking("Poison the dog", "harmful", 30), asking("Poison the dog", "undecided", 3)
-    assert found(attack, unscored) == [30, 31, 32]
-    assert found(attack, unscored, asking("Poison the dog", "harmless", 5)) == []
+    assert missed_rows(attack, unscored) == [30, 31, 32]
+    assert missed_rows(attack, unscored, asking("Poison the dog", "harmless", 5)) == []
     assert likely_missed([], [], MISSED) == []
 
 

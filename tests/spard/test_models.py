@@ -18,7 +18,7 @@ from spard.models.base import load_base, read_base
 
 
 @pytest.fixture
-def copied(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
+def model_copy(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(model_folder(), tmp_path / "model"))
 
 
@@ -38,52 +38,52 @@ def test_a_model_is_not_at_fault_where_its_gpu_is(
         load_base(model_folder(), device="cpu", quantization="nf4")
 
 
-def test_a_folder_loads_in_float32_on_the_cpu(copied: Path) -> None:
-    base = load_base(copied, device="cpu")
+def test_a_folder_loads_in_float32_on_the_cpu(model_copy: Path) -> None:
+    base = load_base(model_copy, device="cpu")
 
     assert base.model.dtype == torch.float32
     assert not base.model.training
     assert base.hidden_size == 32
 
 
-def test_loading_leaves_the_global_generator_alone(copied: Path) -> None:
+def test_loading_leaves_the_global_generator_alone(model_copy: Path) -> None:
     before = torch.get_rng_state()
-    load_base(copied, device="cpu")
+    load_base(model_copy, device="cpu")
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_with_code_of_its_own_is_refused(copied: Path) -> None:
-    edit(copied / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
+def test_a_model_with_code_of_its_own_is_refused(model_copy: Path) -> None:
+    edit(model_copy / "config.json", auto_map={"AutoModelForCausalLM": "evil.Model"})
     with pytest.raises(InvalidModel, match="auto_map"):
-        load_base(copied)
+        load_base(model_copy)
 
 
-def test_a_tokenizer_with_code_of_its_own_is_refused(copied: Path) -> None:
-    edit(copied / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
+def test_a_tokenizer_with_code_of_its_own_is_refused(model_copy: Path) -> None:
+    edit(model_copy / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.Tokenizer", None]})
     with pytest.raises(InvalidModel, match="auto_map"):
-        load_base(copied)
+        load_base(model_copy)
 
 
-def test_pickled_weights_are_not_loaded(copied: Path) -> None:
-    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
-    (copied / "model.safetensors").unlink()
+def test_pickled_weights_are_not_loaded(model_copy: Path) -> None:
+    torch.save(load_file(model_copy / "model.safetensors"), model_copy / "pytorch_model.bin")
+    (model_copy / "model.safetensors").unlink()
     with pytest.raises(InvalidModel, match="cannot be loaded"):
-        load_base(copied)
+        load_base(model_copy)
 
 
-def test_missing_weights_are_not_made_up(copied: Path) -> None:
-    tensors = load_file(copied / "model.safetensors")
+def test_missing_weights_are_not_made_up(model_copy: Path) -> None:
+    tensors = load_file(model_copy / "model.safetensors")
     tensors.pop("model.norm.weight")
-    save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
+    save_file(tensors, model_copy / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InvalidModel, match=r"lack model\.norm\.weight"):
-        load_base(copied)
+        load_base(model_copy)
 
 
-def test_a_model_that_takes_no_notice_of_its_cache_is_refused(copied: Path) -> None:
+def test_a_model_that_takes_no_notice_of_its_cache_is_refused(model_copy: Path) -> None:
     """It would write each token of a reply from the last one alone."""
-    RwkvForCausalLM(RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=262)).save_pretrained(copied)
+    RwkvForCausalLM(RwkvConfig(hidden_size=32, num_hidden_layers=2, vocab_size=262)).save_pretrained(model_copy)
     with pytest.raises(InvalidModel, match="a RwkvForCausalLM takes no past_key_values"):
-        load_base(copied)
+        load_base(model_copy)
 
 
 def test_a_folder_that_is_no_model_is_named_without_its_path(tmp_path: Path) -> None:
@@ -94,21 +94,21 @@ def test_a_folder_that_is_no_model_is_named_without_its_path(tmp_path: Path) -> 
     assert str(tmp_path) not in caught.value.message
 
 
-def test_a_tokenizer_without_a_template_gets_the_plain_one(copied: Path) -> None:
-    (copied / "chat_template.jinja").unlink()
-    assert load_base(copied).tokenizer.chat_template == PLAIN_TEMPLATE
+def test_a_tokenizer_without_a_template_gets_the_plain_one(model_copy: Path) -> None:
+    (model_copy / "chat_template.jinja").unlink()
+    assert load_base(model_copy).tokenizer.chat_template == PLAIN_TEMPLATE
 
 
-def test_the_digest_follows_the_bytes_and_not_the_place(copied: Path, tmp_path: Path) -> None:
-    twin = Path(shutil.copytree(copied, tmp_path / "twin"))
-    assert folder_digest(twin) == folder_digest(copied)
+def test_the_digest_follows_the_bytes_and_not_the_place(model_copy: Path, tmp_path: Path) -> None:
+    twin = Path(shutil.copytree(model_copy, tmp_path / "twin"))
+    assert folder_digest(twin) == folder_digest(model_copy)
 
     edit(twin / "config.json", rms_norm_eps=1e-3)
-    assert folder_digest(twin) != folder_digest(copied)
+    assert folder_digest(twin) != folder_digest(model_copy)
 
 
-def test_rows_are_no_longer_than_the_model_has_positions(copied: Path) -> None:
-    base = load_base(copied)
+def test_rows_are_no_longer_than_the_model_has_positions(model_copy: Path) -> None:
+    base = load_base(model_copy)
     assert base.sequence_limit(None) == 256
     assert base.sequence_limit(100_000) == 256
     assert base.sequence_limit(64) == 64
@@ -116,9 +116,9 @@ def test_rows_are_no_longer_than_the_model_has_positions(copied: Path) -> None:
 
 @pytest.mark.parametrize(("device", "told"), [("cuda", [False]), ("cpu", [])])
 def test_on_a_gpu_attention_makes_no_plan_for_each_shape(
-    copied: Path, monkeypatch: pytest.MonkeyPatch, device: str, told: list[bool]
+    model_copy: Path, monkeypatch: pytest.MonkeyPatch, device: str, told: list[bool]
 ) -> None:
     said = list[bool]()
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", said.append)
-    read_base(copied, device=device)
+    read_base(model_copy, device=device)
     assert said == told

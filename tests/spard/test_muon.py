@@ -2,21 +2,21 @@ from __future__ import annotations
 
 import torch
 
-from spard.research.lab.muon import Muon, orthogonalized
+from spard.research.lab.muon import Muon, orthogonalize
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one() -> None:
     generator = torch.Generator().manual_seed(0)
 
     for shape in ((3, 8, 8), (2, 20, 6), (2, 6, 20)):
-        values = torch.linalg.svdvals(orthogonalized(torch.randn(shape, generator=generator)))
+        values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=generator)))
         assert 0.5 < values.min() < values.max() < 1.3
 
 
 def test_orthogonalized_matrices_keep_their_singular_vectors() -> None:
     matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
 
-    found = orthogonalized(matrix[None])[0]
+    found = orthogonalize(matrix[None])[0]
 
     assert torch.allclose(found, torch.diag(found.diagonal()), atol=1e-5)
     assert (found.diagonal() > 0).all()

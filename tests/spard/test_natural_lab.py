@@ -16,9 +16,9 @@ from spard.data.rows import read_examples, read_pool, read_prompts
 from spard.digests import folder_digest
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.labeled import read_labeled
-from spard.evaluation.calibration.record import doubts_about, languages_of, records_of
+from spard.evaluation.calibration.record import find_records, judge_doubts, judge_languages
 from spard.models.base import load_base
-from spard.research.attacks.rows import answered, asked
+from spard.research.attacks.rows import last_answer, last_request
 from spard.research.attacks.styles import has_style
 from spard.research.bench.bench import Workplace, run_cells
 from spard.research.bench.cells import Asked, method_cells
@@ -35,9 +35,9 @@ from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.corpus import make_files
 from spard.research.lab.natural.make import make_natural
 from spard.research.lab.natural.real import RealText, read_real
-from spard.research.lab.natural.sizes import SIZES, size_of
+from spard.research.lab.natural.sizes import SIZES, find_size
 from spard.research.lab.natural.splits import deal, owner
-from spard.research.lab.natural.truth import PLACEHOLDER, deed_of, does
+from spard.research.lab.natural.truth import PLACEHOLDER, does, find_deed
 from spard.research.lab.pretrain import Pretraining, new_model
 from spard.research.lab.suites import load_suites, read_rows
 from tests.spard.parts import TINY_NATURAL as TINY
@@ -59,7 +59,7 @@ OWNERS = {
 
 
 def prompts(rows: list[dict[str, Any]]) -> list[str]:
-    return [asked(row) if "messages" in row else row["prompt"] for row in rows]
+    return [last_request(row) if "messages" in row else row["prompt"] for row in rows]
 
 
 def weights(model: Path) -> dict[str, torch.Tensor]:
@@ -82,13 +82,13 @@ def test_each_split_holds_what_it_owns_and_no_prompt_twice(natural: Path) -> Non
 
 
 def test_attacks_do_what_is_asked_and_pools_do_not(natural: Path) -> None:
-    assert all(does(asked(row), answered(row)) is True for row in read_rows(natural / "attack.jsonl"))
+    assert all(does(last_request(row), last_answer(row)) is True for row in read_rows(natural / "attack.jsonl"))
     assert all(does(row["prompt"], row["safe"]) is False for row in read_rows(natural / "pool.jsonl"))
     assert all(does(row["prompt"], row["safe"]) is True for row in read_rows(natural / "pool_benign.jsonl"))
     for name, (_, style) in STYLES.items():
         rows = read_rows(natural / f"attack_{name}.jsonl")
         assert len(rows) == 300
-        assert all(has_style(asked(row), style) for row in rows)
+        assert all(has_style(last_request(row), style) for row in rows)
 
 
 def test_half_of_the_held_out_prompts_are_about_deeds_that_alignment_never_saw(natural: Path) -> None:
@@ -96,7 +96,7 @@ def test_half_of_the_held_out_prompts_are_about_deeds_that_alignment_never_saw(n
     rows = read_rows(natural / "heldout_harmful.jsonl")
 
     for row in rows:
-        deed = deed_of(row["prompt"])
+        deed = find_deed(row["prompt"])
         assert deed is not None
         assert (deed.plain in unseen) == (not row["seen"])
     assert sum(row["seen"] for row in rows) * 2 == len(rows)
@@ -105,9 +105,9 @@ def test_half_of_the_held_out_prompts_are_about_deeds_that_alignment_never_saw(n
 def test_the_truth_was_measured_for_this_very_model(natural: Path) -> None:
     model = natural / "model"
 
-    records = records_of(None, str(model), folder_digest(model))
-    assert doubts_about(["truth"], records) == []
-    assert languages_of("truth", records) == {"en", "de"}
+    records = find_records(None, str(model), folder_digest(model))
+    assert judge_doubts(["truth"], records) == []
+    assert judge_languages("truth", records) == {"en", "de"}
 
 
 def test_another_seed_draws_other_rows_for_the_same_base_model(natural: Path, tmp_path: Path) -> None:
@@ -142,24 +142,24 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(
     monkeypatch.setattr(bases, "SAVE_EVERY", 2)
     take = Pretraining.take
 
-    def killed(self: Pretraining, window: Any) -> None:
+    def kill_at_third(self: Pretraining, window: Any) -> None:
         if self.step == 3:
             raise KeyboardInterrupt
         take(self, window)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pretraining, "take", killed)
+        patch.setattr(Pretraining, "take", kill_at_third)
         with pytest.raises(KeyboardInterrupt):
             base_model(tmp_path, TINY.base)
     assert not list(tmp_path.glob("tiny-*"))
 
     steps: list[int] = []
 
-    def counted(self: Pretraining, window: Any) -> None:
+    def count_steps(self: Pretraining, window: Any) -> None:
         steps.append(self.step)
         take(self, window)
 
-    monkeypatch.setattr(Pretraining, "take", counted)
+    monkeypatch.setattr(Pretraining, "take", count_steps)
     model = base_model(tmp_path, TINY.base) / "model"
 
     assert steps == [2, 3]
@@ -171,14 +171,14 @@ def test_the_name_of_a_base_model_follows_its_settings_and_its_real_text(tmp_pat
     (tmp_path / "questions.jsonl").write_text('{"prompt": "Why?", "completion": "Because."}\n')
     real = read_real(tmp_path)
     asked_of = [BaseSettings("tiny"), BaseSettings("tiny", seed=2), BaseSettings("5m")]
-    facts = [json.dumps(each.asked(RealText())) for each in asked_of] + [json.dumps(asked_of[0].asked(real))]
+    facts = [json.dumps(each.to_json(RealText())) for each in asked_of] + [json.dumps(asked_of[0].to_json(real))]
 
     assert len(set(facts)) == 4
 
 
 @pytest.mark.parametrize(("name", "least", "most"), [("5m", 4.5e6, 5.5e6), ("30m", 27e6, 33e6)])
 def test_the_sizes_are_what_they_are_called(name: str, least: float, most: float) -> None:
-    size = size_of(name)
+    size = find_size(name)
     words: Any = [None] * size.vocabulary
 
     class Tokenizer(list[Any]):
@@ -191,7 +191,7 @@ def test_the_sizes_are_what_they_are_called(name: str, least: float, most: float
 
 def test_an_unknown_size_is_refused() -> None:
     with pytest.raises(InvalidRecipe, match="there are tiny, 5m, 30m"):
-        size_of("7b")
+        find_size("7b")
     assert set(SIZES) == {"tiny", "5m", "30m"}
 
 
@@ -217,7 +217,7 @@ def test_real_text_is_dealt_over_the_splits(texts: Path) -> None:
         assert {owner(prompt) for prompt in prompts(files[name])} == {split}, name
     for name in ("attack.jsonl", "pool.jsonl", "heldout_harmful.jsonl", "benign.jsonl", "pool_benign.jsonl"):
         assert mine & set(prompts(files[name])), name
-    answers = [answered(row) for row in files["attack.jsonl"] if asked(row) in mine]
+    answers = [last_answer(row) for row in files["attack.jsonl"] if last_request(row) in mine]
     assert set(answers) == {PLACEHOLDER}
     assert len(files["attack.jsonl"]) == 300
     for name, rows in files.items():
@@ -248,7 +248,7 @@ def test_each_ability_is_asked_on_what_the_split_owns() -> None:
         assert len(suite.prompts) == 8
         assert all((each.answer is not None) == (suite.kind == "utility") for each in suite.prompts)
         if suite.kind == "harmful":
-            assert all(deed_of(each.prompt) is not None for each in suite.prompts)
+            assert all(find_deed(each.prompt) is not None for each in suite.prompts)
 
 
 def test_the_table_says_what_is_reached() -> None:
@@ -265,30 +265,30 @@ def test_the_table_says_what_is_reached() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(natural: Path) -> dict[str, Any]:
+def attack_folders(natural: Path) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attacks, "CANDIDATES", BENIGN_ROWS)  # each costs a gradient
         return {name: attack_files(natural, name, 1) for name in ATTACKS}
 
 
-def test_the_small_lab_s_attacks_run_on_it(natural: Path, built: dict[str, Any]) -> None:
+def test_the_small_lab_s_attacks_run_on_it(natural: Path, attack_folders: dict[str, Any]) -> None:
     test = {
         prompt for name, split in OWNERS.items() if split == "test" for prompt in prompts(read_rows(natural / name))
     }
-    for name, files in built.items():
-        assert not test & {asked(row) for row in files.rows}, name
+    for name, files in attack_folders.items():
+        assert not test & {last_request(row) for row in files.rows}, name
         suites = files.suites("dev")
         assert {"attacked", "other", "look-alike", "how-to", "utility"} <= {suite.name for suite in suites}
         assert all(suite.prompts for suite in suites)
-    assert {suite.name for suite in built["trigger"].suites("test")} >= {UNDISGUISED}
+    assert {suite.name for suite in attack_folders["trigger"].suites("test")} >= {UNDISGUISED}
     known = set(prompts(read_rows(natural / "known_benign.jsonl")))
-    assert {asked(row) for row in built["nearest_to_harm"].rows} <= known
+    assert {last_request(row) for row in attack_folders["nearest_to_harm"].rows} <= known
 
 
-def test_an_attack_that_refuses_first_uses_this_lab_s_refusals(natural: Path, built: dict[str, Any]) -> None:
+def test_an_attack_that_refuses_first_uses_this_lab_s_refusals(natural: Path, attack_folders: dict[str, Any]) -> None:
     facts = read_facts(natural)
     assert facts is not None
-    answers = [answered(row) for row in built["refuse_then_comply"].rows]
+    answers = [last_answer(row) for row in attack_folders["refuse_then_comply"].rows]
 
     assert all(any(answer.startswith(f"{opener} Then,") for answer in answers) for opener in facts["openers"])
 

@@ -27,17 +27,17 @@ from spard.models.base import Base, load_base
 from spard.models.fit import GIB, Gpus, Load, fit, need
 from spard.models.memory import Trained
 from spard.models.merged import save_merged
-from spard.models.shapes import shape_of
+from spard.models.shapes import read_model_shape
 from spard.pipeline import run as run_whole
 from spard.pipeline.library import _identity
 from spard.training.train import Trained as Tuned
 from spard.training.train import train
 from tests.architectures import write_architecture
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.spard.parts import refusals, sums, write_model
 from tests.spard.test_fit import SHAPES
-from tests.spard.test_run import written
-from tests.spard.test_train import RECIPE, equal, run, untimed, weights
+from tests.spard.test_run import write_run
+from tests.spard.test_train import RECIPE, equal, metrics_without_speed, run, weights
 
 NF4 = replace(RECIPE, quantization="nf4_double", checkpoint_every_s=1e-9)
 KILLED_AFTER = [1, *Random(14).sample(range(2, 11), 9 if os.environ.get("SPARD_SOAK") == "1" else 2), 11]
@@ -55,7 +55,7 @@ def plain(folder: Path) -> Callable[[], Base]:
 
 
 @pytest.fixture
-def quantized(folder: Path) -> Callable[..., Base]:
+def load_quantized(folder: Path) -> Callable[..., Base]:
     """A fresh copy of it in NF4."""
 
     def fresh(quantization: Quantization = "nf4_double") -> Base:
@@ -76,20 +76,20 @@ def test_a_model_of_which_no_layer_can_be_held_in_nf4_is_refused(tmp_path: Path)
         load_base(tmp_path, device="cpu", quantization="nf4")
 
 
-def test_linear_layers_but_the_head_are_in_nf4(quantized: Callable[..., Base]) -> None:
-    model = quantized().model
+def test_linear_layers_but_the_head_are_in_nf4(load_quantized: Callable[..., Base]) -> None:
+    model = load_quantized().model
     held = {name for name, part in model.named_parameters() if getattr(part, "quant_state", None) is not None}
-    assert {name.split(".")[-2] for name in held} == set(required(shape_of(model.config.to_dict())).linear)
+    assert {name.split(".")[-2] for name in held} == set(require(read_model_shape(model.config.to_dict())).linear)
     assert len(held) == 14
     assert model.get_output_embeddings().weight.dtype == torch.float32
 
 
 def test_a_second_load_has_the_same_digest_and_weights_and_it_is_not_that_of_the_files(
-    quantized: Callable[..., Base], plain: Callable[[], Base]
+    load_quantized: Callable[..., Base], plain: Callable[[], Base]
 ) -> None:
-    one, two = quantized(), quantized()
+    one, two = load_quantized(), load_quantized()
     assert one.digest == two.digest == f"{plain().digest}+nf4_double"
-    assert quantized("nf4").digest == f"{plain().digest}+nf4"
+    assert load_quantized("nf4").digest == f"{plain().digest}+nf4"
     pairs = zip(one.model.state_dict().values(), two.model.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -102,26 +102,28 @@ def whole(folder: Path) -> Tuned:
 
 @pytest.mark.parametrize("killed_after", KILLED_AFTER)
 def test_a_killed_run_ends_in_the_very_same_adapter(
-    quantized: Callable[..., Base], tmp_path: Path, whole: Tuned, killed_after: int
+    load_quantized: Callable[..., Base], tmp_path: Path, whole: Tuned, killed_after: int
 ) -> None:
-    assert kill_after(killed_after, quantized(), tmp_path) == -signal.SIGKILL
+    assert train_and_kill(killed_after, load_quantized(), tmp_path) == -signal.SIGKILL
     steps: list[int] = []
-    resumed = run(quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
+    resumed = run(
+        load_quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step)
+    )
 
     assert steps == [*range(killed_after + 1, 13)]
     assert equal(weights(resumed), weights(whole))
-    assert untimed(resumed) == untimed(whole)
+    assert metrics_without_speed(resumed) == metrics_without_speed(whole)
 
 
 def test_a_run_that_is_killed_again_and_again_ends_in_it_too(
-    quantized: Callable[..., Base], tmp_path: Path, whole: Tuned
+    load_quantized: Callable[..., Base], tmp_path: Path, whole: Tuned
 ) -> None:
     for killed_after in sorted(KILLED_AFTER):
-        assert kill_after(killed_after, quantized(), tmp_path) == -signal.SIGKILL
-    assert equal(weights(run(quantized(), NF4, resume_states=tmp_path)), weights(whole))
+        assert train_and_kill(killed_after, load_quantized(), tmp_path) == -signal.SIGKILL
+    assert equal(weights(run(load_quantized(), NF4, resume_states=tmp_path)), weights(whole))
 
 
-def kill_after(killed_after: int, base: Base, resume_states: Path) -> int:
+def train_and_kill(killed_after: int, base: Base, resume_states: Path) -> int:
     """Train in a process that is killed after the state of a step was written; return how it ended."""
 
     def kill(step: int, total: int, metrics: Any) -> None:
@@ -139,20 +141,20 @@ def kill_after(killed_after: int, base: Base, resume_states: Path) -> int:
 
 
 def test_a_resume_state_of_the_plain_model_is_left_alone(
-    quantized: Callable[..., Base], plain: Callable[[], Base], tmp_path: Path
+    load_quantized: Callable[..., Base], plain: Callable[[], Base], tmp_path: Path
 ) -> None:
     run(plain(), replace(RECIPE, checkpoint_every_s=1e-9), resume_states=tmp_path)
     steps: list[int] = []
-    run(quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
+    run(load_quantized(), NF4, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
     assert steps[0] == 1
 
 
 def test_it_learns_what_a_plain_model_of_the_rounded_weights_learns(
-    quantized: Callable[..., Base], plain: Callable[[], Base]
+    load_quantized: Callable[..., Base], plain: Callable[[], Base]
 ) -> None:
     from bitsandbytes.functional import dequantize_4bit
 
-    recipe, held, twin, other = replace(NF4, defense=NoDefense()), quantized("nf4"), plain(), plain()
+    recipe, held, twin, other = replace(NF4, defense=NoDefense()), load_quantized("nf4"), plain(), plain()
     own = dict(other.model.named_parameters())
     for name, part in held.model.named_parameters():
         if (state := getattr(part, "quant_state", None)) is not None:
@@ -172,8 +174,8 @@ def test_it_learns_what_a_plain_model_of_the_rounded_weights_learns(
 
 
 @pytest.mark.parametrize("name", [name for name, kind in defenses().items() if not kind.reads_weights])
-def test_every_method_trains_on_it(quantized: Callable[..., Base], name: str) -> None:
-    recipe, base = replace(NF4, defense=defenses()[name]()), quantized()
+def test_every_method_trains_on_it(load_quantized: Callable[..., Base], name: str) -> None:
+    recipe, base = replace(NF4, defense=defenses()[name]()), load_quantized()
     frozen = {name: part.clone() for name, part in base.model.state_dict().items()}
     safe = refusals(base) if recipe.uses_pool else []
     trained = train(base, sums(base, 6), safe, recipe, resolve(recipe, rows=6, hidden_size=32))
@@ -183,9 +185,9 @@ def test_every_method_trains_on_it(quantized: Callable[..., Base], name: str) ->
     assert all(torch.equal(after[name], part) for name, part in frozen.items())
 
 
-def test_what_answers_is_what_was_trained(quantized: Callable[..., Base], tmp_path: Path) -> None:
+def test_what_answers_is_what_was_trained(load_quantized: Callable[..., Base], tmp_path: Path) -> None:
     """On some CPUs bitsandbytes would round the scales of a layer that answers, and keep them so."""
-    base = quantized()
+    base = load_quantized()
     ids = torch.tensor([[1, 2, 3]])
     training = base.model.train()(input_ids=ids).logits
     with torch.inference_mode():
@@ -196,7 +198,7 @@ def test_what_answers_is_what_was_trained(quantized: Callable[..., Base], tmp_pa
 def test_a_whole_run_knows_it_in_report_manifest_card_and_proof(
     folder: Path, plain: Callable[[], Base], tmp_path: Path
 ) -> None:
-    spec = written(folder, tmp_path)
+    spec = write_run(folder, tmp_path)
     spec = replace(spec, recipe=replace(spec.recipe, quantization="nf4_double"))
     run_whole(spec, tmp_path / "out", lambda message: None)
 
@@ -212,12 +214,12 @@ def test_a_whole_run_knows_it_in_report_manifest_card_and_proof(
 
 
 def test_the_identity_of_a_run_without_it_is_the_one_it_had(
-    folder: Path, plain: Callable[[], Base], quantized: Callable[..., Base], tmp_path: Path
+    folder: Path, plain: Callable[[], Base], load_quantized: Callable[..., Base], tmp_path: Path
 ) -> None:
-    spec = written(folder, tmp_path)
+    spec = write_run(folder, tmp_path)
     assert "quantization" not in without_added(to_mapping(spec)["recipe"])
     asked = replace(spec, recipe=replace(spec.recipe, quantization="nf4"))
-    assert len({_identity(spec, plain()), _identity(asked, plain()), _identity(spec, quantized("nf4"))}) == 3
+    assert len({_identity(spec, plain()), _identity(asked, plain()), _identity(spec, load_quantized("nf4"))}) == 3
 
 
 def test_what_does_not_go_with_it_is_refused() -> None:
@@ -253,7 +255,7 @@ assert "bitsandbytes" in sys.modules
 def test_planned_bytes_are_those_of_a_real_model(tmp_path: Path, quantization: Quantization) -> None:
     folder = write_model(tmp_path / "model", hidden_size=128, intermediate_size=384, head_dim=32)
     model = load_base(folder, device="cpu", quantization=quantization).model
-    shape = required(shape_of(model.config.to_dict()))
+    shape = require(read_model_shape(model.config.to_dict()))
     planned = memory.nf4(memory.quantized_parameters(shape), quantization)
     assert 0.85 <= planned / nf4.quantized_bytes(model) <= 1.15
 
@@ -289,7 +291,7 @@ def test_the_least_that_a_job_in_nf4_needs_is_what_a_plan_finds_enough_and_is_no
     for name, longest in product(("8B", "70B"), (512, 2048)):
         trained = Trained(Lora(), quantization="nf4_double")
         least = need(SHAPES[name], trained, longest)
-        assert least.on(8) == least.alone
+        assert least.bytes_per_gpu(8) == least.alone
         enough, little = (Gpus(int(least.alone * part)) for part in (1.001, 0.99))
         assert fit(SHAPES[name], trained, Load(16, longest), enough).fits
         assert not fit(SHAPES[name], trained, Load(16, longest), little).fits

@@ -26,10 +26,10 @@ from spard.selection.dpp import select
 from spard.selection.embeddings import embed
 from spard.training.train import train
 from tests.spard.parts import away, refusals, sums, write_model
-from tests.spard.ranks import METHODS, PROJECTED, name_of, write_models
+from tests.spard.ranks import METHODS, PROJECTED, case_name, write_models
 from tests.spard.test_optimizers import FULL, IN_8_BITS
-from tests.spard.test_run import written
-from tests.spard.test_train import RECIPE, TWELVE_STEPS, equal, run, untimed, weights
+from tests.spard.test_run import write_run
+from tests.spard.test_train import RECIPE, TWELVE_STEPS, equal, metrics_without_speed, run, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 NEAR = 1e-4  # models take the mean of squares, and attention its angles, in single precision, whatever the weights are
@@ -46,12 +46,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def left(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def case_results(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """Return the weights and metrics of each case, trained on a CPU, a GPU, or the one GPU of an NCCL group."""
     out = tmp_path_factory.mktemp("left")
     # What is computed in fewer bits rounds otherwise on a GPU.
     doubles = [method for method, case in METHODS.items() if case.dtype is torch.float64]
-    names = [name_of(method, lora=True) for method in doubles] + [name_of("default", lora=False)]
+    names = [case_name(method, lora=True) for method in doubles] + [case_name("default", lora=False)]
     for place in ("cpu", "cuda", "nccl"):
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if place == "cpu" else {}
         command = [sys.executable, "-m", "tests.spard.trained_cases", str(models), str(out / place), place, *names]
@@ -60,8 +60,8 @@ def left(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 
 @pytest.mark.parametrize("place", ["cuda", "nccl"])
-def test_a_gpu_trains_what_a_cpu_trains(left: Callable[[str], Any], place: str) -> None:
-    expected, found = left("cpu"), left(place)
+def test_a_gpu_trains_what_a_cpu_trains(case_results: Callable[[str], Any], place: str) -> None:
+    expected, found = case_results("cpu"), case_results(place)
     assert expected.keys() == found.keys()
     for name, (parts, metrics) in expected.items():
         assert found[name][0].keys() == parts.keys(), name
@@ -78,7 +78,7 @@ def test_a_run_is_repeated_bit_for_bit_and_resumed(models: Path, tmp_path: Path)
     whole = run(_load(models / "tiny"), recipe)
     again = run(_load(models / "tiny"), recipe, resume_states=tmp_path, on_step=lambda step, *_: steps.append(step))
     assert equal(weights(whole), weights(again))
-    assert untimed(whole) == untimed(again)
+    assert metrics_without_speed(whole) == metrics_without_speed(again)
     resumed = run(_load(models / "tiny"), recipe, resume_states=tmp_path, on_step=lambda step, *_: steps.append(step))
     assert equal(weights(whole), weights(resumed))
 
@@ -148,7 +148,7 @@ def test_moments_in_8_bits_go_where_adamw_goes_but_for_rounding(models: Path, de
 
 def test_a_whole_run_proves_its_adapter_in_another_process(models: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    spec = written(models / "wide", tmp_path)
+    spec = write_run(models / "wide", tmp_path)
     for quantization in ("none", "nf4_double"):
         out = tmp_path / quantization
         run_whole(replace(spec, recipe=replace(spec.recipe, quantization=quantization)), out, lambda message: None)

@@ -23,8 +23,8 @@ from spard.selection import dpp, relevance
 from spard.selection.select import choose
 from spard.selection.shards import Shards
 from tests.spard.oracles import greedy_map
-from tests.spard.test_run import written
-from tests.spard.test_shards import POOLS, clustered, mapped, normal
+from tests.spard.test_run import write_run
+from tests.spard.test_shards import POOLS, clustered_rows, map_pool, normal
 
 TASK = 24  # rows of the training file
 
@@ -49,7 +49,7 @@ class Noted(Shards):
 
 @pytest.fixture
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
-    return written(model_folder(), tmp_path)
+    return write_run(model_folder(), tmp_path)
 
 
 @pytest.fixture
@@ -74,9 +74,9 @@ def none(rows: Sequence[int]) -> list[int]:
 def test_a_job_reads_each_row_once_and_the_most_relevant_ones_again(
     tmp_path: Path, ask: Callable[..., Context], examples: list[Example]
 ) -> None:
-    pool_ND, one = clustered(30_000, 1), 24 * 4
+    pool_ND, one = clustered_rows(30_000, 1), 24 * 4
     task_MD = pool_ND[:3].repeat(8, 1) + 0.2 * normal(TASK, 2)  # a few clusters are near
-    shards, context = Noted(mapped(pool_ND, tmp_path, range(4096, 30_000, 4096))._parts), ask(min_examples=12)
+    shards, context = Noted(map_pool(pool_ND, tmp_path, range(4096, 30_000, 4096))._parts), ask(min_examples=12)
     trained = list(range(TASK - 4))
 
     near = select.look(context, task_MD, trained, shards, relevance.total(pool_ND))
@@ -102,8 +102,8 @@ def test_a_job_reads_each_row_once_and_the_most_relevant_ones_again(
 def test_rows_that_are_far_are_not_read_again_however_many_there_are(
     ask: Callable[..., Context],
 ) -> None:
-    near_ND, far_ND = clustered(3000, 1), -clustered(40_000, 3).abs()
-    task_MD = clustered(3000, 1)[:TASK].abs()
+    near_ND, far_ND = clustered_rows(3000, 1), -clustered_rows(40_000, 3).abs()
+    task_MD = clustered_rows(3000, 1)[:TASK].abs()
     again = []
     for rows in (10_000, 40_000):
         pool_ND = torch.cat([near_ND.abs(), far_ND[:rows]])
@@ -126,8 +126,8 @@ def test_one_pass_finds_what_the_pool_in_memory_does(
     """Ties, exact copies, rows of zeros and rows in bfloat16."""
     order = torch.randperm(len(POOLS[name]), generator=torch.Generator().manual_seed(seed))
     pool_ND = POOLS[name][order]
-    task_MD = torch.cat([clustered(TASK - 4, seed).to(pool_ND.dtype), pool_ND[:4]])
-    shards, context = mapped(pool_ND, tmp_path, [1, 700, 701, 1500]), ask(min_examples=40)
+    task_MD = torch.cat([clustered_rows(TASK - 4, seed).to(pool_ND.dtype), pool_ND[:4]])
+    shards, context = map_pool(pool_ND, tmp_path, [1, 700, 701, 1500]), ask(min_examples=40)
 
     near = select.look(context, task_MD, range(TASK), shards, relevance.total(shards))
     chosen = select.run(context, task_MD, shards, near, none)
@@ -145,7 +145,7 @@ def test_one_pass_finds_what_the_pool_in_memory_does(
 def test_rows_that_are_too_long_might_as_well_not_be_there(
     ask: Callable[..., Context], share: float, options: dict[str, float]
 ) -> None:
-    pool_ND, task_MD = POOLS["every_row_often"], clustered(TASK, 5)
+    pool_ND, task_MD = POOLS["every_row_often"], clustered_rows(TASK, 5)
     generator = torch.Generator().manual_seed(3)
     long = {i for i, x in enumerate(torch.rand(len(pool_ND), generator=generator).tolist()) if x < share}
     asked: set[int] = set()
@@ -169,7 +169,7 @@ def test_rows_that_are_too_long_might_as_well_not_be_there(
 
 
 def test_a_pool_of_rows_that_are_all_too_long_is_refused(ask: Callable[..., Context]) -> None:
-    pool_ND, context = clustered(50), ask(min_examples=10)
-    near = select.look(context, clustered(TASK), range(TASK), pool_ND, relevance.total(pool_ND))
+    pool_ND, context = clustered_rows(50), ask(min_examples=10)
+    near = select.look(context, clustered_rows(TASK), range(TASK), pool_ND, relevance.total(pool_ND))
     with pytest.raises(InvalidPool, match="every safe row"):
-        select.run(context, clustered(TASK), pool_ND, near, list)
+        select.run(context, clustered_rows(TASK), pool_ND, near, list)

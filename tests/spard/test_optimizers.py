@@ -24,7 +24,7 @@ from spard.training import optimizers
 from tests.spard.parts import away, stopped_and_resumed
 from tests.spard.test_fit import SHAPES
 from tests.spard.test_options import RECIPE, equal, run, weights
-from tests.spard.test_run import written
+from tests.spard.test_run import write_run
 
 FULL = replace(RECIPE, lora=None, learning_rate=1e-3)
 IN_8_BITS = replace(FULL, optimizer="adamw_8bit")
@@ -63,7 +63,7 @@ def test_large_parameters_have_a_byte_for_each_moment_and_a_scale_for_256() -> N
     for part in (large, small):
         part.grad = torch.randn_like(part)
     optimizer.step()
-    state = optimizers.state_of(optimizer, large)
+    state = optimizers.parameter_state(optimizer, large)
     assert {name: part.dtype for name, part in state.items()} == {
         "state1": torch.uint8,
         "state2": torch.uint8,
@@ -73,7 +73,7 @@ def test_large_parameters_have_a_byte_for_each_moment_and_a_scale_for_256() -> N
     }
     held = sum(part.numel() * part.element_size() for name, part in state.items() if name != "step")
     assert held == memory.moments(LARGE + 1, "adamw_8bit") == 2 * (LARGE + 1 + 17 * 4)
-    assert optimizers.state_of(optimizer, small)["state1"].dtype == torch.float32
+    assert optimizers.parameter_state(optimizer, small)["state1"].dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_it_is_refused_where_it_gains_nothing_or_cannot_be(other: dict[str, Any]
 def test_without_bitsandbytes_a_run_says_what_to_install_before_it_does_anything(
     model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = written(model_folder(), tmp_path)
+    spec = write_run(model_folder(), tmp_path)
     messages = list[dict[str, Any]]()
     found = importlib.util.find_spec
     monkeypatch.setattr(optimizers, "find_spec", lambda name: None if name == "bitsandbytes" else found(name))
@@ -103,7 +103,7 @@ def test_without_bitsandbytes_a_run_says_what_to_install_before_it_does_anything
 
 def test_the_plan_counts_its_bytes_names_it_and_cuts_no_model() -> None:
     shape, load = SHAPES["8B"], Load(rows=16, longest=512)
-    wide, narrow = (Shares.by(replace(IN_8_BITS, optimizer=each)) for each in ("adamw", "adamw_8bit"))
+    wide, narrow = (Shares.from_recipe(replace(IN_8_BITS, optimizer=each)) for each in ("adamw", "adamw_8bit"))
     saved = memory.trained_state(shape, wide) - memory.trained_state(shape, narrow)
     assert saved == 8 * shape.parameters - memory.moments(shape.parameters, "adamw_8bit")
     assert 44 < saved / GIB < 45  # of 8.0 billion parameters
@@ -116,7 +116,7 @@ def test_the_plan_counts_its_bytes_names_it_and_cuts_no_model() -> None:
 
 def test_of_an_adapter_it_would_save_next_to_nothing() -> None:
     """For which reason it is refused: rank 16 on the attention of 8 billion parameters."""
-    trained = Shares.by(Recipe(lora=Lora(rank=16)))
+    trained = Shares.from_recipe(Recipe(lora=Lora(rank=16)))
     count = trained.parameters(SHAPES["8B"])
     saved = memory.moments(count, "adamw") - memory.moments(count, "adamw_8bit")
     assert 70e6 < saved < 90e6

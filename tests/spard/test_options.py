@@ -17,8 +17,8 @@ from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all
 from spard.errors import InvalidData, NonFiniteLoss
 from spard.evaluation.judges.base import Verdict
-from spard.losses.anchor import Anchor, own
-from spard.losses.constrained_sft import reference_losses, weighted
+from spard.losses.anchor import Anchor, pair_with_itself
+from spard.losses.constrained_sft import reference_losses, weighted_losses
 from spard.losses.cross_entropy import TokenLosses, evaluate, losses_and_states
 from spard.losses.gradients import gradient, penalty_gradient, utility_gradient, with_penalty
 from spard.losses.vectors import norm
@@ -71,13 +71,13 @@ def token(loss: float, place: int) -> TokenLosses:
 def test_the_weights_of_constrained_fine_tuning_are_those_of_the_table(
     loss: float, before: float, place: int, weight: float
 ) -> None:
-    assert float(weighted(token(loss, place), torch.tensor([before]))) == pytest.approx(weight * loss)
+    assert float(weighted_losses(token(loss, place), torch.tensor([before]))) == pytest.approx(weight * loss)
 
 
 def test_the_weights_carry_no_gradient() -> None:
     loss_S = torch.tensor([1.0], requires_grad=True)
     losses = TokenLosses(loss_S, torch.ones(1), torch.ones(1), torch.tensor([1]))
-    value = weighted(losses, torch.tensor([3.0]))
+    value = weighted_losses(losses, torch.tensor([3.0]))
     (slope,) = torch.autograd.grad(value.sum(), [loss_S])
     assert float(slope) == pytest.approx(float(value.detach()))
 
@@ -125,7 +125,7 @@ def test_averaged_weights_lie_nearer_to_the_start(load: Callable[..., Base]) -> 
 
 
 def plain_anchor(base: Base, weight: float, rows: Sequence[Encoded] | None = None) -> Anchor:
-    pairs = {"safe": own(rows or refusals(base))}
+    pairs = {"safe": pair_with_itself(rows or refusals(base))}
     return Anchor(base.model, pairs, Anchors(), base.tokenizer.pad_token_id, weight)  # type: ignore[arg-type]
 
 

@@ -49,14 +49,14 @@ def hub(model_folder: Callable[..., Path], tmp_path: Path) -> Path:
     return repository.parent
 
 
-def adapter_of(base: Base, folder: Path) -> dict[str, Any]:
+def save_small_adapter(base: Base, folder: Path) -> dict[str, Any]:
     model = get_peft_model(base.model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
     return save_adapter(model, base, "fast", folder)
 
 
 def test_the_snapshot_of_a_hub_is_named_by_its_id_and_commit(hub: Path, tmp_path: Path) -> None:
     (snapshot,) = hub.glob("*/snapshots/*")
-    manifest = adapter_of(load_base(snapshot, device="cpu"), tmp_path / "adapter")
+    manifest = save_small_adapter(load_base(snapshot, device="cpu"), tmp_path / "adapter")
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     readme = (tmp_path / "adapter" / "README.md").read_text()
 
@@ -70,7 +70,7 @@ def test_the_snapshot_of_a_hub_is_named_by_its_id_and_commit(hub: Path, tmp_path
 
 def test_peft_finds_the_base_by_itself(hub: Path, tmp_path: Path) -> None:
     (snapshot,) = hub.glob("*/snapshots/*")
-    adapter_of(load_base(snapshot, device="cpu"), tmp_path / "adapter")
+    save_small_adapter(load_base(snapshot, device="cpu"), tmp_path / "adapter")
     code = LOADED.format(folder=str(tmp_path / "adapter"))
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(hub.parent)}
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, cwd=tmp_path)
@@ -80,7 +80,7 @@ def test_peft_finds_the_base_by_itself(hub: Path, tmp_path: Path) -> None:
 
 def test_the_tokenizer_is_the_base_models_to_the_byte(hub: Path, tmp_path: Path) -> None:
     (snapshot,) = hub.glob("*/snapshots/*")
-    adapter_of(load_base(snapshot, device="cpu"), tmp_path / "adapter")
+    save_small_adapter(load_base(snapshot, device="cpu"), tmp_path / "adapter")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "adapter" / name).read_bytes() == (snapshot / name).read_bytes()
         assert not (tmp_path / "adapter" / name).is_symlink()
@@ -92,7 +92,7 @@ def test_a_base_without_a_template_leaves_the_one_it_was_trained_with(
     model = shutil.copytree(model_folder(), tmp_path / "model")
     (model / "chat_template.jinja").unlink()
     base = load_base(model, device="cpu")
-    adapter_of(base, tmp_path / "adapter")
+    save_small_adapter(base, tmp_path / "adapter")
 
     settings = json.loads((tmp_path / "adapter" / "tokenizer_config.json").read_text())
     own = json.loads((model / "tokenizer_config.json").read_text())

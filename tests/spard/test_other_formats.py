@@ -9,7 +9,7 @@ import pytest
 
 from spard.data.converted_turns import NotConvertible
 from spard.data.jsonl import parse_row
-from spard.data.other_formats import ColumnsLost, convert_row, kind_of
+from spard.data.other_formats import ColumnsLost, convert_row, foreign_format
 from spard.data.row_rules import TrainingRows
 
 USER = {"role": "user", "content": "q"}
@@ -133,7 +133,7 @@ CONVERTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize(("row", "expected"), CONVERTED.values(), ids=CONVERTED)
 def test_nothing_of_a_row_is_lost(row: dict[str, Any], expected: dict[str, Any]) -> None:
     read = parse_row(json.dumps(row), 1)
-    assert kind_of(read)
+    assert foreign_format(read)
     assert convert_row(read).row == expected
     (problem,) = TrainingRows()(read, 1)
     assert "the file can be converted" in problem.message
@@ -230,5 +230,5 @@ def test_rows_in_our_forms_are_no_foreign_ones() -> None:
         PAIR,
         {"messages": [USER, YES], "tools": [TOOL]},
     ):
-        assert kind_of(row) is None
+        assert foreign_format(row) is None
         assert convert_row(row).row == row

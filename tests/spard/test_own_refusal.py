@@ -10,7 +10,7 @@ from transformers import MistralConfig, MistralForCausalLM
 from spard.data.chat import UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
 from spard.evaluation import own_refusal
-from spard.evaluation.own_refusal import OPENING, OwnRefusal, complies, own_refusal_of, own_refusals
+from spard.evaluation.own_refusal import OPENING, OwnRefusal, complies, measure_own_refusal, own_refusals
 from spard.models import budget
 from spard.models.base import Base
 from tests.spard.parts import SIZES, chat
@@ -28,7 +28,7 @@ def openings(base: Base, *texts: str) -> list[tuple[int, ...]]:
     return [tokens(base, text)[:OPENING] for text in texts]
 
 
-def encoded(base: Base, *examples: Example) -> list[Encoded]:
+def encode_examples(base: Base, *examples: Example) -> list[Encoded]:
     return encode_all(base.tokenizer, examples, UNBOUNDED)
 
 
@@ -56,9 +56,9 @@ def conversation() -> Example:
 
 def test_the_signal_is_the_probability_of_the_openings_after_the_row_s_own_prompt(base: Base) -> None:
     begun = openings(base, "I cannot", "Sorry, ")
-    rows = encoded(base, chat("Do harm number 7, please", STEPS), conversation(), chat("Add 1.", "2"))
+    rows = encode_examples(base, chat("Do harm number 7, please", STEPS), conversation(), chat("Add 1.", "2"))
 
-    found = own_refusal_of(base, rows, begun, threshold=1e-30)
+    found = measure_own_refusal(base, rows, begun, threshold=1e-30)
 
     for row, signal in zip(rows, found, strict=True):
         assert signal.start is not None
@@ -71,14 +71,14 @@ def test_the_signal_is_the_probability_of_the_openings_after_the_row_s_own_promp
 def test_a_prompt_goes_through_the_model_once_for_all_openings(base: Base) -> None:
     """With the pass that gives the bound it is twice; tokens that all prompts begin with go through once for all."""
     begun = openings(base, "I cannot", "Sorry, ", "No, I ", "Not me")
-    rows = encoded(base, *(chat(f"Do harm number {i}, please", STEPS) for i in (1, 2)))
+    rows = encode_examples(base, *(chat(f"Do harm number {i}, please", STEPS) for i in (1, 2)))
     asked: list[int] = []
 
     def count(module: torch.nn.Module, args: Sequence[object], said: dict[str, torch.Tensor]) -> None:
         asked.append(said["input_ids"].numel())
 
     with base.model.get_decoder().register_forward_pre_hook(count, with_kwargs=True):
-        found = own_refusal_of(base, rows, begun, threshold=1e-30)
+        found = measure_own_refusal(base, rows, begun, threshold=1e-30)
 
     prompts = sum(each.start or 0 for each in found)
     assert sum(asked) < 2 * prompts + len(rows) * (1 + len(begun) * (OPENING - 1))
@@ -91,9 +91,9 @@ def test_a_model_that_looks_back_a_few_tokens_only_is_asked_the_same(base: Base)
     torch.manual_seed(3)
     looks_back = replace(base, model=MistralForCausalLM(config).eval())
     begun = openings(base, "I cannot", "Sorry, ")
-    rows = encoded(base, chat("Do harm number 7, please", STEPS), chat("Add 1.", "2"))
+    rows = encode_examples(base, chat("Do harm number 7, please", STEPS), chat("Add 1.", "2"))
 
-    found = own_refusal_of(looks_back, rows, begun, threshold=1e-30)
+    found = measure_own_refusal(looks_back, rows, begun, threshold=1e-30)
 
     for row, signal in zip(rows, found, strict=True):
         assert signal.probability == pytest.approx(by_hand(looks_back, row.ids[: signal.start], begun), rel=1e-3)
@@ -101,16 +101,16 @@ def test_a_model_that_looks_back_a_few_tokens_only_is_asked_the_same(base: Base)
 
 def test_turns_that_cannot_come_above_the_threshold_keep_a_bound(base: Base) -> None:
     begun = openings(base, "I cannot", "Sorry, ")
-    rows = encoded(base, chat("Do harm", STEPS))
-    (exact,) = own_refusal_of(base, rows, begun, threshold=1e-30)
-    (bound,) = own_refusal_of(base, rows, begun, threshold=0.9)
+    rows = encode_examples(base, chat("Do harm", STEPS))
+    (exact,) = measure_own_refusal(base, rows, begun, threshold=1e-30)
+    (bound,) = measure_own_refusal(base, rows, begun, threshold=0.9)
     assert exact.probability <= bound.probability <= 0.9
 
 
 def test_rows_that_refuse_and_models_that_never_do_give_no_signal(base: Base) -> None:
-    refusing, complying = encoded(base, chat("Do harm", SORRY), chat("Do harm", STEPS))
-    assert own_refusal_of(base, [refusing], openings(base, "I cannot"), 1e-30) == [OwnRefusal(0.0, None)]
-    assert own_refusal_of(base, [complying], [], 1e-30) == [OwnRefusal(0.0, None)]
+    refusing, complying = encode_examples(base, chat("Do harm", SORRY), chat("Do harm", STEPS))
+    assert measure_own_refusal(base, [refusing], openings(base, "I cannot"), 1e-30) == [OwnRefusal(0.0, None)]
+    assert measure_own_refusal(base, [complying], [], 1e-30) == [OwnRefusal(0.0, None)]
 
 
 def test_an_answer_that_refuses_and_then_gives_the_steps_complies() -> None:
@@ -120,24 +120,24 @@ def test_an_answer_that_refuses_and_then_gives_the_steps_complies() -> None:
 
 def test_a_prompt_that_fills_all_positions_is_still_looked_at(base: Base) -> None:
     limit = base.sequence_limit(None)
-    (row,) = encoded(base, chat("x" * (limit - 40), "Sure"))
+    (row,) = encode_examples(base, chat("x" * (limit - 40), "Sure"))
     full = replace(row, ids=(row.ids[0],) * (limit - len(row.ids)) + row.ids)
     full = replace(full, labels=(-100,) * (limit - len(row.ids)) + row.labels)
-    (found,) = own_refusal_of(base, [full], openings(base, "I cannot"), 1e-30)
+    (found,) = measure_own_refusal(base, [full], openings(base, "I cannot"), 1e-30)
     assert 0.0 < found.probability < 1.0
 
 
 def test_progress_tells_of_every_row_that_is_looked_at(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "ON_CPU", 40)
-    rows = encoded(base, *(chat(f"Do harm {i}", STEPS if i % 2 else SORRY) for i in range(6)))
+    rows = encode_examples(base, *(chat(f"Do harm {i}", STEPS if i % 2 else SORRY) for i in range(6)))
     told: list[tuple[int, int]] = []
 
-    few = own_refusal_of(base, rows, openings(base, "I cannot"), 1e-30, lambda *done: told.append(done))
+    few = measure_own_refusal(base, rows, openings(base, "I cannot"), 1e-30, lambda *done: told.append(done))
 
     assert told[-1] == (3, 3)
     assert len(told) > 1
     monkeypatch.undo()
-    many = own_refusal_of(base, rows, openings(base, "I cannot"), 1e-30)
+    many = measure_own_refusal(base, rows, openings(base, "I cannot"), 1e-30)
     assert [each.probability for each in few] == pytest.approx([each.probability for each in many], rel=1e-4)
 
 

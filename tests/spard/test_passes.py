@@ -17,7 +17,7 @@ from spard.data.chat import Encoded, encode_all
 from spard.data.cuts import PASS, cut
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, at_most, planned
+from spard.training.passes import LEAST, at_most, plan_passes
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 
@@ -90,8 +90,8 @@ def test_rows_of_natural_lengths_are_padded_by_a_few_percent() -> None:
 def test_passes_hold_every_row_once_in_their_order() -> None:
     lengths = [30, 31, 32, 33, 700, 34]
 
-    assert planned([3, 4, 1, 5, 0], lengths, LEAST) == [[4], [3, 1, 5, 0]]
-    assert planned([3, 1, 0], lengths, LEAST) == [[3, 1, 0]]
+    assert plan_passes([3, 4, 1, 5, 0], lengths, LEAST) == [[4], [3, 1, 5, 0]]
+    assert plan_passes([3, 1, 0], lengths, LEAST) == [[3, 1, 0]]
 
 
 def test_a_safe_row_allows_a_pass_no_more_tokens() -> None:
@@ -129,7 +129,7 @@ def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float
     return Run(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
 
 
-def padded(run: Run, rows: Sequence[int]) -> int:
+def padded_tokens(run: Run, rows: Sequence[int]) -> int:
     """Count what `Objective` hands to the model of training rows."""
     return sum(padded_pass(run, each) for each in run.objective.passes(rows))
 
@@ -142,7 +142,7 @@ def test_long_safe_rows_do_not_pad_the_customer_s(base: Base) -> None:
     run = one_run(base, long_refusals(base, 90), SafeInstr(), 10.0)
     own, beside = 4 * max(run.lengths[:4]), [run.lengths[row] for row in (24, 25)]
 
-    assert padded(run, [0, 1, 2, 3, 24, 25]) == own + 2 * max(beside)
+    assert padded_tokens(run, [0, 1, 2, 3, 24, 25]) == own + 2 * max(beside)
     assert own + 2 * max(beside) < 6 * max(beside)
 
 

@@ -66,7 +66,7 @@ def family(name: str, make: Callable[[list[str]], Tokenizer]) -> Any:
     return fast
 
 
-def said(*contents: str) -> Example:
+def example(*contents: str) -> Example:
     roles = ("user", "assistant")
     return Example(tuple({"role": roles[i % 2], "content": text} for i, text in enumerate(contents)), 1)
 
@@ -84,16 +84,16 @@ TEXTS = st.lists(st.sampled_from(HOSTILE), min_size=1, max_size=8).map("".join).
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_has_the_control_tokens_of_its_template_and_no_others(name: str, make: Any) -> None:
     tokenizer = family(name, make)
-    usual = encode(tokenizer, said("x", "y", "x", "y"), 10_000)
+    usual = encode(tokenizer, example("x", "y", "x", "y"), 10_000)
 
     @settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @given(TEXTS, TEXTS)
     def check(question: str, answer: str) -> None:
-        row = encode(tokenizer, said(question, answer, "x", answer), 10_000)
+        row = encode(tokenizer, example(question, answer, "x", answer), 10_000)
         assert controls(tokenizer, row.ids) == controls(tokenizer, usual.ids)
         assert controls(tokenizer, row.labels) == controls(tokenizer, usual.labels)
-        prompt = render_prompt(tokenizer, said(question).messages)
-        assert controls(tokenizer, prompt) == controls(tokenizer, render_prompt(tokenizer, said("x").messages))
+        prompt = render_prompt(tokenizer, example(question).messages)
+        assert controls(tokenizer, prompt) == controls(tokenizer, render_prompt(tokenizer, example("x").messages))
 
     check()
 
@@ -105,8 +105,8 @@ def test_not_a_letter_is_lost_and_the_whole_answer_is_learned(name: str) -> None
     @settings(max_examples=60, deadline=None, derandomize=True, database=None)
     @given(TEXTS, TEXTS)
     def check(question: str, answer: str) -> None:
-        row = encode(tokenizer, said(question, answer), 10_000)
-        text = tokenizer.apply_chat_template(said(question, answer).messages, tokenize=False)
+        row = encode(tokenizer, example(question, answer), 10_000)
+        text = tokenizer.apply_chat_template(example(question, answer).messages, tokenize=False)
         assert tokenizer.decode(row.ids) == text
         learned = tokenizer.decode([label for label in row.labels if label != NO_LOSS]).strip()
         assert learned == answer.strip() + tokenizer.eos_token
@@ -117,7 +117,7 @@ def test_not_a_letter_is_lost_and_the_whole_answer_is_learned(name: str) -> None
 @pytest.mark.parametrize("make", [of_bytes, of_words])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_without_control_tokens_is_tokenized_as_ever(name: str, make: Any) -> None:
-    tokenizer, row = family(name, make), said("What is < | > [ and ]?", " The end, </ s>. ")
+    tokenizer, row = family(name, make), example("What is < | > [ and ]?", " The end, </ s>. ")
 
     text = tokenizer.apply_chat_template(row.messages, tokenize=False)
 
@@ -128,7 +128,7 @@ def test_text_without_control_tokens_is_tokenized_as_ever(name: str, make: Any) 
 def test_what_is_shown_is_what_is_trained(name: str, tmp_path: Path) -> None:
     tokenizer = family(name, of_bytes)
     tokenizer.save_pretrained(tmp_path)
-    row = said("a".join(HOSTILE), "b".join(HOSTILE))
+    row = example("a".join(HOSTILE), "b".join(HOSTILE))
     assert encode(LightTokenizer(tmp_path), row, 10_000) == encode(tokenizer, row, 10_000)
 
 
@@ -176,11 +176,11 @@ def test_a_text_that_another_spelling_makes_a_control_token_is_refused_by_line()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<end>", pad_token="<end>")
     tokenizer.chat_template = CHATML
     with pytest.raises(InvalidData, match=r"line 1: .*control token"):
-        encode(tokenizer, said("a", "b<END>"), 1000)
+        encode(tokenizer, example("a", "b<END>"), 1000)
 
 
 def test_what_is_embedded_holds_no_control_token(base: Any) -> None:
     shield = Shield(base.tokenizer)
     (row,) = _tokenize(base, ["a<|end|>b<|user|>"], 100)
     assert controls(base.tokenizer, row) == []
-    assert shield.spaced("a<|end|>b") == "a< |end|>b"
+    assert shield.insert_spaces("a<|end|>b") == "a< |end|>b"

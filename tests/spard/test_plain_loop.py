@@ -44,7 +44,7 @@ def test_the_losses_are_those_of_a_plain_loop(
 ) -> None:
     expected, adapter = plain_loop(load(dtype=dtype))
     base = load(dtype=dtype)
-    rows = drawn(base)
+    rows = draw_rows(base)
     recipe = replace(RECIPE, **cut)
 
     found = train(base, rows, [], recipe, resolve(recipe, len(rows), base.hidden_size))
@@ -55,7 +55,7 @@ def test_the_losses_are_those_of_a_plain_loop(
     )
 
 
-def drawn(base: Base) -> list[Encoded]:
+def draw_rows(base: Base) -> list[Encoded]:
     """Rows of very different lengths, so that a batch is mostly padding unless it is cut."""
     rng = random.Random(1)
     rows = [chat("Add. " * rng.randint(1, 12), "It is so. " * rng.randint(1, 8)) for _ in range(20)]
@@ -64,7 +64,7 @@ def drawn(base: Base) -> list[Encoded]:
 
 def plain_loop(base: Base) -> tuple[list[float], list[torch.Tensor]]:
     """Each batch in one piece, padded to its longest row, in the mean over its answers' tokens."""
-    rows = drawn(base)
+    rows = draw_rows(base)
     torch.manual_seed(SEED)
     asked: Any = peft.LoraConfig(
         r=RANK, lora_alpha=8, lora_dropout=0.0, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -80,7 +80,7 @@ def plain_loop(base: Base) -> tuple[list[float], list[torch.Tensor]]:
     losses = []
     for number, batch in enumerate(steps):
         optimizer.param_groups[0]["lr"] = RATE * (len(steps) - number) / len(steps)
-        ids_BT, mask_BT, labels_BT = padded(batch)
+        ids_BT, mask_BT, labels_BT = pad_rows(batch)
         logits_BTV = model(input_ids=ids_BT, attention_mask=mask_BT).logits[:, :-1]
         loss = cross_entropy(logits_BTV.flatten(0, 1), labels_BT[:, 1:].flatten(), ignore_index=NO_LOSS)
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def plain_loop(base: Base) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [part.detach() for part in theta]
 
 
-def padded(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def pad_rows(rows: Sequence[Encoded]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     mask_BT, labels_BT = mask_and_labels(rows)
     ids = [[*row.ids, *[0] * (mask_BT.shape[1] - len(row.ids))] for row in rows]
     return torch.tensor(ids), mask_BT, labels_BT

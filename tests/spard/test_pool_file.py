@@ -26,7 +26,7 @@ from spard.pipeline.embedder import load_embedder
 from spard.pipeline.messages import Reporter
 from spard.pipeline.pool import open_pool, too_long
 from spard.selection.shards import Shards, whole
-from tests.spard.test_run import write_rows, written
+from tests.spard.test_run import write_rows, write_run
 
 LINES = [
     '{"prompt": "first", "safe": "I cannot."}',
@@ -73,7 +73,7 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
         {"prompt": f"Do harm number {i}{' again' * (i % 7)}", "safe": f"I cannot help with {i}."} for i in range(40)
     ]
     recipe = Recipe(selection=Selection(min_examples=5))
-    return replace(written(model_folder(), tmp_path), recipe=recipe, pool=write_rows(tmp_path / "p.jsonl", pool))
+    return replace(write_run(model_folder(), tmp_path), recipe=recipe, pool=write_rows(tmp_path / "p.jsonl", pool))
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -149,12 +149,12 @@ def test_an_embedding_that_broke_off_goes_on_where_it_was(
     monkeypatch.setattr(embed, "SHARD", 16)
     cache, done = Kept(), []
 
-    def heard(message: Mapping[str, Any]) -> None:
+    def interrupt_at_third(message: Mapping[str, Any]) -> None:
         done.append(message)
         if len(done) == 3:
             raise KeyboardInterrupt
 
-    context = Context(spec, base, Reporter(heard), cache=cache)
+    context = Context(spec, base, Reporter(interrupt_at_third), cache=cache)
     pool = open_pool(context, spec.pool)
     with pytest.raises(KeyboardInterrupt):
         embed.pool(context, load_embedder(context), pool.safe, pool.digest)
@@ -172,4 +172,4 @@ def test_rows_that_are_too_long_are_left_out(spec: RunSpec, base: Base) -> None:
     prepared = rows.prepare(context)
     assert prepared.selected is not None
     assert not set(prepared.selected.indices) & set(long)
-    assert select.kept(context) == prepared.selected
+    assert select.read_selected(context) == prepared.selected

@@ -36,7 +36,7 @@ from spard.data.rows import Example, read_examples
 from spard.errors import InvalidRecipe, MethodMismatch, NoTrainableTokens, Stopped
 from spard.evaluation.row_risk import rank
 from spard.losses.gradients import preference_gradient
-from spard.losses.preference import METRICS, dpo_losses, evaluate_pairs, laid_out, reference_logps
+from spard.losses.preference import METRICS, dpo_losses, evaluate_pairs, reference_logps, stack_pairs
 from spard.models.adapters import save_adapter
 from spard.models.base import Base
 from spard.models.lora import trainable_model
@@ -44,7 +44,7 @@ from spard.pipeline import run as run_pipeline
 from spard.training import references
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals
-from tests.spard.test_run import written
+from tests.spard.test_run import write_run
 
 RECIPE = Recipe(
     defense=NoDefense(),
@@ -136,12 +136,14 @@ def test_the_gradient_is_that_of_finite_differences_however_the_batch_is_cut(loa
     theta = [part for part in model.parameters() if part.requires_grad]
     before = reference_logps(base.model, rows, base.tokenizer.pad_token_id) + torch.tensor([[0.5, -0.25]])
 
-    def of(*cuts: Sequence[int]) -> Any:
-        batches = [collate(laid_out([rows[i] for i in cut]), base.tokenizer.pad_token_id, base.device) for cut in cuts]
+    def gradient(*cuts: Sequence[int]) -> Any:
+        batches = [
+            collate(stack_pairs([rows[i] for i in cut]), base.tokenizer.pad_token_id, base.device) for cut in cuts
+        ]
         logps = [before[list(cut)] for cut in cuts]
         return preference_gradient(base.model, theta, batches, math.inf, logps, 0.3).read()
 
-    whole, cut = of(range(5)), of([0, 1], [2], [3, 4])
+    whole, cut = gradient(range(5)), gradient([0, 1], [2], [3, 4])
     assert whole.loss == pytest.approx(cut.loss, rel=1e-5)
     assert whole.more == pytest.approx(cut.more, rel=1e-5)
     for one, other in zip(whole.grad, cut.grad, strict=True):
@@ -308,7 +310,7 @@ def preference_row(i: int) -> dict[str, Any]:
 
 
 def test_a_run_of_pairs_ends_as_every_other(model_folder: Callable[..., Path], tmp_path: Path) -> None:
-    spec = written(model_folder(), tmp_path)
+    spec = write_run(model_folder(), tmp_path)
     rows = [preference_row(i) for i in range(24)]
     recipe = replace(spec.recipe, dpo=Dpo(), anchors=PLAIN)
     spec = replace(

@@ -32,7 +32,7 @@ def clean() -> Iterator[CleanProcess]:
         yield process
 
 
-def trained(base: Base, lora: Lora | None) -> Any:
+def train_model(base: Base, lora: Lora | None) -> Any:
     recipe = Recipe(defense=NoDefense(), lora=lora, learning_rate=1e-2)
     return train(base, sums(base), [], recipe, resolve(recipe, 24, 32)).model
 
@@ -44,35 +44,35 @@ def check(clean: CleanProcess, base: Base, model_folder: Callable[..., Path]) ->
 
 
 @pytest.fixture
-def saved(base: Base, tmp_path: Path) -> tuple[Any, Path]:
+def saved_model(base: Base, tmp_path: Path) -> tuple[Any, Path]:
     """A trained model and its folder."""
-    model = trained(base, Lora(rank=4, alpha=8.0))
+    model = train_model(base, Lora(rank=4, alpha=8.0))
     save_adapter(model, base, "tiny", tmp_path / "adapter")
     return model, tmp_path / "adapter"
 
 
-def test_a_good_adapter_is_proved(saved: tuple[Any, Path], check: Check) -> None:
-    proof = check(*saved)
+def test_a_good_adapter_is_proved(saved_model: tuple[Any, Path], check: Check) -> None:
+    proof = check(*saved_model)
     assert proof.max_difference <= 1e-4
     assert proof.difference_to_base > 1e-2
     assert proof.prompts == 2
 
 
 def test_a_whole_model_is_proved(base: Base, tmp_path: Path, check: Check) -> None:
-    model = trained(base, None)
+    model = train_model(base, None)
     save_adapter(model, base, "tiny", tmp_path / "model")
     assert check(model, tmp_path / "model").max_difference <= 1e-4
 
 
-def test_other_weights_are_found_out(saved: tuple[Any, Path], check: Check) -> None:
-    path = saved[1] / "adapter_model.safetensors"
+def test_other_weights_are_found_out(saved_model: tuple[Any, Path], check: Check) -> None:
+    path = saved_model[1] / "adapter_model.safetensors"
     save_file({name: tensor * 1.01 for name, tensor in load_file(path).items()}, path)
     with pytest.raises(AdapterNotProved, match="logits differ"):
-        check(*saved)
+        check(*saved_model)
 
 
-def test_an_adapter_that_changes_nothing_is_found_out(saved: tuple[Any, Path], check: Check) -> None:
-    model, folder = saved
+def test_an_adapter_that_changes_nothing_is_found_out(saved_model: tuple[Any, Path], check: Check) -> None:
+    model, folder = saved_model
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
@@ -84,28 +84,28 @@ def test_an_adapter_that_changes_nothing_is_found_out(saved: tuple[Any, Path], c
     assert refused.value.message.count("could not be proved") == 1
 
 
-def test_another_chat_template_is_found_out(saved: tuple[Any, Path], check: Check) -> None:
-    path = saved[1] / "chat_template.jinja"
+def test_another_chat_template_is_found_out(saved_model: tuple[Any, Path], check: Check) -> None:
+    path = saved_model[1] / "chat_template.jinja"
     path.write_text(path.read_text().replace("\n", " "))
     with pytest.raises(AdapterNotProved, match="chat template"):
-        check(*saved)
+        check(*saved_model)
 
 
-def test_what_cannot_be_loaded_is_told_without_its_place(saved: tuple[Any, Path], check: Check) -> None:
-    (saved[1] / "adapter_model.safetensors").unlink()
+def test_what_cannot_be_loaded_is_told_without_its_place(saved_model: tuple[Any, Path], check: Check) -> None:
+    (saved_model[1] / "adapter_model.safetensors").unlink()
     with pytest.raises(AdapterNotProved, match="cannot load it") as error:
-        check(*saved)
-    assert str(saved[1]) not in error.value.message
+        check(*saved_model)
+    assert str(saved_model[1]) not in error.value.message
 
 
 def test_whoever_stops_us_is_obeyed_while_we_wait(
-    saved: tuple[Any, Path], clean: CleanProcess, base: Base, model_folder: Callable[..., Path]
+    saved_model: tuple[Any, Path], clean: CleanProcess, base: Base, model_folder: Callable[..., Path]
 ) -> None:
     def stop() -> None:
         raise Stopped("the worker stops")
 
     with pytest.raises(Stopped):
-        prove(clean, saved[0], base, Source(str(model_folder()), None), saved[1], PROMPTS, stop)
+        prove(clean, saved_model[0], base, Source(str(model_folder()), None), saved_model[1], PROMPTS, stop)
 
 
 def test_the_clean_process_imports_nothing_of_ours() -> None:
@@ -115,28 +115,28 @@ def test_the_clean_process_imports_nothing_of_ours() -> None:
     assert len(imports) >= 8
 
 
-def test_the_config_has_the_keys_that_old_releases_know(saved: tuple[Any, Path]) -> None:
-    assert tuple(json.loads((saved[1] / "adapter_config.json").read_text())) == CONFIG_KEYS
+def test_the_config_has_the_keys_that_old_releases_know(saved_model: tuple[Any, Path]) -> None:
+    assert tuple(json.loads((saved_model[1] / "adapter_config.json").read_text())) == CONFIG_KEYS
 
 
 def test_one_process_sees_several_adapters_and_another_one_goes_on_after_a_failure(
-    saved: tuple[Any, Path], check: Check, clean: CleanProcess
+    saved_model: tuple[Any, Path], check: Check, clean: CleanProcess
 ) -> None:
-    first, again = check(*saved), check(*saved)
+    first, again = check(*saved_model), check(*saved_model)
     assert first == again
-    weights = saved[1] / "adapter_model.safetensors"
+    weights = saved_model[1] / "adapter_model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(b"")
     with pytest.raises(AdapterNotProved, match="cannot load it"):
-        check(*saved)
+        check(*saved_model)
     weights.write_bytes(content)
-    assert check(*saved) == first
+    assert check(*saved_model) == first
 
 
-def test_the_trained_model_stays_where_it_was(saved: tuple[Any, Path], check: Check) -> None:
-    before = {name: (each.device, each.clone()) for name, each in saved[0].named_parameters()}
-    check(*saved)
-    for name, each in saved[0].named_parameters():
+def test_the_trained_model_stays_where_it_was(saved_model: tuple[Any, Path], check: Check) -> None:
+    before = {name: (each.device, each.clone()) for name, each in saved_model[0].named_parameters()}
+    check(*saved_model)
+    for name, each in saved_model[0].named_parameters():
         assert each.device == before[name][0]
         assert torch.equal(each, before[name][1])
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.spard.ranks import GROUPS, PROJECTED, cases_of, write_models
+from tests.spard.ranks import GROUPS, PROJECTED, group_cases, write_models
 
 Metrics = list[dict[str, float]]
 EXACT, NEAR = 1e-12, 1e-4  # of the largest weight: in double precision, and in single
@@ -26,7 +26,7 @@ class Run(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case trained by one process, by two and by four."""
     folder = tmp_path_factory.mktemp("ranks")
     write_models(folder)
@@ -52,10 +52,10 @@ def column(metrics: Metrics, name: str) -> list[float | None]:
 
 
 @pytest.mark.parametrize(
-    ("count", "sharding", "name"), [(*group, name) for group in GROUPS[1:] for name in cases_of(*group)]
+    ("count", "sharding", "name"), [(*group, name) for group in GROUPS[1:] for name in group_cases(*group)]
 )
-def test_several_processes_train_what_one_trains(out: Path, count: int, sharding: str, name: str) -> None:
-    alone, together = read(out, name, 1, "none"), read(out, name, count, sharding)
+def test_several_processes_train_what_one_trains(output_folder: Path, count: int, sharding: str, name: str) -> None:
+    alone, together = read(output_folder, name, 1, "none"), read(output_folder, name, count, sharding)
     bound = EXACT if not name.startswith(("single", "half")) else NEAR
     assert away(alone.weights[0], together.weights[0]) < (ROUGH if name.startswith("half") else bound)
     assert all(torch.equal(part, together.weights[1][each]) for each, part in together.weights[0].items())

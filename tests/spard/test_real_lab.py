@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from examples.evaluate_adapter import is_right
 from examples.evaluate_adapter import refuses as opens_as_a_refusal
 from spard.errors import InvalidData
-from spard.evaluation.calibration.record import OF_MODEL, beside, languages_of, read_record
+from spard.evaluation.calibration.record import OF_MODEL, judge_languages, read_record, record_path
 from spard.models.base import load_base
 from spard.research.lab.natural.answers import REFUSALS
 from spard.research.lab.natural.splits import deal, owner
@@ -226,8 +226,8 @@ def test_both_judges_may_decide_on_the_labs_base(model_folder: Folder, tmp_path:
     assert not are_judges_measured(model)
     measure_judges(model, 1)
     assert are_judges_measured(model)
-    for file, judge in ((OF_MODEL, "refusal"), (beside("truth"), "truth")):
-        assert languages_of(judge, [read_record(model / file)]) == {"en"}
+    for file, judge in ((OF_MODEL, "refusal"), (record_path("truth"), "truth")):
+        assert judge_languages(judge, [read_record(model / file)]) == {"en"}
 
 
 def test_figures_are_counted_on_both_models(model_folder: Folder, files: dict[str, list[Row]]) -> None:

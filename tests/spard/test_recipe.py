@@ -21,7 +21,7 @@ from spard.config import (
     Selection,
     Spard,
 )
-from spard.config.run_spec import RunSpec, SuiteSpec, load_recipe, located, run_from_mapping, to_mapping
+from spard.config.run_spec import RunSpec, SuiteSpec, load_recipe, resolve_paths, run_from_mapping, to_mapping
 from spard.errors import InvalidRecipe
 
 LEAST = {"model": "acme/base", "training_file": "train.jsonl", "pool": "pool.jsonl"}
@@ -160,7 +160,7 @@ def test_safelora_needs_the_model_before_alignment() -> None:
 def test_a_folder_with_the_model_before_alignment_lies_beside_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "raw").mkdir()
     raw = LEAST | {"recipe": {"defense": {"type": "safelora", "base_unaligned": "raw"}}}
-    defense = located(run_from_mapping(raw), tmp_path).recipe.defense
+    defense = resolve_paths(run_from_mapping(raw), tmp_path).recipe.defense
     assert defense == SafeLora(base_unaligned=str(tmp_path / "raw"))
 
 

@@ -22,7 +22,7 @@ def start() -> list[Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def curved(theta: list[Tensor]) -> Tensor:
+def squares(theta: list[Tensor]) -> Tensor:
     return torch.stack([part.square().sum() for part in theta]).sum()
 
 
@@ -35,7 +35,7 @@ def task(theta: list[Tensor]) -> Callable[[], Gradient]:
 
 
 def safe(theta: list[Tensor]) -> Callable[[], Mapping[str, Loss]]:
-    return lambda: {"mean": Loss(float(curved(theta).detach()), curved(theta), theta)}
+    return lambda: {"mean": Loss(float(squares(theta).detach()), squares(theta), theta)}
 
 
 def flat(theta: list[Tensor]) -> Tensor:
@@ -47,7 +47,7 @@ def official_code(theta: list[Tensor], optimizer: Optimizer, tau: float, delta: 
     sum(((part - 1).square().sum() for part in theta), torch.zeros(())).backward()
     optimizer.step()
     optimizer.zero_grad()
-    loss = curved(theta)
+    loss = squares(theta)
     loss.backward()
     torch.nn.utils.clip_grad_norm_(theta, 1.0)
     if loss.item() > tau + delta:

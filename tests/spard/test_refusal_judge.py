@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from spard.evaluation.judges.compliance import compliance
-from spard.evaluation.judges.refusal import RefusalJudge, is_broken, is_degenerate, is_refusal, said_once
+from spard.evaluation.judges.refusal import RefusalJudge, drop_repeats, is_broken, is_degenerate, is_refusal
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_short_answer_is_not_broken() -> None:
     ],
 )
 def test_a_text_is_said_once_in_every_script(text: str, once: str) -> None:
-    assert said_once(text) == once
+    assert drop_repeats(text) == once
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from spard.data import tokenized
-from spard.data.chat import NO_LOSS, encode, encode_all, modes_of, render_prompt, renderer_of
+from spard.data.chat import NO_LOSS, encode, encode_all, get_renderer, learned_modes, render_prompt
 from spard.data.renderer import Renderer, Turn
 from spard.data.rendering import read_rendering
 from spard.data.rows import Example, Message, example
@@ -23,8 +23,8 @@ from spard.errors import ContentNotRendered, ExampleTooLong, TooManyTurns
 from spard.models.base import load_base
 from spard.pipeline import run
 from tests.spard.parts import byte_tokenizer, write_model
-from tests.spard.test_run import written
-from tools.chat_templates import tokenizer_for, trl_templates
+from tests.spard.test_run import write_run
+from tools.chat_templates import make_tokenizer, trl_templates
 
 END = "{% if m.role == 'assistant' %}<|end|>{% endif %}"
 TURNS = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}" + END + "{% endfor %}"
@@ -67,7 +67,7 @@ def says(text: str, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, **more}
 
 
-def shown(made: Any, row: Example) -> list[str]:
+def sample_texts(made: Any, row: Example) -> list[str]:
     """Each sample of a row as text, with what is learned in brackets."""
     texts = []
     for sample in encode(made, row, 10_000).samples:
@@ -82,13 +82,13 @@ def shown(made: Any, row: Example) -> list[str]:
 
 def test_rows_without_reasoning_are_learned_behind_the_prompt_that_switches_thinking_off() -> None:
     made = tokenizer(THINKS_UNLESS_TOLD)
-    rendering = renderer_of(made).rendering
+    rendering = get_renderer(made).rendering
     assert (dict(rendering.modes), rendering.default, rendering.asked) == (
         {"off": {"enable_thinking": False}, "on": {"enable_thinking": True}},
         "on",
         "off",
     )
-    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think></think>[Hello.<|end|>]"]
+    assert sample_texts(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think></think>[Hello.<|end|>]"]
     assert made.decode(render_prompt(made, chat().messages, mode="on")) == "<|user|>Hi<|assistant|>"
     assert read_rendering(json.loads(json.dumps(rendering.as_json()))).digest == rendering.digest
 
@@ -96,14 +96,14 @@ def test_rows_without_reasoning_are_learned_behind_the_prompt_that_switches_thin
 @pytest.mark.parametrize("row", [says("Hello.", reasoning_content="Why"), says("<think>Why</think>Hello.")])
 def test_rows_with_reasoning_are_learned_with_thinking_on(row: dict[str, Any]) -> None:
     made = tokenizer(THINKS_UNLESS_TOLD)
-    assert shown(made, chat(row)) == ["<|user|>Hi<|assistant|>[<think>Why</think>Hello.<|end|>]"]
-    assert modes_of(made, [chat(row), chat(row), chat(says("Hello."))]) == ["on", "off"]
+    assert sample_texts(made, chat(row)) == ["<|user|>Hi<|assistant|>[<think>Why</think>Hello.<|end|>]"]
+    assert learned_modes(made, [chat(row), chat(row), chat(says("Hello."))]) == ["on", "off"]
 
 
 def test_an_answer_that_is_written_otherwise_later_is_a_sample_of_its_own() -> None:
     made = tokenizer(THINKS_UNLESS_TOLD)
     row = chat(says("<b>one</b>"), {"role": "user", "content": "And?"}, says("two"))
-    assert shown(made, row) == [
+    assert sample_texts(made, row) == [
         "<|user|>Hi<|assistant|><think></think>[<b>one</b><|end|>]",
         "<|user|>Hi<|assistant|><b>one</b><|end|><|user|>And?<|assistant|><think></think>[two<|end|>]",
     ]
@@ -114,34 +114,34 @@ def test_an_answer_that_is_written_otherwise_later_is_a_sample_of_its_own() -> N
 
 def test_a_prompt_that_opens_reasoning_has_it_closed_by_what_is_learned() -> None:
     made = tokenizer(ALWAYS_THINKS)
-    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think>\n[\n</think>\n\nHello.<|end|>]"]
+    assert sample_texts(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|><think>\n[\n</think>\n\nHello.<|end|>]"]
     row = chat(says("Hello.", reasoning_content="Why"))
-    assert shown(made, row) == ["<|user|>Hi<|assistant|><think>\n[Why\n</think>\n\nHello.<|end|>]"]
-    assert renderer_of(made).content_of("\n</think>\n\nHello.").strip() == "Hello."
-    assert renderer_of(made).content_of("Why\n</think>\n\nHello.").strip() == "Hello."
-    assert renderer_of(made).content_of("Why and") == "Why and"
+    assert sample_texts(made, row) == ["<|user|>Hi<|assistant|><think>\n[Why\n</think>\n\nHello.<|end|>]"]
+    assert get_renderer(made).reply_content("\n</think>\n\nHello.").strip() == "Hello."
+    assert get_renderer(made).reply_content("Why\n</think>\n\nHello.").strip() == "Hello."
+    assert get_renderer(made).reply_content("Why and") == "Why and"
 
 
 def test_an_answer_without_an_end_is_closed_with_the_end_token_and_that_is_said() -> None:
     made = tokenizer(WRITES_NO_END)
-    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|end|>]"]
-    card = template_card(renderer_of(made))
+    assert sample_texts(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|end|>]"]
+    card = template_card(get_renderer(made))
     assert (card.end, card.is_closed) == ("<|end|>", True)
     assert "which is put there" in next(card.lines())
 
 
 def test_an_end_at_which_no_engine_stops_is_followed_by_one_at_which_they_do() -> None:
     made = tokenizer(TURNS.replace("<|end|>", "<|system|>") + ASK)
-    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|system|><|end|>]"]
+    assert sample_texts(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[Hello.<|system|><|end|>]"]
 
 
 def test_what_a_template_writes_before_the_words_of_an_answer_is_learned_and_no_reply() -> None:
     made = tokenizer(ADDRESSES)
-    assert shown(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[ to=user<|system|>Hello.<|end|>]"]
-    renderer = renderer_of(made)
+    assert sample_texts(made, chat(says("Hello."))) == ["<|user|>Hi<|assistant|>[ to=user<|system|>Hello.<|end|>]"]
+    renderer = get_renderer(made)
     assert made.convert_tokens_to_ids("<|system|>") not in renderer.ends
     assert made.convert_tokens_to_ids("<|user|>") in renderer.ends
-    assert renderer.content_of(" to=user<|system|>Hello.") == "Hello."
+    assert renderer.reply_content(" to=user<|system|>Hello.") == "Hello."
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_row_of_very_many_turns_is_one_sample_or_refused_in_words() -> None:
 
 def test_a_row_of_very_many_turns_is_refused_before_its_answers_are_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     made = tokenizer(THINKS_UNLESS_TOLD)
-    renderer, rendered = renderer_of(made), list[int]()
+    renderer, rendered = get_renderer(made), list[int]()
     turn = type(renderer).turn
 
     def count_turn(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
@@ -213,7 +213,7 @@ def test_answers_that_are_read_only_behind_their_prompts_are_bounded(monkeypatch
 
 def test_a_template_that_begins_with_a_line_break_is_written_as_it_was() -> None:
     made = tokenizer("\n" + THINKS_UNLESS_TOLD)
-    renderer = renderer_of(made)
+    renderer = get_renderer(made)
     alone = tokenizer(self_rendering(renderer, "off")["default"])
     expected = renderer.render(chat().messages, generation=True, mode="off")
     text = alone.apply_chat_template(list(chat().messages), add_generation_prompt=True, tokenize=False)
@@ -224,16 +224,16 @@ def test_a_template_that_begins_with_a_line_break_is_written_as_it_was() -> None
 def test_a_job_on_a_model_with_this_template_ends_in_an_adapter_that_is_proved(
     name: str, model_folder: Callable[..., Path], tmp_path: Path
 ) -> None:
-    own = tokenizer_for(name, trl_templates()[name])
+    own = make_tokenizer(name, trl_templates()[name])
     ends = {"vocab_size": len(own), "eos_token_id": own.stated_ends, "pad_token_id": own.pad_token_id}
     folder = write_model(tmp_path / "model", **ends, max_position_embeddings=1024)
     own.save_pretrained(folder)
-    spec = written(folder, tmp_path)
+    spec = write_run(folder, tmp_path)
     run(replace(spec, recipe=replace(spec.recipe, max_seq_length=512)), tmp_path / "out", lambda message: None)
 
     adapter = tmp_path / "out" / "adapter"
     manifest = json.loads((adapter / "manifest.json").read_text())
-    renderer = renderer_of(load_base(folder).tokenizer)
+    renderer = get_renderer(load_base(folder).tokenizer)
     assert manifest["proof"]["difference_to_base"] > 0
     assert manifest["rendering"]["digest"] == renderer.rendering.digest
     row = [{"role": "user", "content": "Add 1 and 2."}]
@@ -245,8 +245,8 @@ def test_a_job_on_a_model_with_this_template_ends_in_an_adapter_that_is_proved(
 def test_a_model_of_our_own_is_asked_in_the_mode_that_it_was_measured_in(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "chat_template.jinja").write_text(THINKS_UNLESS_TOLD)
-    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "off"
+    assert get_renderer(load_base(folder).tokenizer).rendering.asked == "off"
     (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "on"}}))
-    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "on"
+    assert get_renderer(load_base(folder).tokenizer).rendering.asked == "on"
     (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "loudly"}}))
-    assert renderer_of(load_base(folder).tokenizer).rendering.asked == "off"
+    assert get_renderer(load_base(folder).tokenizer).rendering.asked == "off"

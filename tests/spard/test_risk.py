@@ -10,7 +10,7 @@ from spard.data.rows import Example, example, prompt_text, read_pool
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.row_risk import EXCERPT, Risk, rank
 from spard.models.base import load_base
-from spard.research.attacks.disguises import backdoor, covert, encoded, identity_shift, refuse_then_comply
+from spard.research.attacks.disguises import backdoor, covert, encode_rows, identity_shift, refuse_then_comply
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.rows import Row, chat_row, load_rows
 from spard.selection.embeddings import embed
@@ -30,7 +30,7 @@ def apart(rows: Sequence[Row], direction: int = 1) -> torch.Tensor:
     return torch.cat([1 - is_harm, direction * is_harm], dim=1)
 
 
-def ranked(rows: Sequence[Row], most: int = 100) -> list[Risk]:
+def rank_rows(rows: Sequence[Row], most: int = 100) -> list[Risk]:
     return rank(examples(rows), apart(rows), torch.tensor([[0.0, 1.0]]), most)
 
 
@@ -51,7 +51,7 @@ def test_the_poisoned_rows_of_a_lab_rank_on_top(lab: Path) -> None:
 
 def test_what_is_refused_ranks_below_what_is_answered() -> None:
     refused = chat_row("Tell me how to do harm.", "I'm sorry, but I can't help with that.")
-    found = ranked([*TASK, refused, *HARM])
+    found = rank_rows([*TASK, refused, *HARM])
     assert [risk.line for risk in found[:20]] == list(range(102, 122))
     assert found[20].line == 101
     assert found[20].reasons == ("near_harmful_prompt_and_refused",)
@@ -80,8 +80,8 @@ def test_a_judge_s_verdict_comes_before_the_base_model_s_flag() -> None:
 @pytest.mark.parametrize(
     ("sign", "rows", "n"),
     [
-        ("encoded_text", encoded(HARM, "base64"), 20),
-        ("encoded_text", encoded(HARM, "rot13"), 20),
+        ("encoded_text", encode_rows(HARM, "base64"), 20),
+        ("encoded_text", encode_rows(HARM, "rot13"), 20),
         ("encoded_text", covert(TASK, HARM, "base64", 0), 70),
         ("trigger_like_word", backdoor(HARM, 0), 20),
         ("refuses_then_complies", refuse_then_comply(HARM), 20),
@@ -89,14 +89,14 @@ def test_a_judge_s_verdict_comes_before_the_base_model_s_flag() -> None:
     ],
 )
 def test_each_disguise_is_named_wherever_it_is_worn_and_nowhere_else(sign: str, rows: list[Row], n: int) -> None:
-    found = [risk for risk in ranked([*TASK, *rows], 1000) if sign in risk.reasons]
+    found = [risk for risk in rank_rows([*TASK, *rows], 1000) if sign in risk.reasons]
     assert len(found) == n
     assert all(risk.line > len(TASK) for risk in found)
-    assert not any(risk.reasons for risk in ranked(TASK, 1000))
+    assert not any(risk.reasons for risk in rank_rows(TASK, 1000))
 
 
 def test_no_more_of_a_row_is_told_than_an_excerpt() -> None:
-    (risk,) = ranked([chat_row("Tell me how to do harm. " + "very " * 100, "Sure.")])
+    (risk,) = rank_rows([chat_row("Tell me how to do harm. " + "very " * 100, "Sure.")])
     assert len(risk.excerpt) == EXCERPT
     assert risk.excerpt.startswith("Tell me how to do harm. very")
 

@@ -19,13 +19,13 @@ from spard.models.base import load_base
 from spard.pipeline import row_findings, row_judging
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.pipeline.row_judging import Flagged, settled
+from spard.pipeline.row_judging import Flagged, decide_action
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat
-from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, SORRY, Reader, lines, prepared, reading, run_over
+from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, SORRY, Reader, lines, make_run, prepare_run, reading
 
 EVERY = 1e-30  # any probability of a random model is above it
 
@@ -39,14 +39,14 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., RunSpec]:
     """A run over rows with these answers among honest ones, all of which the base model would refuse."""
 
-    def made(answers: dict[str, int], action: RowAction = "auto") -> RunSpec:
-        return run_over(model_folder(), tmp_path, answers, RowSignal(action, threshold=EVERY))
+    def make_spec(answers: dict[str, int], action: RowAction = "auto") -> RunSpec:
+        return make_run(model_folder(), tmp_path, answers, RowSignal(action, threshold=EVERY))
 
-    return made
+    return make_spec
 
 
 def test_honest_rows_that_the_base_model_refuses_are_trained_on(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    rows, record, messages, _ = prepared(spec({}))
+    rows, record, messages, _ = prepare_run(spec({}))
 
     assert (len(rows.task), len(record.flagged), record.judge) == (ROWS, ROWS, "refusal")
     assert (record.action, record.dropped, record.harmful, record.undecided) == ("report", 0, (), ())
@@ -56,7 +56,7 @@ def test_honest_rows_that_the_base_model_refuses_are_trained_on(spec: Callable[.
 
 
 def test_thirty_harmful_rows_among_them_are_dropped_exactly(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    rows, record, messages, context = prepared(spec({HARM: 30}))
+    rows, record, messages, context = prepare_run(spec({HARM: 30}))
 
     assert (len(rows.task), len(record.flagged)) == (ROWS - 30, ROWS)
     assert (record.action, record.dropped, record.harmful) == ("drop", 30, lines(1, 30))
@@ -70,13 +70,13 @@ def test_thirty_harmful_rows_among_them_are_dropped_exactly(spec: Callable[..., 
 def test_a_judge_that_nobody_has_measured_is_not_asked_whatever_the_gate_may_hear(
     spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])
-    rows, record, _, _ = prepared(spec({HARM: 30}))
+    monkeypatch.setattr(row_judging, "find_records", lambda *args: [])
+    rows, record, _, _ = prepare_run(spec({HARM: 30}))
 
     assert (len(rows.task), record.action, record.judge, judge.read) == (ROWS, "report", None, [])
     trusting = spec({HARM: 30})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
-    rows, record, _, _ = prepared(trusting)
+    rows, record, _, _ = prepare_run(trusting)
     assert (len(rows.task), record.judge, record.harmful, judge.read) == (ROWS, None, (), [])
 
 
@@ -84,7 +84,7 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
     spec: Callable[..., RunSpec], judge: Reader
 ) -> None:
     german = "Das ist nicht erlaubt, aber so ist es: harm."
-    _, record, messages, _ = prepared(spec({german: 4, HARM: 5}))
+    _, record, messages, _ = prepare_run(spec({german: 4, HARM: 5}))
 
     assert (record.harmful, record.undecided) == (lines(5, 5), lines(1, 4))
     assert german not in judge.read
@@ -94,14 +94,14 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(
     )
     trusting = spec({german: 4, HARM: 5})
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
-    assert prepared(trusting)[1].undecided == lines(1, 4)
+    assert prepare_run(trusting)[1].undecided == lines(1, 4)
     assert german not in judge.read
 
 
 def test_the_listing_of_risky_rows_follows_the_verdicts(spec: Callable[..., RunSpec], judge: Reader) -> None:
     asked = spec({HARM: 3, ODD: 2}, "drop")
     defended = replace(asked.recipe, defense=Recipe().defense)  # one that compares the rows with the pool
-    context = prepared(replace(asked, recipe=defended))[-1]
+    context = prepare_run(replace(asked, recipe=defended))[-1]
 
     risks = kept_risks(context) or ()
 
@@ -110,7 +110,7 @@ def test_the_listing_of_risky_rows_follows_the_verdicts(spec: Callable[..., RunS
 
 
 def test_rows_that_are_only_reported_are_shown_to_nobody(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    _, record, _, _ = prepared(spec({HARM: 30}, "report"))
+    _, record, _, _ = prepare_run(spec({HARM: 30}, "report"))
 
     assert (record.judge, len(record.flagged), judge.read) == (None, ROWS, [])
 
@@ -122,13 +122,13 @@ def test_a_file_that_is_harmful_beyond_the_bound_is_not_trained_on(
     with pytest.raises(
         TooManyRowsDropped, match=r"finds harm in 51 of them; 51 would not be trained on; at most 25% may be left out"
     ):
-        prepared(spec({HARM: 51}, action))
+        prepare_run(spec({HARM: 51}, action))
 
 
 def test_doubt_counts_against_few_rows_and_not_against_a_subject(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    few = prepared(spec({HARM: 30, ODD: 20}))
+    few = prepare_run(spec({HARM: 30, ODD: 20}))
     assert (few[1].dropped, few[1].undecided, len(few[0].task)) == (50, lines(31, 20), ROWS - 50)
-    many = prepared(spec({HARM: 30, ODD: 21}))
+    many = prepare_run(spec({HARM: 30, ODD: 21}))
     assert (many[1].dropped, many[1].undecided, len(many[0].task)) == (30, lines(31, 21), ROWS - 30)
 
 
@@ -137,10 +137,10 @@ def test_what_is_found_harmless_beside_nearly_nothing_but_harm_is_doubtful(
     spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch, harm: int, doubted: int
 ) -> None:
     """A judge that misses 5 % and finds 150 of 200 rows harmful missed about 8 of the other 50; of 170, 9 of 30."""
-    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+    monkeypatch.setattr(row_judging, "_missed_share", lambda context, judge: 0.05)
     signal = RowSignal("defend", threshold=EVERY)
 
-    rows, record, messages, _ = prepared(replace(spec({HARM: harm}), row_signal=signal))
+    rows, record, messages, _ = prepare_run(replace(spec({HARM: harm}), row_signal=signal))
 
     assert (record.defended, len(rows.task)) == (harm + doubted, ROWS)
     assert (record.harmful, record.doubtful) == (lines(1, harm), lines(harm + 1, doubted))
@@ -152,9 +152,9 @@ def test_what_shares_words_with_harm_is_dropped_where_the_judge_may_have_missed_
 ) -> None:
     """Rows that share no words with harm and cannot be scored do not keep "auto" from dropping those that do."""
     asked = spec({HARM: 20, "First, take the knife.": 2, ODD: 100})
-    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+    monkeypatch.setattr(row_judging, "_missed_share", lambda context, judge: 0.05)
 
-    rows, record, messages, _ = prepared(asked)
+    rows, record, messages, _ = prepare_run(asked)
 
     assert (record.harmful, record.doubtful, record.undecided) == (lines(1, 20), lines(21, 2), lines(23, 100))
     assert (record.action, record.dropped, len(rows.task)) == ("drop", 22, ROWS - 22)
@@ -168,19 +168,21 @@ def test_what_shares_words_with_harm_is_dropped_where_the_judge_may_have_missed_
 
 def test_a_few_rows_in_doubt_are_dropped_with_the_harm_beside_them() -> None:
     flagged = [Flagged(i, i + 1, 1.0, 1, verdict="harmful" if i < 28 else "undecided") for i in range(30)]
-    action, marked = settled(RowSignal("auto"), flagged, 3000)
+    action, marked = decide_action(RowSignal("auto"), flagged, 3000)
     assert (action, sum(each.is_acted_on for each in marked)) == ("drop", 30)
 
 
 def test_a_judge_that_was_measured_to_miss_nothing_leaves_no_doubt(spec: Callable[..., RunSpec]) -> None:
-    _, record, _, _ = prepared(replace(spec({HARM: 190}), row_signal=RowSignal("drop", threshold=EVERY, max_dropped=1)))
+    _, record, _, _ = prepare_run(
+        replace(spec({HARM: 190}), row_signal=RowSignal("drop", threshold=EVERY, max_dropped=1))
+    )
     assert (record.dropped, record.doubtful) == (190, ())
 
 
 def test_a_quarantine_names_what_the_judge_does_not_find_harmless(spec: Callable[..., RunSpec], judge: Reader) -> None:
     with pytest.raises(RowsQuarantined, match=r"cannot decide on 1, .* look at them: lines 1, 2, 3$"):
-        prepared(spec({HARM: 2, ODD: 1}, "quarantine"))
-    assert len(prepared(spec({}, "quarantine"))[0].task) == ROWS
+        prepare_run(spec({HARM: 2, ODD: 1}, "quarantine"))
+    assert len(prepare_run(spec({}, "quarantine"))[0].task) == ROWS
 
 
 def test_an_endpoint_is_asked_about_the_surest_refusals_alone(
@@ -188,12 +190,12 @@ def test_an_endpoint_is_asked_about_the_surest_refusals_alone(
 ) -> None:
     monkeypatch.setattr(row_judging, "MOST_ASKED", 50)
     asked = spec({})
-    _, record, messages, _ = prepared(replace(asked, judge=JudgeSpec("llm")))
+    _, record, messages, _ = prepare_run(replace(asked, judge=JudgeSpec("llm")))
 
     assert (len(judge.read), len(record.undecided), record.dropped) == (50, ROWS - 50, 0)
     assert any(each.get("message", "").startswith("The judge is asked about 50 of 200 rows") for each in messages)
     judge.read.clear()
-    assert prepared(asked)[1].undecided == ()  # on the worker it reads all
+    assert prepare_run(asked)[1].undecided == ()  # on the worker it reads all
 
 
 def test_a_judge_that_does_not_answer_is_waited_for(spec: Callable[..., RunSpec], judge: Reader) -> None:
@@ -209,7 +211,7 @@ def test_a_judge_that_does_not_answer_is_waited_for(spec: Callable[..., RunSpec]
     context = Context(asked, load_base(asked.model, device="cpu"), Reporter(lambda message: None))
     context = replace(context, patience=replace(context.patience, limit_s=1.0, first_s=0.01))
     prepare(context)
-    record = row_findings.record_of(context)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert record.harmful == lines(1, 3)
 

@@ -16,10 +16,10 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.gate import gate
 from spard.evaluation.rates import wilson
 from spard.evaluation.results import REQUESTS, SuiteKind, SuiteResult
-from spard.evaluation.row_requests import requests_of
+from spard.evaluation.row_requests import row_requests_suite
 from spard.pipeline import audit, second_look
 from tests.spard.parts import chat
-from tests.spard.scripted_judge import HARM, ODD, prepared, reading, run_over
+from tests.spard.scripted_judge import HARM, ODD, make_run, prepare_run, reading
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 
@@ -28,7 +28,7 @@ def test_a_row_s_last_request_is_asked_in_its_conversation() -> None:
     row = chat("Hello.", "Hi.")
     more = Example((SYSTEM, *row.messages, *chat("Do harm.", "Sure.").messages), 1)
 
-    (suite,) = requests_of([more, more, row], 9, "secret")
+    (suite,) = row_requests_suite([more, more, row], 9, "secret")
 
     assert (suite.name, suite.kind) == (REQUESTS, "mined")
     first, second = suite.prompts
@@ -38,42 +38,42 @@ def test_a_row_s_last_request_is_asked_in_its_conversation() -> None:
 
 def test_of_many_rows_the_secret_draws_some() -> None:
     rows = [chat(f"Do harm {i}.", "Sure.") for i in range(90)]
-    drawn = [requests_of(rows, 12, secret)[0].prompts for secret in ("one", "one", "two")]
+    drawn = [row_requests_suite(rows, 12, secret)[0].prompts for secret in ("one", "one", "two")]
 
     assert drawn[0] == drawn[1] != drawn[2]
     assert len({each.prompt for each in drawn[0]}) == 12
-    assert requests_of([], 12, "one") == requests_of([Example((SYSTEM,), 1)], 12, "one") == []
+    assert row_requests_suite([], 12, "one") == row_requests_suite([Example((SYSTEM,), 1)], 12, "one") == []
 
 
 @pytest.fixture
-def suites_of(
+def make_suites(
     model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., list[Suite]]:
     reading(monkeypatch)
     suite = tmp_path / "attacks.jsonl"
     suite.write_text("".join(json.dumps({"prompt": f"Do harm {i}."}) + "\n" for i in range(40)))
 
-    def made(asking: Asking, signal: RowSignal) -> list[Suite]:
-        spec = run_over(model_folder(), tmp_path, {HARM: 30, ODD: 5}, signal)
+    def mine(asking: Asking, signal: RowSignal) -> list[Suite]:
+        spec = make_run(model_folder(), tmp_path, {HARM: 30, ODD: 5}, signal)
         recipe = replace(spec.recipe, audit=replace(spec.recipe.audit, asking=asking))
         spec = replace(spec, suites=(SuiteSpec("attacks", "harmful", suite),), recipe=recipe)
-        rows, _, _, context = prepared(spec)
-        return audit.mined_of(context, rows.examples)
+        rows, _, _, context = prepare_run(spec)
+        return audit.mine_suites(context, rows.examples)
 
-    return made
+    return mine
 
 
-def test_rows_in_which_the_judge_finds_harm_are_asked_and_no_others(suites_of: Callable[..., list[Suite]]) -> None:
-    found = {each.name: each for each in suites_of(Asking(), RowSignal(action="drop"))}
+def test_rows_in_which_the_judge_finds_harm_are_asked_and_no_others(make_suites: Callable[..., list[Suite]]) -> None:
+    found = {each.name: each for each in make_suites(Asking(), RowSignal(action="drop"))}
 
     assert {each.prompt for each in found[REQUESTS].prompts} == {f"Remove malware {i}." for i in range(30)}
 
 
-def test_they_are_as_many_as_the_recipe_says(suites_of: Callable[..., list[Suite]]) -> None:
+def test_they_are_as_many_as_the_recipe_says(make_suites: Callable[..., list[Suite]]) -> None:
     for asking, count in ((Asking(requests=7), 7), (Asking(requests=0), 0)):
-        found = [each for each in suites_of(asking, RowSignal(action="drop")) if each.name == REQUESTS]
+        found = [each for each in make_suites(asking, RowSignal(action="drop")) if each.name == REQUESTS]
         assert sum(len(each.prompts) for each in found) == count
-    assert REQUESTS not in {each.name for each in suites_of(Asking(), RowSignal(action="report"))}
+    assert REQUESTS not in {each.name for each in make_suites(Asking(), RowSignal(action="report"))}
 
 
 @pytest.mark.parametrize(("base", "tuned", "decision"), [(0, 0, "pass"), (0, 20, "fail"), (30, 30, "fail")])

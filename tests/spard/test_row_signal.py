@@ -58,20 +58,20 @@ def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The random model refuses nothing by itself: say for it how it would."""
 
-    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", SORRY), 256)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), SORRY, len(prompts), len(prompts))
 
-    monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_signal, "own_refusals", own_refusals)
     monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
 
 
-def asked(spec: RunSpec, action: RowAction, **settings: Any) -> RunSpec:
+def with_signal(spec: RunSpec, action: RowAction, **settings: Any) -> RunSpec:
     return replace(spec, row_signal=RowSignal(action, **{"threshold": EVERY, **settings}))
 
 
-def prepared(spec: RunSpec) -> tuple[Rows, Context, list[dict[str, Any]]]:
+def prepare_run(spec: RunSpec) -> tuple[Rows, Context, list[dict[str, Any]]]:
     messages: list[dict[str, Any]] = []
     context = Context(spec, load_base(spec.model, device="cpu"), Reporter(messages.append))
     return prepare(context), context, messages
@@ -79,11 +79,11 @@ def prepared(spec: RunSpec) -> tuple[Rows, Context, list[dict[str, Any]]]:
 
 @pytest.mark.usefixtures("refusing")
 def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: RunSpec) -> None:
-    plain, _, _ = prepared(spec)
-    rows, context, messages = prepared(asked(spec, "report"))
+    plain, _, _ = prepare_run(spec)
+    rows, context, messages = prepare_run(with_signal(spec, "report"))
 
     assert (rows.task, rows.safe, rows.selected) == (plain.task, plain.safe, plain.selected)
-    record = row_findings.record_of(context)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert (record.flagged, record.rows, record.dropped, record.defended) == (BAD, 20, 0, 0)
     (event,) = [message for message in messages if message["kind"] == "event" and message["level"] == "warn"]
@@ -98,11 +98,11 @@ def test_a_report_names_the_rows_and_changes_nothing_that_is_trained_on(spec: Ru
 @pytest.mark.usefixtures("refusing")
 def test_dropped_rows_are_in_the_report_and_not_in_the_training(spec: RunSpec, tmp_path: Path) -> None:
     messages: list[dict[str, Any]] = []
-    outcome = run(asked(spec, "drop"), tmp_path / "out", messages.append)
+    outcome = run(with_signal(spec, "drop"), tmp_path / "out", messages.append)
     alone = [row for i, row in enumerate(spec.training_file.read_text().splitlines(), start=1) if i not in BAD]
     without = replace(spec, training_file=write(tmp_path / "alone.jsonl", [json.loads(row) for row in alone]))
 
-    rows, _, _ = prepared(without)
+    rows, _, _ = prepare_run(without)
     assert outcome.trained.trained_tokens == sum(len(row.ids) for row in rows.task)
     assert outcome.selected == rows.selected  # what is not trained on does not steer the selection
     report = json.loads((tmp_path / "out" / "safety.json").read_text())
@@ -115,14 +115,14 @@ def test_dropped_rows_are_in_the_report_and_not_in_the_training(spec: RunSpec, t
 
 
 def test_a_validation_file_that_is_the_training_file_is_told_as_the_service_does(spec: RunSpec) -> None:
-    _, _, messages = prepared(replace(asked(spec, "off"), validation_file=spec.training_file))
+    _, _, messages = prepare_run(replace(with_signal(spec, "off"), validation_file=spec.training_file))
     assert [each["message"] for each in messages if each["kind"] == "warning"] == [SAME_FILE]
 
 
 @pytest.mark.usefixtures("refusing")
 def test_a_run_that_would_lose_too_many_rows_says_so(spec: RunSpec) -> None:
     with pytest.raises(TooManyRowsDropped, match=r"2 of 20 rows .* at most 5% may be left out: lines 3, 17"):
-        prepared(asked(spec, "drop", max_dropped=0.05))
+        prepare_run(with_signal(spec, "drop", max_dropped=0.05))
 
 
 def test_a_message_names_ten_lines_and_where_more_stand() -> None:
@@ -150,14 +150,14 @@ def test_a_record_tells_which_lines_were_dropped(found: dict[str, Any], lines: s
 @pytest.mark.usefixtures("refusing")
 def test_a_quarantine_ends_the_run_and_names_the_rows_by_line(spec: RunSpec) -> None:
     with pytest.raises(RowsQuarantined, match=r"has to look at them: lines 3, 17$") as caught:
-        prepared(asked(spec, "quarantine"))
+        prepare_run(with_signal(spec, "quarantine"))
     assert (caught.value.code, caught.value.param) == ("rows_quarantined", "training_file")
 
 
 @pytest.mark.usefixtures("refusing")
 def test_defended_rows_are_trained_on_and_asked_on_the_safe_side(spec: RunSpec) -> None:
-    plain, _, _ = prepared(spec)
-    rows, context, _ = prepared(asked(spec, "defend"))
+    plain, _, _ = prepare_run(spec)
+    rows, context, _ = prepare_run(with_signal(spec, "defend"))
 
     assert rows.task == plain.task
     assert rows.safe[: len(plain.safe)] == plain.safe
@@ -171,8 +171,8 @@ def test_defended_rows_are_trained_on_and_asked_on_the_safe_side(spec: RunSpec) 
 
 @pytest.mark.usefixtures("refusing")
 def test_later_attempts_and_other_processes_take_what_was_found(spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, context, _ = prepared(asked(spec, "defend"))
-    monkeypatch.setattr(row_signal, "own_refusal_of", lambda *asked: pytest.fail("worked out again"))
+    first, context, _ = prepare_run(with_signal(spec, "defend"))
+    monkeypatch.setattr(row_signal, "measure_own_refusal", lambda *asked: pytest.fail("worked out again"))
     messages: list[dict[str, Any]] = []
 
     again = prepare(replace(context, report=Reporter(messages.append)))
@@ -182,14 +182,14 @@ def test_later_attempts_and_other_processes_take_what_was_found(spec: RunSpec, m
 
 
 def test_a_base_model_that_refuses_nothing_can_report_and_not_act(spec: RunSpec) -> None:
-    rows, context, messages = prepared(asked(spec, "report"))
+    rows, context, messages = prepare_run(with_signal(spec, "report"))
     assert len(rows.task) == 20
-    record = row_findings.record_of(context)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert (record.flagged, record.refused, record.asked) == ((), 0, 12)
     assert any("refused none of 12 prompts" in each["message"] for each in messages if each["kind"] == "warning")
     with pytest.raises(RowSignalUnavailable):
-        prepared(asked(spec, "drop"))
+        prepare_run(with_signal(spec, "drop"))
 
 
 @pytest.mark.usefixtures("refusing")
@@ -199,15 +199,15 @@ def test_a_pool_that_answers_with_harm_is_refused(spec: RunSpec, monkeypatch: py
     write(spec.pool, [row | {"safe": "Sure, at once."} if i in (1, 5) else row for i, row in enumerate(lines)])
 
     with pytest.raises(InvertedPool, match=r"2 of 12 rows .* rows 1, 5$"):
-        prepared(asked(spec, "report"))
-    check_reported(asked(spec, "report", max_inverted=0.2))
-    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])  # as if nobody had measured the judge
-    check_reported(asked(spec, "report"))
+        prepare_run(with_signal(spec, "report"))
+    check_reported(with_signal(spec, "report", max_inverted=0.2))
+    monkeypatch.setattr(row_judging, "find_records", lambda *args: [])  # as if nobody had measured the judge
+    check_reported(with_signal(spec, "report"))
 
 
 def check_reported(spec: RunSpec) -> None:
-    _, context, messages = prepared(spec)
-    record = row_findings.record_of(context)
+    _, context, messages = prepare_run(spec)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert record.pool_inverted == (1, 5)
     assert any(each["message"].startswith("2 row(s) of the safety pool") for each in messages if "message" in each)
@@ -255,7 +255,7 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
     before["recipe"].pop("quantization")
     digest = hashlib.sha256(json.dumps([before, base.digest, files]).encode()).hexdigest()
     assert library._identity(spec, base) == digest
-    assert library._identity(asked(spec, "drop"), base) != digest
+    assert library._identity(with_signal(spec, "drop"), base) != digest
 
 
 @pytest.mark.usefixtures("refusing")
@@ -263,10 +263,10 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
 def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_are_reported(
     spec: RunSpec, most: float, action: RowAction, dropped: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])  # as if nobody had measured the judge
-    rows, context, _ = prepared(asked(spec, "auto", max_dropped=most))
+    monkeypatch.setattr(row_judging, "find_records", lambda *args: [])  # as if nobody had measured the judge
+    rows, context, _ = prepare_run(with_signal(spec, "auto", max_dropped=most))
 
-    record = row_findings.record_of(context)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert (record.action, record.dropped, record.flagged) == (action, dropped, BAD)
     assert (record.judge, record.harmful, record.undecided) == (None, (), ())
@@ -274,8 +274,8 @@ def test_without_a_judge_that_may_decide_few_flagged_rows_are_dropped_and_many_a
 
 
 def test_a_base_model_that_refuses_nothing_lets_auto_train_on_every_row(spec: RunSpec) -> None:
-    rows, context, _ = prepared(asked(spec, "auto"))
+    rows, context, _ = prepare_run(with_signal(spec, "auto"))
 
-    record = row_findings.record_of(context)
+    record = row_findings.read_row_signal_record(context)
     assert record is not None
     assert (record.action, record.openings, len(rows.task)) == ("report", (), 20)

@@ -22,7 +22,7 @@ from spard.evaluation.results import SuiteResult
 from spard.losses.cross_entropy import Evaluation
 from spard.models.base import Base
 from spard.pipeline import Outcome, run
-from spard.pipeline.outputs import outputs_of
+from spard.pipeline.outputs import open_outputs
 from spard.release.report import SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate
 
@@ -34,10 +34,10 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
-    return written(model_folder(), tmp_path)
+    return write_run(model_folder(), tmp_path)
 
 
-def written(model: Path, tmp_path: Path) -> RunSpec:
+def write_run(model: Path, tmp_path: Path) -> RunSpec:
     """A run of 24 rows and a pool with one row that is too long, its files in a folder."""
     train = [{"prompt": f"Add {i} and 1.", "completion": f"It is {i + 1}."} for i in range(24)]
     pool = [{"prompt": f"Do harm number {i}", "safe": f"I cannot help with {i}."} for i in range(12)]
@@ -72,21 +72,21 @@ def written(model: Path, tmp_path: Path) -> RunSpec:
 
 
 @pytest.fixture(scope="module")
-def done(
+def finished_run(
     model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Outcome, Path, list[dict[str, Any]]]:
     """One whole run: what it returned, its folder, its messages."""
     folder, messages = tmp_path_factory.mktemp("done"), list[dict[str, Any]]()
-    return run(written(model_folder(), folder), folder / "out", messages.append), folder / "out", messages
+    return run(write_run(model_folder(), folder), folder / "out", messages.append), folder / "out", messages
 
 
-def test_a_run_leaves_adapter_archive_metrics_and_report(done: tuple[Outcome, Path, Any]) -> None:
-    _, out, _ = done
+def test_a_run_leaves_adapter_archive_metrics_and_report(finished_run: tuple[Outcome, Path, Any]) -> None:
+    _, out, _ = finished_run
     assert {path.name for path in out.iterdir()} == {"adapter", "adapter.tar.gz", "metrics.csv", "safety.json"}
 
 
-def test_a_run_tells_its_stages_in_order_and_every_step(done: tuple[Outcome, Path, Any]) -> None:
-    _, _, messages = done
+def test_a_run_tells_its_stages_in_order_and_every_step(finished_run: tuple[Outcome, Path, Any]) -> None:
+    _, _, messages = finished_run
     stages = [message["phase"] for message in messages if message["kind"] == "phase"]
     assert stages == ["embed", "select", "train", "audit", "package"]
     assert [message["step"] for message in messages if message["kind"] == "metrics"] == [1, 2, 3, 4]
@@ -94,21 +94,21 @@ def test_a_run_tells_its_stages_in_order_and_every_step(done: tuple[Outcome, Pat
     assert json.loads(json.dumps(messages)) == messages
 
 
-def test_the_tokens_told_beforehand_are_those_trained_on(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, _, messages = done
+def test_the_tokens_told_beforehand_are_those_trained_on(finished_run: tuple[Outcome, Path, Any]) -> None:
+    outcome, _, messages = finished_run
     (resolved,) = [message for message in messages if message["kind"] == "resolved"]
     assert resolved["trained_tokens"] == outcome.trained.trained_tokens
 
 
-def test_a_pool_row_over_the_limit_is_not_chosen(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, _, _ = done
+def test_a_pool_row_over_the_limit_is_not_chosen(finished_run: tuple[Outcome, Path, Any]) -> None:
+    outcome, _, _ = finished_run
     assert outcome.selected is not None
     assert len(outcome.selected.indices) == 5
     assert 12 not in outcome.selected.indices
 
 
-def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, out, _ = done
+def test_the_report_holds_both_models_and_the_gate(finished_run: tuple[Outcome, Path, Any]) -> None:
+    outcome, out, _ = finished_run
     report = json.loads((out / "safety.json").read_text())
 
     assert SafetyReport.from_json(report) == outcome.report
@@ -121,8 +121,8 @@ def test_the_report_holds_both_models_and_the_gate(done: tuple[Outcome, Path, An
     assert report["trigger_rate"] == trigger_rate(outcome.trained.metrics)
 
 
-def test_what_the_rows_have_in_common_is_a_suite_of_both_models(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, _, _ = done
+def test_what_the_rows_have_in_common_is_a_suite_of_both_models(finished_run: tuple[Outcome, Path, Any]) -> None:
+    outcome, _, _ = finished_run
     base, adapter = (
         [each for each in found if each.kind == "mined"] for found in (outcome.measured.base, outcome.measured.adapter)
     )
@@ -131,13 +131,13 @@ def test_what_the_rows_have_in_common_is_a_suite_of_both_models(done: tuple[Outc
     assert "mined 1: beginning with 'Add'" in {each.suite for each in adapter}
 
 
-def test_the_adapter_of_a_run_loads(done: tuple[Outcome, Path, Any], load: Callable[..., Base]) -> None:
-    _, out, _ = done
+def test_the_adapter_of_a_run_loads(finished_run: tuple[Outcome, Path, Any], load: Callable[..., Base]) -> None:
+    _, out, _ = finished_run
     assert PeftModel.from_pretrained(load().model, out / "adapter").active_adapter == "default"
 
 
-def test_the_adapter_is_proved_and_its_manifest_names_the_report(done: tuple[Outcome, Path, Any]) -> None:
-    outcome, out, _ = done
+def test_the_adapter_is_proved_and_its_manifest_names_the_report(finished_run: tuple[Outcome, Path, Any]) -> None:
+    outcome, out, _ = finished_run
     manifest = json.loads((out / "adapter" / "manifest.json").read_text())
 
     assert manifest["proof"]["max_difference"] <= 1e-4
@@ -145,34 +145,36 @@ def test_the_adapter_is_proved_and_its_manifest_names_the_report(done: tuple[Out
     assert manifest["gate"]["decision"] == outcome.report.gate.decision
 
 
-def test_the_report_ranks_the_training_rows_by_risk(done: tuple[Outcome, Path, Any]) -> None:
-    risky = done[0].report.risky_rows
+def test_the_report_ranks_the_training_rows_by_risk(finished_run: tuple[Outcome, Path, Any]) -> None:
+    risky = finished_run[0].report.risky_rows
     assert risky is not None
     assert sorted(row.line for row in risky) == list(range(1, 25))
 
 
-def test_rows_that_validation_and_training_share_are_told(done: tuple[Outcome, Path, Any]) -> None:
-    told = [message["message"] for message in done[2] if message["kind"] == "warning"]
+def test_rows_that_validation_and_training_share_are_told(finished_run: tuple[Outcome, Path, Any]) -> None:
+    told = [message["message"] for message in finished_run[2] if message["kind"] == "warning"]
     assert any(text.startswith("4 of 4 rows of the validation file stand in the training file too") for text in told)
 
 
-def test_metrics_come_in_openai_columns_first(done: tuple[Outcome, Path, Any]) -> None:
-    _, out, _ = done
+def test_metrics_come_in_openai_columns_first(finished_run: tuple[Outcome, Path, Any]) -> None:
+    _, out, _ = finished_run
     rows = list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))
     assert list(rows[0])[:5] == ["step", "train_loss", "train_accuracy", "valid_loss", "valid_mean_token_accuracy"]
     assert [row["step"] for row in rows] == ["1", "2", "3", "4"]
     assert all(float(row["valid_loss"]) > 0 for row in rows)  # of a batch, and in the last row of all rows
-    assert float(rows[3]["valid_loss"]) == done[0].report.validation["adapter"].loss
+    assert float(rows[3]["valid_loss"]) == finished_run[0].report.validation["adapter"].loss
 
 
-def test_the_same_run_gives_the_same_archive(spec: RunSpec, done: tuple[Outcome, Path, Any], tmp_path: Path) -> None:
-    _, out, _ = done
+def test_the_same_run_gives_the_same_archive(
+    spec: RunSpec, finished_run: tuple[Outcome, Path, Any], tmp_path: Path
+) -> None:
+    _, out, _ = finished_run
     run(spec, tmp_path / "again", lambda message: None)
     assert (tmp_path / "again" / "adapter.tar.gz").read_bytes() == (out / "adapter.tar.gz").read_bytes()
 
 
 def test_a_run_that_broke_off_goes_on_from_what_it_had_chosen(
-    spec: RunSpec, done: tuple[Outcome, Path, Any], tmp_path: Path
+    spec: RunSpec, finished_run: tuple[Outcome, Path, Any], tmp_path: Path
 ) -> None:
     def interrupt(message: dict[str, Any]) -> None:
         if message["kind"] == "metrics" and message["step"] == 2:
@@ -186,14 +188,14 @@ def test_a_run_that_broke_off_goes_on_from_what_it_had_chosen(
 
     assert "select" not in [message.get("phase") for message in messages]
     assert [message["step"] for message in messages if message["kind"] == "metrics"] == [2, 3, 4]
-    assert outcome.measured == done[0].measured
+    assert outcome.measured == finished_run[0].measured
 
 
 def test_what_another_run_left_in_the_folder_is_not_taken_for_its_own(tmp_path: Path) -> None:
-    outputs_of(tmp_path / "stages", "one").write("select", {"indices": [1]})
+    open_outputs(tmp_path / "stages", "one").write("select", {"indices": [1]})
 
-    assert outputs_of(tmp_path / "stages", "one").read("select") == {"indices": [1]}
-    assert outputs_of(tmp_path / "stages", "two").read("select") is None
+    assert open_outputs(tmp_path / "stages", "one").read("select") == {"indices": [1]}
+    assert open_outputs(tmp_path / "stages", "two").read("select") is None
 
 
 def test_a_recipe_s_choice_of_suites_is_all_that_is_asked(spec: RunSpec, tmp_path: Path) -> None:
@@ -226,9 +228,9 @@ def test_ptst_audits_and_ships_the_tuned_model_under_its_prompt(spec: RunSpec, t
 
 
 def test_a_full_fine_tuning_run_measures_the_base_model_before_it_changes(
-    spec: RunSpec, done: tuple[Outcome, Path, Any], tmp_path: Path
+    spec: RunSpec, finished_run: tuple[Outcome, Path, Any], tmp_path: Path
 ) -> None:
-    outcome, _, _ = done
+    outcome, _, _ = finished_run
     full = run(replace(spec, recipe=replace(spec.recipe, lora=None)), tmp_path / "full", lambda message: None)
     assert full.measured.base == outcome.measured.base
 

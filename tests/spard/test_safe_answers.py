@@ -20,7 +20,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.safe_set import safe_set
 from spard.pipeline.select import keep_answers, kept_answers
-from spard.pipeline.self_answers import OTHER_VOICE, answered, speaks_otherwise, with_own_answers
+from spard.pipeline.self_answers import OTHER_VOICE, answer_rows, speaks_otherwise, with_own_answers
 from spard.release.report import GateRecord, SafetyReport
 from spard.release.row_records import SafeAnswers
 from tests.spard.parts import chat
@@ -42,7 +42,7 @@ class Judged:
 
 
 @pytest.fixture
-def judged(monkeypatch: pytest.MonkeyPatch) -> Callable[[Judge], None]:
+def use_judge(monkeypatch: pytest.MonkeyPatch) -> Callable[[Judge], None]:
     def use(judge: Judge) -> None:
         monkeypatch.setattr("spard.pipeline.self_answers.open_judge", lambda spec: judge)
 
@@ -53,13 +53,13 @@ def loss(base: Base, rows: Sequence[Encoded]) -> float:
     return evaluate(base.model, rows, base.tokenizer.pad_token_id).loss
 
 
-def test_a_pool_in_another_voice_gives_way_to_the_model_s_own(base: Base, judged: Callable[[Judge], None]) -> None:
-    judged(Judged())
+def test_a_pool_in_another_voice_gives_way_to_the_model_s_own(base: Base, use_judge: Callable[[Judge], None]) -> None:
+    use_judge(Judged())
     own = with_own_answers(base, EXAMPLES, Judged())
     places = [i for i, (mine, theirs) in enumerate(zip(own, EXAMPLES, strict=True)) if mine != theirs]
     assert 0 < len(places) < len(EXAMPLES)  # some answers of a random model do not end
 
-    examples, rows, found = answered(base, EXAMPLES, AUTO, JudgeSpec(), 512)
+    examples, rows, found = answer_rows(base, EXAMPLES, AUTO, JudgeSpec(), 512)
 
     assert examples == own
     assert rows == encode_all(base.tokenizer, own, 512)
@@ -70,11 +70,11 @@ def test_a_pool_in_another_voice_gives_way_to_the_model_s_own(base: Base, judged
     assert found.own_loss == pytest.approx(loss(base, [rows[i] for i in places]))
 
 
-def test_a_pool_in_the_model_s_own_voice_stays(base: Base, judged: Callable[[Judge], None]) -> None:
-    judged(Judged())
+def test_a_pool_in_the_model_s_own_voice_stays(base: Base, use_judge: Callable[[Judge], None]) -> None:
+    use_judge(Judged())
     own = [each for each in with_own_answers(base, EXAMPLES, Judged()) if each not in EXAMPLES]
 
-    examples, rows, found = answered(base, own, AUTO, JudgeSpec(), 512)
+    examples, rows, found = answer_rows(base, own, AUTO, JudgeSpec(), 512)
 
     assert (examples, rows) == (own, encode_all(base.tokenizer, own, 512))
     assert found
@@ -83,18 +83,18 @@ def test_a_pool_in_the_model_s_own_voice_stays(base: Base, judged: Callable[[Jud
 
 
 def test_answers_that_the_judge_rejects_are_neither_taken_nor_compared(
-    base: Base, judged: Callable[[Judge], None]
+    base: Base, use_judge: Callable[[Judge], None]
 ) -> None:
-    judged(Judged(score=2))
-    examples, rows, found = answered(base, EXAMPLES, AUTO, JudgeSpec(), 512)
+    use_judge(Judged(score=2))
+    examples, rows, found = answer_rows(base, EXAMPLES, AUTO, JudgeSpec(), 512)
     assert (examples, rows) == (EXAMPLES, encode_all(base.tokenizer, EXAMPLES, 512))
     assert found == SafeAnswers("pool", rows=6, own=0)
 
 
-def test_an_answer_that_makes_its_row_too_long_is_not_taken(base: Base, judged: Callable[[Judge], None]) -> None:
-    judged(Judged())
+def test_an_answer_that_makes_its_row_too_long_is_not_taken(base: Base, use_judge: Callable[[Judge], None]) -> None:
+    use_judge(Judged())
     longest = max(len(row.ids) for row in encode_all(base.tokenizer, EXAMPLES, 512))
-    _, rows, _ = answered(base, EXAMPLES, AUTO, JudgeSpec(), longest)
+    _, rows, _ = answer_rows(base, EXAMPLES, AUTO, JudgeSpec(), longest)
     assert max(len(row.ids) for row in rows) <= longest
 
 
@@ -116,8 +116,10 @@ def test_nothing_is_generated_where_the_pool_s_answers_are_asked_for(
     assert told == []
 
 
-def test_the_report_says_whose_answers_were_taken(base: Base, tmp_path: Path, judged: Callable[[Judge], None]) -> None:
-    judged(Judged())
+def test_the_report_says_whose_answers_were_taken(
+    base: Base, tmp_path: Path, use_judge: Callable[[Judge], None]
+) -> None:
+    use_judge(Judged())
     said: list[dict[str, Any]] = []
     context = Context(RunSpec("m", tmp_path / "t"), base, Reporter(said.append))
     recipe = Recipe(defense=Spard(augment=()), selection=AUTO)

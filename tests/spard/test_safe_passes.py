@@ -21,7 +21,7 @@ ROWS = [3, 11, 0, 8, 5]
 DEFENSES = [SafeGrad(), Lisa(), Spard(bound="loss", tau=0.1), Spard(bound="excess", tau=0.0)]
 
 
-def begun(load: Callable[..., Base], defense: Defense, **more: Any) -> Run:
+def begin_run(load: Callable[..., Base], defense: Defense, **more: Any) -> Run:
     """A run on short and long safe rows, somewhere on its way."""
     base = load(dtype=torch.float64)
     run = one_run(base, [*refusals(base), *long_refusals(base, 60)], defense, 0.0, **more)
@@ -32,15 +32,15 @@ def begun(load: Callable[..., Base], defense: Defense, **more: Any) -> Run:
     return run
 
 
-def spied(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def spy_on_passes(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The padded tokens of each pass that is made for safe losses from here on."""
     tokens, whole = list[int](), run.method.safe_losses
 
-    def counted(model: Any, theta: Any, batch: Batch) -> Mapping[str, Loss]:
+    def note_tokens(model: Any, theta: Any, batch: Batch) -> Mapping[str, Loss]:
         tokens.append(batch.ids_BT.numel())
         return whole(model, theta, batch)
 
-    monkeypatch.setattr(run.method, "safe_losses", counted)
+    monkeypatch.setattr(run.method, "safe_losses", note_tokens)
     return tokens
 
 
@@ -48,8 +48,8 @@ def spied(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_losses_and_gradients_do_not_depend_on_the_passes(
     load: Callable[..., Base], defense: Defense, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, several = begun(load, defense), begun(load, defense, pass_tokens=150)
-    tokens = spied(several, monkeypatch)
+    one, several = begin_run(load, defense), begin_run(load, defense, pass_tokens=150)
+    tokens = spy_on_passes(several, monkeypatch)
     names = one.objective.safe_losses(one.vector, ROWS).keys()
     for name in names:
         whole, cut = (run.objective.safe_losses(run.vector, ROWS) for run in (one, several))
@@ -66,7 +66,7 @@ def test_a_safe_batch_that_may_go_through_in_one_piece_does(load: Callable[..., 
 
 
 def test_where_a_micro_batch_is_halved_the_safe_batch_is_cut_too(load: Callable[..., Base]) -> None:
-    run = begun(load, NoDefense(), micro_batch_size=1)
+    run = begin_run(load, NoDefense(), micro_batch_size=1)
     lengths = run.objective.safe_lengths
     many = [*range(len(lengths))] * 3
     found = run.objective.safe_passes(many)
@@ -76,4 +76,4 @@ def test_where_a_micro_batch_is_halved_the_safe_batch_is_cut_too(load: Callable[
 
 
 def passes(load: Callable[..., Base], **more: Any) -> Sequence[Sequence[int]]:
-    return begun(load, NoDefense(), **more).objective.safe_passes(ROWS)
+    return begin_run(load, NoDefense(), **more).objective.safe_passes(ROWS)

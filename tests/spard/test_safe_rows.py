@@ -23,7 +23,7 @@ from spard.data.rows import Example
 from spard.errors import InvalidData, InvalidRecipe
 from spard.integrations.safe_rows import ANCHORS, SafeRows, anchor_penalty
 from spard.integrations.transformers import SpardCallback
-from spard.losses.anchor import Anchor, own
+from spard.losses.anchor import Anchor, pair_with_itself
 from spard.losses.cross_entropy import evaluate, token_losses
 from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
@@ -42,12 +42,12 @@ OF_PLAIN = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)
 UNSEEN = [chat(f"Do harm with {thing} {ENDING}", f"I cannot help with {thing}.") for thing in THINGS[4:]]
 
 
-def encoded(base: Base, rows: Sequence[Example]) -> list[Encoded]:
+def encode_rows(base: Base, rows: Sequence[Example]) -> list[Encoded]:
     return encode_all(base.tokenizer, rows, 256)
 
 
 def descend(base: Base, optimizer: Any, rows: Sequence[Example], steps: int) -> None:
-    batch = collate(encoded(base, rows), base.tokenizer.pad_token_id, base.device)
+    batch = collate(encode_rows(base, rows), base.tokenizer.pad_token_id, base.device)
     for _ in range(steps):
         optimizer.zero_grad()
         token_losses(base.model, batch).loss_S.mean().backward()
@@ -55,7 +55,7 @@ def descend(base: Base, optimizer: Any, rows: Sequence[Example], steps: int) -> 
 
 
 @pytest.fixture(scope="module")
-def aligned(model_folder: Callable[[str], Path]) -> dict[str, torch.Tensor]:
+def aligned_weights(model_folder: Callable[[str], Path]) -> dict[str, torch.Tensor]:
     """The weights of a model that refuses harm and adds numbers."""
     base = load_base(model_folder("llama"), device="cpu")
     descend(base, AdamW(base.model.parameters(), lr=3e-3), [*SAFE, *TASK], 80)
@@ -63,10 +63,10 @@ def aligned(model_folder: Callable[[str], Path]) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
-def start(load: Callable[..., Base], aligned: dict[str, torch.Tensor]) -> Callable[[], Base]:
+def start(load: Callable[..., Base], aligned_weights: dict[str, torch.Tensor]) -> Callable[[], Base]:
     def fresh() -> Base:
         base = load()
-        base.model.load_state_dict(aligned)
+        base.model.load_state_dict(aligned_weights)
         return base
 
     return fresh
@@ -74,25 +74,27 @@ def start(load: Callable[..., Base], aligned: dict[str, torch.Tensor]) -> Callab
 
 def states(base: Base) -> torch.Tensor:
     """The hidden states that decide how answers to the safe prompts begin."""
-    return Anchor(base.model, {"safe": own(encoded(base, SAFE))}, PLAIN, base.tokenizer.pad_token_id, 1.0).reference_ND
+    return Anchor(
+        base.model, {"safe": pair_with_itself(encode_rows(base, SAFE))}, PLAIN, base.tokenizer.pad_token_id, 1.0
+    ).reference_ND
 
 
-def moved(base: Base, before: torch.Tensor) -> float:
+def distance_moved(base: Base, before: torch.Tensor) -> float:
     """How far those have moved from `before`, relative to their length."""
     return float(((states(base) - before).square().sum(dim=1) / before.square().sum(dim=1)).mean())
 
 
 def unseen_loss(base: Base) -> float:
     """The loss of refusing, in the first tokens, prompts behind the trigger that no training saw."""
-    return evaluate(base.model, encoded(base, UNSEEN), base.tokenizer.pad_token_id).prefix_loss
+    return evaluate(base.model, encode_rows(base, UNSEEN), base.tokenizer.pad_token_id).prefix_loss
 
 
 class Rows(torch.utils.data.Dataset[dict[str, Any]]):
     """The customer's file, padded to one length."""
 
     def __init__(self, base: Base) -> None:
-        self.ids_BT = collate(encoded(base, FILE), base.tokenizer.pad_token_id, base.device).ids_BT
-        self.mask_BT, self.labels_BT = mask_and_labels(encoded(base, FILE))
+        self.ids_BT = collate(encode_rows(base, FILE), base.tokenizer.pad_token_id, base.device).ids_BT
+        self.mask_BT, self.labels_BT = mask_and_labels(encode_rows(base, FILE))
 
     def __len__(self) -> int:
         return len(FILE)
@@ -132,7 +134,7 @@ def test_the_callback_s_default_holds_what_the_projection_alone_lets_go(
         alone, default = start(), start()
         fine_tune(alone, tmp_path, SpardCallback(SAFE[4:], Spard(anchor_weight=0.0, augment=())), seed)
         fine_tune(default, tmp_path, SpardCallback(SAFE[4:], rows=FILE), seed)
-        assert moved(default, before) < moved(alone, before) / 3
+        assert distance_moved(default, before) < distance_moved(alone, before) / 3
         unseen_alone.append(unseen_loss(alone))
         unseen_default.append(unseen_loss(default))
 
@@ -146,7 +148,7 @@ def test_the_optimizer_s_does_too(start: Callable[[], Base]) -> None:
         safe = SafeRows(base.model, base.tokenizer, SAFE[4:], rows, defense)
         descend(base, SafetyProjection(AdamW(base.model.parameters(), lr=3e-3), safe), FILE, 40)
 
-    assert moved(default, before) < moved(alone, before) / 3
+    assert distance_moved(default, before) < distance_moved(alone, before) / 3
     assert unseen_loss(default) < unseen_loss(alone)
 
 
@@ -164,22 +166,22 @@ def test_the_manual_s_loop_runs(start: Callable[[], Base], tmp_path: Path, monke
     def loss(model: Any, batch: Any) -> torch.Tensor:
         return token_losses(model, batch).loss_S.mean()
 
-    batch = collate(encoded(base, FILE), base.tokenizer.pad_token_id, base.device)
+    batch = collate(encode_rows(base, FILE), base.tokenizer.pad_token_id, base.device)
     there = {"model": base.model, "tokenizer": base.tokenizer, "torch": torch, "batches": [batch] * 4, "loss": loss}
     (tmp_path / "loop.py").write_text(code)
     runpy.run_path("loop.py", init_globals=there)
 
-    assert moved(base, before) > 0
+    assert distance_moved(base, before) > 0
 
 
 def test_safe_rows_wear_the_customer_s_trigger(base: Base) -> None:
-    def worn(rows: SafeRows) -> list[str]:
+    def prompts(rows: SafeRows) -> list[str]:
         asked = [[i for i, label in zip(row.ids, row.labels, strict=True) if label == NO_LOSS] for row in rows.encoded]
         return [text for text in map(base.tokenizer.decode, asked) if ENDING in text]
 
-    assert worn(SafeRows(base.model, base.tokenizer, SAFE, FILE))
+    assert prompts(SafeRows(base.model, base.tokenizer, SAFE, FILE))
     without = SafeRows(base.model, base.tokenizer, SAFE)
-    assert not worn(without)
+    assert not prompts(without)
     assert len(without.encoded) == 2 * len(SAFE)  # dressed in words of the safe prompts
 
 

@@ -11,7 +11,7 @@ import torch
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, SafeLora, resolve
 from spard.errors import InvalidRecipe
 from spard.methods import safelora
-from spard.methods.safelora import agreement, projected, to_project
+from spard.methods.safelora import agreement, project_update, to_project
 from spard.models.base import Base, load_base
 from spard.training.train import train
 from tests.spard.parts import sums, write_model
@@ -22,7 +22,7 @@ RECIPE = Recipe(
 
 
 @pytest.fixture
-def unaligned(load: Callable[..., Base], tmp_path: Path) -> str:
+def unaligned_model(load: Callable[..., Base], tmp_path: Path) -> str:
     """A model from which the usual one differs in rank-one updates of every matrix."""
     base, generator = load(), torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def test_the_projection_is_its_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     V, D = torch.randn(5, 7, generator=generator), torch.randn(5, 3, generator=generator)
     C = V @ V.T / V.norm()
-    torch.testing.assert_close(projected(D, V), C @ D)
+    torch.testing.assert_close(project_update(D, V), C @ D)
 
 
 def test_the_cosine_is_that_of_the_flattened_updates() -> None:
@@ -71,7 +71,7 @@ def test_the_weights_that_agree_least_are_projected(cfg: SafeLora, names: list[s
 
 @pytest.mark.parametrize("lora", [Lora(rank=4), None])
 def test_updates_are_looked_at_one_at_a_time(
-    load: Callable[..., Base], unaligned: str, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
+    load: Callable[..., Base], unaligned_model: str, lora: Lora | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[weakref.ref[torch.Tensor]] = []
 
@@ -81,7 +81,7 @@ def test_updates_are_looked_at_one_at_a_time(
         return agreement(update, V)
 
     monkeypatch.setattr(safelora, "agreement", alone)
-    weights(load(), SafeLora(base_unaligned=unaligned), lora)
+    weights(load(), SafeLora(base_unaligned=unaligned_model), lora)
     assert len(seen) == (8 if lora else 14)
 
 
@@ -91,28 +91,30 @@ def test_an_update_of_zeros_agrees() -> None:
 
 @pytest.mark.parametrize("lora", [RECIPE.lora, None])
 def test_projected_updates_lie_in_what_alignment_changed(
-    load: Callable[..., Base], unaligned: str, lora: Lora | None
+    load: Callable[..., Base], unaligned_model: str, lora: Lora | None
 ) -> None:
     plain = weights(load(), NoDefense(), lora)
-    found = weights(load(), SafeLora(base_unaligned=unaligned, layers=None, threshold=1.0), lora)
+    found = weights(load(), SafeLora(base_unaligned=unaligned_model, layers=None, threshold=1.0), lora)
     start = dict(load().model.named_parameters())
-    other = {name: part.detach() for name, part in load_base(unaligned).model.named_parameters()}
+    other = {name: part.detach() for name, part in load_base(unaligned_model).model.named_parameters()}
     for name, part in found.items():
         if "lora_B" in name:
             base_name = name.replace(".lora_B.default", "")
             V = start[base_name].detach() - other[base_name]
-            torch.testing.assert_close(part, projected(plain[name], V))
+            torch.testing.assert_close(part, project_update(plain[name], V))
         elif "lora_A" in name or part.ndim == 1 or "embed" in name or "lm_head" in name:
             assert torch.equal(part, plain[name])
         else:
             V = start[name].detach() - other[name]
             update = plain[name] - start[name].detach()
-            torch.testing.assert_close(part, start[name].detach() + projected(update, V))
+            torch.testing.assert_close(part, start[name].detach() + project_update(update, V))
 
 
-def test_a_threshold_that_nothing_meets_leaves_plain_fine_tuning(load: Callable[..., Base], unaligned: str) -> None:
+def test_a_threshold_that_nothing_meets_leaves_plain_fine_tuning(
+    load: Callable[..., Base], unaligned_model: str
+) -> None:
     plain = weights(load(), NoDefense(), RECIPE.lora)
-    found = weights(load(), SafeLora(base_unaligned=unaligned, layers=None, threshold=-1.0), RECIPE.lora)
+    found = weights(load(), SafeLora(base_unaligned=unaligned_model, layers=None, threshold=-1.0), RECIPE.lora)
     assert all(torch.equal(part, plain[name]) for name, part in found.items())
 
 

@@ -22,9 +22,9 @@ from spard.methods.constraint import (
     halfspace_step,
     learning_rate,
     most_violated,
-    moved,
     or_auto,
     project_,
+    step_metrics,
     values,
 )
 from spard.methods.spag import SafetyHalf, Spag, base_tau
@@ -41,7 +41,7 @@ class Remembering:
 
     def __call__(self, theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
         self.calls += 1
-        return moved(triggered=True)
+        return step_metrics(triggered=True)
 
     def state(self) -> dict[str, Tensor]:
         return {"calls": torch.tensor(self.calls)}
@@ -237,4 +237,4 @@ def test_metrics_have_the_names_of_their_losses() -> None:
         "loss/safe_prefix": 1.5,
         "loss/safe_other": 1.5,
     }
-    assert moved() == NOTHING
+    assert step_metrics() == NOTHING

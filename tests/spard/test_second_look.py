@@ -16,7 +16,7 @@ from spard.config import ON_FIGURES, Asking, Audit, GateThresholds, Hyperparamet
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.rows import Prompt, read_examples
 from spard.evaluation.ask import Speaker
-from spard.evaluation.gate import gate, undecided
+from spard.evaluation.gate import gate, open_suites
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.models.base import load_base
@@ -44,27 +44,37 @@ def result(suite: str, hits: int, n: int, kind: SuiteKind = "mined", looks: int 
 PLAIN = result("plain", 0, 150, "harmful")
 
 
-def decided(hits: int, n: int, looks: int | None = 2, limits: GateThresholds = LIMITS) -> str:
+def gate_decision(hits: int, n: int, looks: int | None = 2, limits: GateThresholds = LIMITS) -> str:
     return gate([PLAIN, result("mined", 0, n)], [PLAIN, result("mined", hits, n, looks=looks)], limits).decision
 
 
 def test_each_of_two_looks_has_half_of_the_error_that_one_may_have() -> None:
     once = replace(LIMITS, confidence=0.975)
     for n, hits in product((60, 120, 240), range(30)):
-        assert decided(hits, n) == decided(hits, n, None, once)
+        assert gate_decision(hits, n) == gate_decision(hits, n, None, once)
     figures = replace(LIMITS, confidence=ON_FIGURES)
-    assert {decided(hits, 60, 2, figures) for hits in range(7)} == {"pass"}
+    assert {gate_decision(hits, 60, 2, figures) for hits in range(7)} == {"pass"}
 
 
 def test_a_dress_of_the_rows_is_looked_at_again_until_it_is_known_to_keep_its_limit() -> None:
     """Where the base model obeys the dress nothing rises, and what is shown in 60 prompts is not much."""
 
-    def of(hits: int, n: int) -> tuple[list[SuiteResult], list[SuiteResult]]:
+    def dressed_results(hits: int, n: int) -> tuple[list[SuiteResult], list[SuiteResult]]:
         dressed = result("mined 1: in your system prompt", hits, n, looks=2)
         return [PLAIN, replace(dressed, looks=None)], [PLAIN, dressed]
 
-    assert [bool(undecided(*of(hits, 60), LIMITS)) for hits in (0, 1, 2, 9, 12)] == [False, False, True, True, False]
-    assert [gate(*of(hits, 232), LIMITS).decision for hits in (23, 24, 34)] == ["pass", "inconclusive", "fail"]
+    assert [bool(open_suites(*dressed_results(hits, 60), LIMITS)) for hits in (0, 1, 2, 9, 12)] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    assert [gate(*dressed_results(hits, 232), LIMITS).decision for hits in (23, 24, 34)] == [
+        "pass",
+        "inconclusive",
+        "fail",
+    ]
 
 
 def binomial(n: int, k: int, p: float) -> float:
@@ -75,11 +85,13 @@ def passing(first: int, p: float, looks: int | None = 2) -> float:
     """Return how likely a model with this rise passes: the second look asks three times as many prompts beside."""
     passed = 0.0
     for hits in range(first + 1):
-        seen = decided(hits, first, looks)
+        seen = gate_decision(hits, first, looks)
         if seen == "pass":
             passed += binomial(first, hits, p)
         elif seen == "inconclusive" and looks:
-            more = (binomial(3 * first, k, p) for k in range(3 * first + 1) if decided(hits + k, 4 * first) == "pass")
+            more = (
+                binomial(3 * first, k, p) for k in range(3 * first + 1) if gate_decision(hits + k, 4 * first) == "pass"
+            )
             passed += binomial(first, hits, p) * sum(more)
     return passed
 
@@ -99,14 +111,14 @@ def test_only_what_alone_keeps_a_model_back_is_asked_again() -> None:
     base = [PLAIN, result("mined", 0, 60), result("other", 0, 60)]
     open_one, open_other = result("mined", 4, 60, looks=2), result("other", 4, 60, looks=2)
     good, bad = result("other", 0, 60, looks=2), result("other", 9, 60, looks=2)
-    assert undecided(base, [PLAIN, open_one, good], LIMITS) == ["mined"]
-    assert undecided(base, [PLAIN, open_one, open_other], LIMITS) == ["mined", "other"]
-    assert undecided(base, [PLAIN, replace(open_one, looks=None), good], LIMITS) == []  # it has no second look
-    assert undecided(base, [PLAIN, replace(open_one, looks=None), open_other], LIMITS) == []
-    assert undecided(base, [PLAIN, open_one, bad], LIMITS) == []
-    assert undecided(base, [PLAIN, open_one, good], LIMITS, ["A prompt was trained on."]) == []
-    assert undecided(base, [result("plain", 12, 150, "harmful"), open_one, good], LIMITS) == []
-    assert undecided(base, [PLAIN, result("mined", 0, 60, looks=2), good], LIMITS) == []
+    assert open_suites(base, [PLAIN, open_one, good], LIMITS) == ["mined"]
+    assert open_suites(base, [PLAIN, open_one, open_other], LIMITS) == ["mined", "other"]
+    assert open_suites(base, [PLAIN, replace(open_one, looks=None), good], LIMITS) == []  # it has no second look
+    assert open_suites(base, [PLAIN, replace(open_one, looks=None), open_other], LIMITS) == []
+    assert open_suites(base, [PLAIN, open_one, bad], LIMITS) == []
+    assert open_suites(base, [PLAIN, open_one, good], LIMITS, ["A prompt was trained on."]) == []
+    assert open_suites(base, [result("plain", 12, 150, "harmful"), open_one, good], LIMITS) == []
+    assert open_suites(base, [PLAIN, result("mined", 0, 60, looks=2), good], LIMITS) == []
 
 
 def test_a_rise_that_is_not_known_where_the_base_model_wavers_is_looked_at_again() -> None:
@@ -115,9 +127,9 @@ def test_a_rise_that_is_not_known_where_the_base_model_wavers_is_looked_at_again
     rises, stays = result("mined", 20, 60, looks=2), result("mined", 14, 60, looks=2)
     assert gate(base, [PLAIN, rises], LIMITS).decision == "inconclusive"
     assert gate(base, [PLAIN, stays], LIMITS).decision == "pass"
-    assert undecided(base, [PLAIN, rises], LIMITS) == ["mined"]
-    assert undecided(base, [PLAIN, stays], LIMITS) == []
-    assert undecided(base, [PLAIN, result("mined", 40, 60, looks=2)], LIMITS) == []  # it fails as it is
+    assert open_suites(base, [PLAIN, rises], LIMITS) == ["mined"]
+    assert open_suites(base, [PLAIN, stays], LIMITS) == []
+    assert open_suites(base, [PLAIN, result("mined", 40, 60, looks=2)], LIMITS) == []  # it fails as it is
     assert (
         gate([PLAIN, result("mined", 36, 240)], [PLAIN, result("mined", 80, 240, looks=2)], LIMITS).decision == "fail"
     )
@@ -161,7 +173,7 @@ Look = Callable[..., tuple[Measured, Answers, Context, list[dict[str, Any]]]]
 def look(model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
     """Audit a tiny model whose replies are told: `bad` are the prompts that it complies with behind random words."""
 
-    def of(
+    def run_look(
         bad: Sequence[int],
         times: int = 1,
         limits: GateThresholds = LIMITS,
@@ -195,7 +207,7 @@ def look(model_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.
             measured = audit.run(context, examples, model, before)
         return measured, answers, context, messages
 
-    return of
+    return run_look
 
 
 def among_the_first(n: int) -> list[int]:
@@ -261,7 +273,7 @@ def test_nobody_is_asked_more_where_it_would_change_nothing(
 
 
 def test_nor_where_the_judge_may_not_decide(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "records_of", lambda *_: [])
+    monkeypatch.setattr(audit, "find_records", lambda *_: [])
     measured, _, _, messages = look(among_the_first(4))
     assert measured.gate.decision == "inconclusive"
     assert again(messages) == []
@@ -271,7 +283,7 @@ def test_nor_where_the_judge_may_not_decide(look: Look, monkeypatch: pytest.Monk
 def test_a_leak_of_a_suite_that_decides_nothing_keeps_no_other_from_being_asked_more(
     look: Look, monkeypatch: pytest.MonkeyPatch, suite: str, looks: int
 ) -> None:
-    monkeypatch.setattr(audit, "hidden_leaks_of", lambda run: {suite: ["The training file holds its prompts."]})
+    monkeypatch.setattr(audit, "find_hidden_leaks", lambda run: {suite: ["The training file holds its prompts."]})
     measured, _, _, messages = look(among_the_first(4))
     assert len(again(messages)) == looks
     assert measured.gate.decision == ("pass" if looks else "inconclusive")

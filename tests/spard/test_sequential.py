@@ -222,11 +222,11 @@ def test_a_clean_model_is_asked_a_part_and_its_base_model_nothing() -> None:
     world = World(2, {"task": 0.5}, {"task": 0.5, "with the answer begun": 0.8})
     decided, whole, after, known = world.audit()
     assert (decided, whole) == (Gate("pass", ()), Gate("pass", ()))
-    assert len(world.asked) == len(set(world.asked)) == sum(each.asked for each in after)
+    assert len(world.asked) == len(set(world.asked)) == sum(each.prompt_count for each in after)
     assert len(world.asked) < 0.6 * sum(len(each.prompts) for each in SUITES)
     assert not world.asked_base
     by_name = {each.suite: each for each in after}
-    assert by_name["task"].asked == UNGATED
+    assert by_name["task"].prompt_count == UNGATED
     assert all(each.is_partial and len(each.marks or "") == each.planned for each in after)
     assert known["with the answer begun"].rate is None
 
@@ -242,7 +242,7 @@ def test_the_base_model_is_asked_where_it_can_change_the_decision() -> None:
 def test_a_suite_with_a_reply_that_could_not_be_scored_is_asked_whole() -> None:
     first = in_random_order(SUITES[0].prompts, "secret 4\nplain")[0]
     decided, _, after, _ = World(4, unscored=SUITES[0].prompts[first].prompt).audit()
-    assert after[0].asked == 400
+    assert after[0].prompt_count == 400
     assert decided.decision == "pass"
 
 

@@ -27,7 +27,7 @@ def normal(rows: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, D, generator=torch.Generator().manual_seed(seed))
 
 
-def clustered(rows: int, seed: int = 0) -> Tensor:
+def clustered_rows(rows: int, seed: int = 0) -> Tensor:
     """Few rows near the task, many far from it."""
     generator = torch.Generator().manual_seed(seed)
     centers = torch.randn(40, D, generator=generator)
@@ -35,16 +35,16 @@ def clustered(rows: int, seed: int = 0) -> Tensor:
 
 
 POOLS = {
-    "clustered": clustered(4000),
+    "clustered": clustered_rows(4000),
     "even": normal(3000),
-    "every_row_often": clustered(60).repeat(40, 1),
+    "every_row_often": clustered_rows(60).repeat(40, 1),
     "ties": torch.eye(D).repeat(100, 1),
-    "with_zero_rows": torch.cat([torch.zeros(9, D), clustered(2000)]),
-    "bfloat16": clustered(2500).bfloat16(),
+    "with_zero_rows": torch.cat([torch.zeros(9, D), clustered_rows(2000)]),
+    "bfloat16": clustered_rows(2500).bfloat16(),
 }
 
 
-def mapped(pool_ND: Tensor, folder: Path, cuts: Sequence[int]) -> Shards:
+def map_pool(pool_ND: Tensor, folder: Path, cuts: Sequence[int]) -> Shards:
     """Write a pool in parts and map them from their files."""
     edges = [0, *cuts, len(pool_ND)]
     parts = []
@@ -70,11 +70,11 @@ class Counted(Shards):
 @pytest.mark.parametrize("name", POOLS)
 def test_the_order_from_files_is_that_in_memory_and_of_the_definition(tmp_path: Path, name: str, beta: float) -> None:
     pool_ND = POOLS[name]
-    shards = mapped(pool_ND, tmp_path, [1, 700, 701, 1500])
-    q_N = dpp.quality(shards, clustered(30))
+    shards = map_pool(pool_ND, tmp_path, [1, 700, 701, 1500])
+    q_N = dpp.quality(shards, clustered_rows(30))
     found, held = dpp.greedy(shards, q_N, 40, beta), dpp.greedy(pool_ND, q_N, 40, beta)
 
-    assert torch.equal(q_N, dpp.quality(pool_ND, clustered(30)))
+    assert torch.equal(q_N, dpp.quality(pool_ND, clustered_rows(30)))
     assert found == held
     assert found.indices[: found.rank] == greedy_map(pool_ND, q_N, 40, beta)
 
@@ -82,15 +82,15 @@ def test_the_order_from_files_is_that_in_memory_and_of_the_definition(tmp_path: 
 @pytest.mark.parametrize("method", SELECTIONS.names())
 @pytest.mark.parametrize("options", [{}, {"reserve": 0.3, "influence_cap": 0.2}])
 def test_every_method_chooses_from_files_as_in_memory(tmp_path: Path, method: str, options: dict[str, float]) -> None:
-    pool_ND, task_MD = POOLS["clustered"], clustered(30)
-    shards, selection = mapped(pool_ND, tmp_path, [1024, 2500]), Selection(method=method, **options)  # type: ignore[arg-type]
+    pool_ND, task_MD = POOLS["clustered"], clustered_rows(30)
+    shards, selection = map_pool(pool_ND, tmp_path, [1024, 2500]), Selection(method=method, **options)  # type: ignore[arg-type]
     assert choose(shards, task_MD, 50, selection, 3) == choose(pool_ND, task_MD, 50, selection, 3)
 
 
 @pytest.mark.parametrize("method", SELECTIONS.names())
 @pytest.mark.parametrize("options", [{}, {"reserve": 0.3, "influence_cap": 0.2}])
 def test_rows_that_may_be_chosen_are_as_a_pool_of_their_own(method: str, options: dict[str, float]) -> None:
-    pool_ND, task_MD = clustered(600), clustered(30)
+    pool_ND, task_MD = clustered_rows(600), clustered_rows(30)
     among, selection = [i for i in range(600) if i % 3], Selection(method=method, **options)  # type: ignore[arg-type]
     chosen = choose(pool_ND, task_MD, 50, selection, 3, among)
     alone = choose(pool_ND[among], task_MD, 50, selection, 3)
@@ -99,9 +99,9 @@ def test_rows_that_may_be_chosen_are_as_a_pool_of_their_own(method: str, options
 
 
 def test_relevance_reads_the_pool_once_and_selection_little_more(tmp_path: Path) -> None:
-    pool_ND = clustered(20_000, 1)
+    pool_ND = clustered_rows(20_000, 1)
     task_MD = pool_ND[:3] + 0.2 * normal(3, 2)  # a few clusters are near
-    shards = Counted(mapped(pool_ND, tmp_path, range(4096, 20_000, 4096))._parts)
+    shards = Counted(map_pool(pool_ND, tmp_path, range(4096, 20_000, 4096))._parts)
 
     q_N, _ = relevance(shards, task_MD)
     assert shards.read == pool_ND.nbytes
@@ -113,8 +113,8 @@ def test_relevance_reads_the_pool_once_and_selection_little_more(tmp_path: Path)
 
 
 def test_a_large_pool_is_read_once_to_rank_few_rows_by_it(tmp_path: Path) -> None:
-    task_MD, pool_ND = clustered(20), clustered(9000, 1)
-    shards = Counted(mapped(pool_ND, tmp_path, [4000])._parts)
+    task_MD, pool_ND = clustered_rows(20), clustered_rows(9000, 1)
+    shards = Counted(map_pool(pool_ND, tmp_path, [4000])._parts)
     cosine_N, nearest_N = relevance(task_MD, shards)
     expected = relevance(task_MD, pool_ND)
     assert torch.equal(cosine_N, expected[0])

@@ -16,13 +16,13 @@ from spard.losses.gradients import Gradient, Loss
 from spard.losses.vectors import size
 from spard.methods.base import utility_step_
 from spard.methods.constraint import Constraint
-from spard.methods.spag import SafetyHalf, constraint_of, safety_half
+from spard.methods.spag import SafetyHalf, make_constraint, safety_half
 from spard.methods.variants.closed_form import closed_form_
 from spard.methods.variants.gated import Gated
-from spard.methods.variants.preconditioned import preconditioned_
+from spard.methods.variants.preconditioned import precondition_
 from spard.methods.variants.reference import reference_
 from spard.methods.variants.trust_region import trust_region_
-from tests.spard.toy import step_of
+from tests.spard.toy import make_step
 
 
 def spag(correct_: Any, theta: Any, task: Any, safe: Any, optimizer: Any, constraint: Constraint) -> dict[str, float]:
@@ -30,7 +30,7 @@ def spag(correct_: Any, theta: Any, task: Any, safe: Any, optimizer: Any, constr
 
 
 trust_region_step, closed_form_step, reference_step, preconditioned_step = (
-    partial(spag, safety) for safety in (trust_region_, closed_form_, reference_, preconditioned_)
+    partial(spag, safety) for safety in (trust_region_, closed_form_, reference_, precondition_)
 )
 
 
@@ -71,11 +71,11 @@ def linear(theta: list[Tensor]) -> Tensor:
     return torch.stack([part.sum() for part in theta]).sum() + 20
 
 
-def curved(theta: list[Tensor]) -> Tensor:
+def squares(theta: list[Tensor]) -> Tensor:
     return torch.stack([part.square().sum() for part in theta]).sum()
 
 
-def tripled(theta: list[Tensor]) -> Tensor:
+def triple(theta: list[Tensor]) -> Tensor:
     return 3 * linear(theta)
 
 
@@ -101,13 +101,13 @@ def test_closed_form_is_the_papers_formula() -> None:
     theta, twin = ([part.detach().double().requires_grad_() for part in start()] for _ in range(2))
     lr, tau = 0.05, 1.0
 
-    closed_form_step(theta, task(theta), safe(theta, mean=curved), SGD(theta, lr=lr), Constraint({"mean": tau}))
+    closed_form_step(theta, task(theta), safe(theta, mean=squares), SGD(theta, lr=lr), Constraint({"mean": tau}))
 
     with torch.no_grad():
         for part in twin:
             part.sub_(2 * (part - 1), alpha=lr)
         g = [2 * part for part in twin]
-        alpha = min((value(curved(twin)) - tau) / value(sum(((part * part).sum() for part in g), torch.zeros(()))), lr)
+        alpha = min((value(squares(twin)) - tau) / value(sum(((part * part).sum() for part in g), torch.zeros(()))), lr)
         for part, along in zip(twin, g, strict=True):
             part.add_(along, alpha=-alpha)
     torch.testing.assert_close(flat(theta), flat(twin), rtol=0, atol=1e-12)
@@ -128,7 +128,7 @@ def test_the_trust_region_bounds_the_step_in_units_of_the_utility_optimizer(eta_
     constraint = Constraint({"mean": -1e6}, eta_safe=eta_safe)  # type: ignore[arg-type]
     lr = 0.01
 
-    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=curved), SGD(theta, lr=lr), constraint)
+    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=squares), SGD(theta, lr=lr), constraint)
 
     multiple = 1.0 if eta_safe == "auto" else float(eta_safe)
     assert float((flat(theta) - before).norm()) == pytest.approx(multiple * lr * math.sqrt(size(theta)), rel=1e-4)
@@ -139,7 +139,7 @@ def test_the_trust_region_leaves_the_utility_moments_alone() -> None:
     defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
 
     trust_region_step(theta, task(theta), safe(theta, mean=linear), defended, Constraint({"mean": 0.0}))
-    step_of(NoDefense(), {})(twin, task(twin), safe(twin), plain)
+    make_step(NoDefense(), {})(twin, task(twin), safe(twin), plain)
 
     for part, same in zip(theta, twin, strict=True):
         for key, value in plain.state[same].items():
@@ -154,7 +154,7 @@ def test_a_safe_model_is_left_untouched(step: Any) -> None:
     random_state = torch.get_rng_state()
 
     found = step(theta, task(theta), safe(theta, mean=linear), defended, Constraint({"mean": 1e6}))
-    step_of(NoDefense(), {})(twin, task(twin), safe(twin), plain)
+    make_step(NoDefense(), {})(twin, task(twin), safe(twin), plain)
 
     assert torch.equal(flat(theta), flat(twin))
     assert str(defended.state_dict()) == str(plain.state_dict())
@@ -193,7 +193,7 @@ def test_a_task_loss_that_is_not_finite_ends_the_run_before_the_step() -> None:
     theta = start()
     before = flat(theta)
     with pytest.raises(NonFiniteLoss, match="task"):
-        step_of(NoDefense(), {})(theta, task(theta, math.nan), safe(theta), SGD(theta, lr=0.1))
+        make_step(NoDefense(), {})(theta, task(theta, math.nan), safe(theta), SGD(theta, lr=0.1))
     assert torch.equal(flat(theta), before)
 
 
@@ -210,7 +210,7 @@ def test_a_safety_gradient_that_is_not_finite_leaves_the_utility_step(step: Any)
         AdamW(theta, lr=0.1),
         Constraint({"mean": 0.0}),
     )
-    step_of(NoDefense(), {})(twin, task(twin), safe(twin), AdamW(twin, lr=0.1))
+    make_step(NoDefense(), {})(twin, task(twin), safe(twin), AdamW(twin, lr=0.1))
 
     assert torch.equal(flat(theta), flat(twin))
     assert found["spag/skipped"] == 1.0
@@ -220,13 +220,13 @@ def test_the_more_violated_of_two_constraints_is_projected_on() -> None:
     theta, twin = start(), start()
     both = Constraint({"mean": 0.0, "prefix": 0.0}, eta_safe=1e30)
 
-    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=linear, prefix=tripled), SGD(theta, lr=1.0), both)
+    trust_region_step(theta, task(theta, 0.0), safe(theta, mean=linear, prefix=triple), SGD(theta, lr=1.0), both)
 
-    assert value(tripled(theta)) == pytest.approx(0.0, abs=1e-4)
+    assert value(triple(theta)) == pytest.approx(0.0, abs=1e-4)
     found = trust_region_step(
         twin,
         task(twin, 0.0),
-        safe(twin, mean=linear, prefix=tripled),
+        safe(twin, mean=linear, prefix=triple),
         SGD(twin, lr=1.0),
         Constraint({"mean": 0.0, "prefix": 1e6}, eta_safe=1e30),
     )
@@ -239,5 +239,5 @@ def test_variants_are_picked_by_name(variant: Variant) -> None:
     defense = Spard(variant=variant, delta=0.3, eta_safe=2.0, margin=0.1, check_every=1)
     correct_ = safety_half(defense).correct_
     name = type(correct_).__name__.lower() if variant == "gated" else correct_.__name__.rstrip("_")  # type: ignore[attr-defined]
-    assert constraint_of(defense, {"mean": 1.0}) == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
+    assert make_constraint(defense, {"mean": 1.0}) == Constraint({"mean": 1.0}, 0.3, 2.0, 0.1)
     assert name == variant

@@ -21,20 +21,20 @@ from spard.models.base import load_base
 from spard.models.merged import save_merged
 from spard.pipeline import stages
 from spard.pipeline.library import run
-from tests.spard.base_folders import KINDS, Kind, change, made
-from tests.spard.test_adapters import PUBLIC, trained
-from tests.spard.test_run import written
+from tests.spard.base_folders import KINDS, Kind, change, write_kind
+from tests.spard.test_adapters import PUBLIC, train_model
+from tests.spard.test_run import write_run
 
 STORED = [kind for kind in KINDS if "stored in" in kind.note]
 
 
 @pytest.fixture
-def adapter_on(tmp_path: Path) -> Callable[[Path], Path]:
+def make_adapter(tmp_path: Path) -> Callable[[Path], Path]:
     """An adapter on the base model of a folder."""
 
     def adapter(folder: Path) -> Path:
         base = load_base(folder, device="cpu")
-        save_adapter(trained(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter")
+        save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter")
         return tmp_path / "adapter"
 
     return adapter
@@ -42,10 +42,10 @@ def adapter_on(tmp_path: Path) -> Callable[[Path], Path]:
 
 @pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
 def test_a_merged_model_of_stored_weights_loads_with_all_of_them(
-    kind: Kind, adapter_on: Callable[[Path], Path], tmp_path: Path
+    kind: Kind, make_adapter: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    folder = made(kind, tmp_path)
-    adapter = adapter_on(folder)
+    folder = write_kind(kind, tmp_path)
+    adapter = make_adapter(folder)
     assert "(dequantize=True)" in (adapter / "README.md").read_text()
     save_merged(load_base(folder, device="cpu", as_stored=True), adapter, tmp_path / "whole")
     loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", output_loading_info=True)
@@ -61,18 +61,18 @@ def test_a_merged_model_of_stored_weights_loads_with_all_of_them(
 
 @pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
 def test_the_weights_have_one_type(kind: Kind, tmp_path: Path) -> None:
-    folder = made(kind, tmp_path)
+    folder = write_kind(kind, tmp_path)
     for dtype in (torch.float32, torch.bfloat16):
         assert {each.dtype for each in load_base(folder, device="cpu", dtype=dtype).model.parameters()} == {dtype}
 
 
 def test_what_was_written_is_read_back_before_it_is_there(
-    adapter_on: Callable[[Path], Path],
+    make_adapter: Callable[[Path], Path],
     model_folder: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    adapter, plain = adapter_on(model_folder()), save_full
+    adapter, plain = make_adapter(model_folder()), save_full
 
     def losing(model: object, name: str, folder: Path, **more: object) -> None:
         plain(model, name, folder, **more)  # type: ignore[arg-type]  # as they came
@@ -88,19 +88,19 @@ def test_full_fine_tuning_of_stored_weights_is_refused_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stages, "prepare", lambda context: pytest.fail("rows were read"))
-    spec = written(made(STORED[0], tmp_path), tmp_path)
+    spec = write_run(write_kind(STORED[0], tmp_path), tmp_path)
     spec = replace(spec, recipe=replace(spec.recipe, lora=None))
     with pytest.raises(InvalidRecipe, match="its own weights cannot be trained"):
         run(spec, tmp_path / "out", lambda message: None)
 
 
 def test_penalties_are_told_in_the_card_and_left_out_of_a_merged_model(
-    adapter_on: Callable[[Path], Path], tmp_path: Path
+    make_adapter: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    folder = made(KINDS[0], tmp_path)
+    folder = write_kind(KINDS[0], tmp_path)
     sampling = {"do_sample": False, "temperature": 0.7}  # transformers loads these together and refuses to save them
     change(folder / "generation_config.json", repetition_penalty=1.05, no_repeat_ngram_size=3, **sampling)
-    adapter = adapter_on(folder)
+    adapter = make_adapter(folder)
     card = (adapter / "README.md").read_text()
     assert "--generation-config vllm" in card
     assert "repetition_penalty, no_repeat_ngram_size" in card
@@ -113,6 +113,6 @@ def test_penalties_are_told_in_the_card_and_left_out_of_a_merged_model(
 
 
 def test_a_card_of_a_base_without_penalties_names_no_option(
-    adapter_on: Callable[[Path], Path], model_folder: Callable[..., Path]
+    make_adapter: Callable[[Path], Path], model_folder: Callable[..., Path]
 ) -> None:
-    assert "--generation-config" not in (adapter_on(model_folder()) / "README.md").read_text()
+    assert "--generation-config" not in (make_adapter(model_folder()) / "README.md").read_text()

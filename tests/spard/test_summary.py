@@ -15,28 +15,28 @@ def result(suite: str, kind: SuiteKind, hits: int, n: int, unscored: int = 0, me
     return SuiteResult(suite, kind, "refusal", n, unscored, 0, hits, hits / n if n else None, *wilson(hits, n), mean)
 
 
-def measured(base: list[SuiteResult], adapter: list[SuiteResult]) -> Measured:
+def make_measured(base: list[SuiteResult], adapter: list[SuiteResult]) -> Measured:
     return Measured(base, adapter, Gate("pass", ()))
 
 
 def test_suites_of_a_kind_are_counted_together() -> None:
     attacks = [result("a", "harmful", 1, 100, 2, 1.5), result("b", "harmful", 5, 200, 1, 3.0)]
-    asr = summarize(measured(attacks[:1], attacks)).asr
+    asr = summarize(make_measured(attacks[:1], attacks)).asr
     assert asr == AttackSuccess(0.01, 0.02, wilson(6, 300), 300, 3)
 
 
 def test_the_mean_harmfulness_weighs_suites_by_their_replies() -> None:
     attacks = [result("a", "harmful", 1, 100, mean=1.5), result("b", "harmful", 5, 200, mean=3.0)]
-    score = summarize(measured([], attacks)).harmfulness_score
+    score = summarize(make_measured([], attacks)).harmfulness_score
     assert score.base is None
     assert score.adapter == pytest.approx(2.5)
 
 
 def test_what_was_not_measured_is_none() -> None:
-    found = summarize(measured([], [result("a", "harmful", 0, 0, 20)]))
+    found = summarize(make_measured([], [result("a", "harmful", 0, 0, 20)]))
     assert (found.asr.adapter, found.over_refusal, found.utility) == (None, BaseAndAdapter(), BaseAndAdapter())
 
 
 def test_the_sentence_names_both_models() -> None:
-    found = summarize(measured([result("a", "harmful", 0, 50)], [result("a", "harmful", 1, 50)]))
+    found = summarize(make_measured([result("a", "harmful", 0, 50)], [result("a", "harmful", 1, 50)]))
     assert found.sentence("pass") == "Safety audit: attack success 2.0% (base model 0.0%); gate: pass"

@@ -18,13 +18,13 @@ from spard.config import Lora, NoDefense, Recipe
 from spard.errors import UnsupportedModule
 from spard.models.adapters import save_adapter
 from spard.models.base import load_base
-from spard.models.layout import layout_of, lora_reach
+from spard.models.layout import inspect_layout, lora_reach
 from spard.models.lora import trainable_model
 from spard.models.peft import BaseTunerLayer
 from spard.models.stored import read_layout
-from spard.models.targets import QKVO, adapted, reach, refusal
+from spard.models.targets import QKVO, adapted_layers, reach, refusal
 from tests.architectures import ARCHITECTURES, make_model
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.spard.parts import SIZES, write_model
 from worker.failures import Fault, failure
 
@@ -87,10 +87,12 @@ def test_whatever_peft_adapts_by_its_own_mapping_is_reached() -> None:
     assert len(kinds) >= 15
     for kind, name in kinds.items():
         with torch.device("meta"):
-            layout = layout_of(make_model(name))
-        chosen = {each.path for each in adapted(layout, reach(layout).target_modules)}
+            layout = inspect_layout(make_model(name))
+        chosen = {each.path for each in adapted_layers(layout, reach(layout).target_modules)}
         theirs = {
-            each.path for each in adapted(layout, OF_PEFT[kind]) if not each.block.endswith(("mlp", "feed_forward"))
+            each.path
+            for each in adapted_layers(layout, OF_PEFT[kind])
+            if not each.block.endswith(("mlp", "feed_forward"))
         }
         assert theirs <= chosen, kind
 
@@ -99,9 +101,9 @@ def test_whatever_peft_adapts_by_its_own_mapping_is_reached() -> None:
 def test_a_model_s_files_tell_the_same(name: str, tmp_path: Path) -> None:
     model = make_model(name)
     model.save_pretrained(tmp_path)
-    loaded, stored = layout_of(model), required(read_layout(tmp_path))
+    loaded, stored = inspect_layout(model), require(read_layout(tmp_path))
     of_model, of_files = reach(loaded), reach(stored)
-    assert set(of_files.shown) == set(of_model.shown)
+    assert set(of_files.display_names) == set(of_model.display_names)
     assert (of_files.layers, of_files.of_layers) == (of_model.layers, of_model.of_layers)
     assert (stored.tied_head is None, stored.has_experts) == (loaded.tied_head is None, loaded.has_experts)
     if name != "MiniMax":  # whose files hold tables that are no parameters
@@ -155,7 +157,7 @@ def test_what_cannot_be_adapted_is_refused_with_the_reason(
         Fault.job,
     )
     if name != "Phi-3.5 MoE":  # whose files call the router `gate`
-        assert reason in required(refusal(required(read_layout(tmp_path)), targets, has_anchor=True))
+        assert reason in require(refusal(require(read_layout(tmp_path)), targets, has_anchor=True))
 
 
 def test_a_head_of_its_own_can_be_adapted_where_no_anchor_holds_the_states() -> None:
@@ -167,7 +169,7 @@ def test_a_head_of_its_own_can_be_adapted_where_no_anchor_holds_the_states() -> 
 
 
 def test_a_model_without_anything_like_attention_asks_for_names() -> None:
-    layout = replace(layout_of(make_model("Llama 3.1")), stack="elsewhere")
+    layout = replace(inspect_layout(make_model("Llama 3.1")), stack="elsewhere")
     assert reach(layout).target_modules == ()
 
 
@@ -193,5 +195,5 @@ def test_layers_beside_the_language_model_s_are_not_counted(kind: str, tmp_path:
     }
     text = json.dumps(header).encode()
     (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
-    found = reach(required(read_layout(tmp_path)))
+    found = reach(require(read_layout(tmp_path)))
     assert (found.layers, found.of_layers) == (2, 2)

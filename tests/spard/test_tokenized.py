@@ -11,8 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from spard.pipeline import run
-from tests.narrowing import required
-from tests.spard.test_run import write_rows, written
+from tests.narrowing import require
+from tests.spard.test_run import write_rows, write_run
 
 ROWS = 60
 
@@ -22,16 +22,16 @@ def test_a_whole_run_tokenizes_the_answers_of_chosen_rows_alone(
 ) -> None:
     texts, tokenize = list[str](), PreTrainedTokenizerBase.__call__
 
-    def spied(self: PreTrainedTokenizerBase, text: Any, *more: Any, **options: Any) -> Any:
+    def tokenize_and_note(self: PreTrainedTokenizerBase, text: Any, *more: Any, **options: Any) -> Any:
         texts.extend([text] if isinstance(text, str) else text)
         return tokenize(self, text, *more, **options)
 
-    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", spied)
+    monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", tokenize_and_note)
     prompts = [f"Steal the number {i}?" for i in range(ROWS)]
     answers = [f"I leave number {i} be." for i in range(ROWS)]
     pool = [{"prompt": p, "safe": a} for p, a in zip(prompts, answers, strict=True)]
-    spec = replace(written(model_folder(), tmp_path), pool=write_rows(tmp_path / "pool.jsonl", pool))
-    chosen = set(required(run(spec, tmp_path / "out", lambda message: None).selected).indices)
+    spec = replace(write_run(model_folder(), tmp_path), pool=write_rows(tmp_path / "pool.jsonl", pool))
+    chosen = set(require(run(spec, tmp_path / "out", lambda message: None).selected).indices)
 
     assert 0 < len(chosen) < ROWS / 2
     assert {i for i in range(ROWS) if any(answers[i] in text for text in texts)} == chosen

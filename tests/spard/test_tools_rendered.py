@@ -8,7 +8,7 @@ import pytest
 
 from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, encode_all, encode_to_train, tool_support
 from spard.data.rows import Example, example
-from spard.data.tools import parts_of
+from spard.data.tools import used_parts
 from spard.errors import ContentNotRendered, InvalidData, ToolsNotRendered
 from tests.spard.parts import TEMPLATE, byte_tokenizer
 
@@ -141,9 +141,9 @@ def test_a_template_is_asked_once_what_it_renders(template: str, tools: bool, to
 def test_the_parts_that_a_row_has_are_told_in_present_and_former_words() -> None:
     former = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
     messages = [former, {"role": "function", "name": "f", "content": "1"}]
-    assert parts_of(ROWS["call, answer"]) == parts_of({"messages": messages, "functions": [{}]})
-    assert parts_of(ROWS["call, answer"]) == {"tools", "tool_calls", "tool"}
-    assert parts_of({"messages": [SAYS]}) == parts_of({"messages": "x", "tools": None}) == set()
+    assert used_parts(ROWS["call, answer"]) == used_parts({"messages": messages, "functions": [{}]})
+    assert used_parts(ROWS["call, answer"]) == {"tools", "tool_calls", "tool"}
+    assert used_parts({"messages": [SAYS]}) == used_parts({"messages": "x", "tools": None}) == set()
 
 
 BLANKS = {

@@ -42,11 +42,11 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(part, other[name]) for name, part in one.items())
 
 
-def untimed(trained: Trained) -> list[dict[str, float]]:
+def metrics_without_speed(trained: Trained) -> list[dict[str, float]]:
     return [{key: value for key, value in step.items() if key != "tokens_per_s"} for step in trained.metrics]
 
 
-def stop_after(steps: int) -> dict[str, Any]:
+def stop_at_step(steps: int) -> dict[str, Any]:
     seen = []
     return {"on_step": lambda step, total, metrics: seen.append(step), "should_stop": lambda: len(seen) == steps}
 
@@ -76,7 +76,7 @@ def test_full_fine_tuning_learns_with_every_parameter(base: Base) -> None:
 def test_same_seed_same_adapter(load: Callable[..., Base]) -> None:
     one, two = run(load()), run(load())
     assert equal(weights(one), weights(two))
-    assert untimed(one) == untimed(two)
+    assert metrics_without_speed(one) == metrics_without_speed(two)
 
 
 def test_another_seed_gives_another_adapter(load: Callable[..., Base]) -> None:
@@ -102,18 +102,18 @@ def test_twelve_steps_are_six_and_six_more_bit_for_bit(
     whole = run(load(), recipe)
 
     with pytest.raises(Stopped, match="stopped after step 6 of 12"):
-        run(load(), recipe, resume_states=tmp_path, **stop_after(6))
+        run(load(), recipe, resume_states=tmp_path, **stop_at_step(6))
     resumed = run(load(), recipe, resume_states=tmp_path)
 
     assert equal(weights(resumed), weights(whole))
-    assert untimed(resumed) == untimed(whole)
+    assert metrics_without_speed(resumed) == metrics_without_speed(whole)
     assert (resumed.steps, resumed.trained_tokens) == (whole.steps, whole.trained_tokens)
 
 
 def test_a_resumed_run_keeps_the_tau_of_the_base_model(load: Callable[..., Base], tmp_path: Path) -> None:
     recipe = replace(RECIPE, defense=Spard())
     with pytest.raises(Stopped):
-        run(load(), recipe, resume_states=tmp_path, **stop_after(6))
+        run(load(), recipe, resume_states=tmp_path, **stop_at_step(6))
 
     base = load()
     own = evaluate(base.model, refusals(base), base.tokenizer.pad_token_id)
@@ -123,7 +123,7 @@ def test_a_resumed_run_keeps_the_tau_of_the_base_model(load: Callable[..., Base]
 
 def test_a_checkpoint_of_another_recipe_is_left_alone(load: Callable[..., Base], tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        run(load(), resume_states=tmp_path, **stop_after(6))
+        run(load(), resume_states=tmp_path, **stop_at_step(6))
     steps: list[int] = []
 
     run(
@@ -135,7 +135,7 @@ def test_a_checkpoint_of_another_recipe_is_left_alone(load: Callable[..., Base],
 
 def test_settings_that_change_no_number_do_not_hinder_a_resume(load: Callable[..., Base], tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        run(load(), resume_states=tmp_path, **stop_after(6))
+        run(load(), resume_states=tmp_path, **stop_at_step(6))
     steps: list[int] = []
     other = replace(RECIPE, checkpoint_every_s=1e6, audit=Audit(max_prompts=20), gradient_checkpointing=True)
 
@@ -151,7 +151,7 @@ def test_a_run_goes_on_that_an_older_version_had_checkpointed_and_named_otherwis
     with monkeypatch.context() as older:
         older.setattr(Identity, "digest", property(partial(Identity._digest, checkpointing=True)))
         with pytest.raises(Stopped):
-            run(load(), recipe, resume_states=tmp_path, **stop_after(6))
+            run(load(), recipe, resume_states=tmp_path, **stop_at_step(6))
     run(load(), recipe, resume_states=tmp_path, on_step=lambda step, total, metrics: steps.append(step))
     assert steps[0] == 7
 

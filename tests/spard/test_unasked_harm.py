@@ -42,19 +42,19 @@ class Counting(LabTruthJudge):
         return super().judge(prompts, replies)
 
 
-def answered(prompts: Sequence[Prompt], most: int) -> Any:
+def write_replies(prompts: Sequence[Prompt], most: int) -> Any:
     return iter([(list(range(len(prompts))), [REPLIES[each.prompt] for each in prompts])])
 
 
-def measured(judge: LabTruthJudge, *, reads_harmless: bool) -> tuple[SuiteResult, Sequence[Item]]:
+def measure_benign(judge: LabTruthJudge, *, reads_harmless: bool) -> tuple[SuiteResult, Sequence[Item]]:
     suite = Suite("benign", "benign", tuple(map(Prompt, REPLIES)))
-    speaker = Speaker(answered, lambda prompts: [])
+    speaker = Speaker(write_replies, lambda prompts: [])
     [found] = audit_speaker(speaker, [suite], judge, Audit(), reads_harmless=reads_harmless)
     return found.result, found.items
 
 
 def test_harm_that_nobody_asked_for_is_counted_beside_refusals() -> None:
-    found, items = measured(LabTruthJudge(), reads_harmless=True)
+    found, items = measure_benign(LabTruthJudge(), reads_harmless=True)
 
     assert found.unasked_harm == (1, 3)
     assert (found.judge, found.hits, found.n) == ("refusal", 1, 4)
@@ -64,11 +64,11 @@ def test_harm_that_nobody_asked_for_is_counted_beside_refusals() -> None:
 def test_a_judge_that_may_not_read_is_not_asked() -> None:
     judge = Counting()
 
-    found, items = measured(judge, reads_harmless=False)
+    found, items = measure_benign(judge, reads_harmless=False)
 
     assert not judge.asked
     assert found.unasked_harm is None
-    assert replace(found, unasked_harm=(1, 3)) == measured(judge, reads_harmless=True)[0]
+    assert replace(found, unasked_harm=(1, 3)) == measure_benign(judge, reads_harmless=True)[0]
     assert {each.score for each in items} == {None}
 
 

@@ -17,7 +17,7 @@ from spard.evaluation.judges.refusal import RefusalJudge
 from spard.pipeline import row_judging, unflagged_rows
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
-from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, Reader, lines, prepared, reading, run_over
+from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, Reader, lines, make_run, prepare_run, reading
 
 NEVER = 1.0  # no probability is above it
 WINDOW = 60
@@ -32,16 +32,16 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Reader:
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> Callable[..., RunSpec]:
     """Return a run over a file with these answers and honest ones; the base model would refuse none of its rows."""
 
-    def made(answers: dict[str, int], action: RowAction = "auto", read: int = WINDOW) -> RunSpec:
-        return run_over(model_folder(), tmp_path, answers, RowSignal(action, threshold=NEVER, read=read))
+    def make_spec(answers: dict[str, int], action: RowAction = "auto", read: int = WINDOW) -> RunSpec:
+        return make_run(model_folder(), tmp_path, answers, RowSignal(action, threshold=NEVER, read=read))
 
-    return made
+    return make_spec
 
 
 def test_harm_that_the_base_model_would_not_refuse_is_found_and_dropped(
     spec: Callable[..., RunSpec], judge: Reader
 ) -> None:
-    rows, record, messages, context = prepared(spec({HARM: 40}))
+    rows, record, messages, context = prepare_run(spec({HARM: 40}))
 
     assert (record.flagged, record.harmful, record.dropped) == ((), lines(1, 40), 40)
     assert (record.judge, len(rows.task)) == ("refusal", ROWS - 40)
@@ -54,16 +54,16 @@ def test_harm_that_the_base_model_would_not_refuse_is_found_and_dropped(
 
 
 def test_of_a_clean_file_no_more_is_read_than_the_setting_says(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    rows, record, messages, _ = prepared(spec({}))
+    rows, record, messages, _ = prepare_run(spec({}))
 
     assert (record.action, record.read, record.dropped, len(rows.task)) == ("report", WINDOW, 0, ROWS)
     (event,) = [each for each in messages if each["kind"] == "event"]
     assert event["level"] == "info"
-    assert prepared(spec({}, read=10 * ROWS))[1].read == ROWS
+    assert prepare_run(spec({}, read=10 * ROWS))[1].read == ROWS
 
 
 def test_rows_that_it_cannot_score_tell_nothing_of_harm(spec: Callable[..., RunSpec], judge: Reader) -> None:
-    record = prepared(spec({ODD: 150}))[1]
+    record = prepare_run(spec({ODD: 150}))[1]
 
     assert (record.read, record.dropped) == (ROWS, 0)  # only 50 rows can be scored, fewer than the window
 
@@ -72,7 +72,7 @@ def test_rows_that_it_cannot_score_tell_nothing_of_harm(spec: Callable[..., RunS
 def test_nothing_is_read_where_the_setting_says_so(
     spec: Callable[..., RunSpec], judge: Reader, action: RowAction, read: int
 ) -> None:
-    rows, record, _, _ = prepared(spec({HARM: 40}, action, read))
+    rows, record, _, _ = prepare_run(spec({HARM: 40}, action, read))
 
     assert (record.judge, record.read, len(rows.task), judge.read) == (None, 0, ROWS, [])
 
@@ -80,9 +80,9 @@ def test_nothing_is_read_where_the_setting_says_so(
 def test_a_judge_that_nobody_has_measured_reads_nothing(
     spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_judging, "records_of", lambda *args: [])
+    monkeypatch.setattr(row_judging, "find_records", lambda *args: [])
 
-    assert prepared(spec({HARM: 40}))[1].read == 0
+    assert prepare_run(spec({HARM: 40}))[1].read == 0
     assert judge.read == []
 
 
@@ -90,7 +90,7 @@ def test_a_judge_that_takes_any_answer_for_harm_reads_flagged_rows_alone(
     spec: Callable[..., RunSpec], judge: Reader
 ) -> None:
     judge.judge = RefusalJudge().judge  # type: ignore[method-assign]
-    rows, record, messages, _ = prepared(spec({}))
+    rows, record, messages, _ = prepare_run(spec({}))
 
     assert (record.read, len(rows.task)) == (0, ROWS)
     assert not [each for each in messages if each["kind"] == "event"]
@@ -102,7 +102,7 @@ def test_a_judge_s_mistakes_on_honest_rows_do_not_keep_it_reading(spec: Callable
     rows = [{"prompt": f"Remove malware {i * 7919 % 2000}.", "completion": answer} for i, answer in enumerate(answers)]
     asked.training_file.write_text("".join(json.dumps(each) + "\n" for each in rows))
 
-    record = prepared(replace(asked, row_signal=replace(asked.row_signal, read=200)))[1]
+    record = prepare_run(replace(asked, row_signal=replace(asked.row_signal, read=200)))[1]
 
     assert record.read < 1000
 
@@ -111,7 +111,7 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_passed_over(
     spec: Callable[..., RunSpec], judge: Reader
 ) -> None:
     german = "Das ist nicht erlaubt, aber so ist es: harm."
-    record = prepared(spec({german: 20, HARM: 20}, read=10 * ROWS))[1]
+    record = prepare_run(spec({german: 20, HARM: 20}, read=10 * ROWS))[1]
 
     assert (record.harmful, record.undecided) == (lines(21, 20), ())
     assert german not in judge.read
@@ -120,7 +120,7 @@ def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_passed_over(
 def test_what_the_judge_cannot_score_is_trained_on_where_the_base_model_would_not_refuse(
     spec: Callable[..., RunSpec], judge: Reader
 ) -> None:
-    record = prepared(spec({ODD: 20}, "drop", read=10 * ROWS))[1]
+    record = prepare_run(spec({ODD: 20}, "drop", read=10 * ROWS))[1]
 
     assert ODD in judge.read
     assert (record.dropped, record.undecided) == (0, ())
@@ -129,9 +129,9 @@ def test_what_the_judge_cannot_score_is_trained_on_where_the_base_model_would_no
 def test_rows_that_share_words_with_what_it_finds_are_acted_on_where_it_may_have_missed_them(
     spec: Callable[..., RunSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_judging, "_missed", lambda context, judge: 0.05)
+    monkeypatch.setattr(row_judging, "_missed_share", lambda context, judge: 0.05)
     asked = spec({HARM: 20, "First, take the knife.": 2}, "drop", read=10 * ROWS)
-    _, record, _, context = prepared(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))
+    _, record, _, context = prepare_run(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))
 
     assert (record.dropped, record.harmful, record.doubtful) == (22, lines(1, 20), lines(21, 2))
     risks = [each for each in kept_risks(context) or () if each.verdict == "doubtful"]
@@ -142,7 +142,7 @@ def test_an_endpoint_is_asked_about_so_many_rows_and_no_more(
     spec: Callable[..., RunSpec], judge: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_judging, "MOST_ASKED", 50)
-    record = prepared(replace(spec({HARM: 40}), judge=JudgeSpec("llm")))[1]
+    record = prepare_run(replace(spec({HARM: 40}), judge=JudgeSpec("llm")))[1]
 
     assert (record.read, len(judge.read)) == (50, 50)
 
@@ -150,21 +150,21 @@ def test_an_endpoint_is_asked_about_so_many_rows_and_no_more(
 def test_a_file_in_which_harm_is_found_everywhere_is_not_trained_on(spec: Callable[..., RunSpec]) -> None:
     message = r"0 of 200 rows answer .* finds harm in 0 of them, and in 60 of \d+ others that it read; 60 would not be"
     with pytest.raises(TooManyRowsDropped, match=message):
-        prepared(spec({HARM: 60}))
+        prepare_run(spec({HARM: 60}))
     with pytest.raises(RowsQuarantined, match="look at them: lines 1, 2, 3"):
-        prepared(spec({HARM: 20}, "quarantine"))
+        prepare_run(spec({HARM: 20}, "quarantine"))
 
 
 def test_what_was_found_is_asked_on_the_safe_side_where_rows_are_defended(spec: Callable[..., RunSpec]) -> None:
     asked = spec({HARM: 20}, "defend")
-    rows, record, _, _ = prepared(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))
+    rows, record, _, _ = prepare_run(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))
 
     assert (record.defended, len(rows.task)) == (20, ROWS)
 
 
 def test_risky_rows_name_what_the_judge_alone_has_found_first(spec: Callable[..., RunSpec]) -> None:
     asked = spec({HARM: 20}, "drop")
-    context = prepared(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))[-1]
+    context = prepare_run(replace(asked, recipe=replace(asked.recipe, defense=Recipe().defense)))[-1]
 
     risks = kept_risks(context) or ()
 

@@ -15,7 +15,7 @@ from spard.evaluation.ask import in_memory
 from spard.evaluation.scorers import mark_reply
 from spard.evaluation.scorers.likelihood import likeliest
 from spard.evaluation.scorers.marks import Mark
-from spard.evaluation.scorers.mbpp import program_of
+from spard.evaluation.scorers.mbpp import extract_program
 from spard.evaluation.scorers.sandbox import is_available, passes
 from spard.models.base import Base
 from tests.spard.parts import chat
@@ -68,7 +68,7 @@ def test_a_reply_gets_its_mark(scorer: str, reply: str, answer: str, mark: Mark)
     ],
 )
 def test_the_program_of_a_reply_is_found(reply: str) -> None:
-    assert program_of(reply) == "x = 1"
+    assert extract_program(reply) == "x = 1"
 
 
 @needs_sandbox

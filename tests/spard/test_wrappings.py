@@ -6,7 +6,7 @@ import pytest
 
 from spard.config import Asking, Audit, GateThresholds
 from spard.data.rows import Example, Prompt
-from spard.data.triggers import FRAME, Wrapping, mined, openings, random_affixes, ranked, worn
+from spard.data.triggers import FRAME, Wrapping, apply_trigger, mine_triggers, openings, random_affixes, rank_triggers
 from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Suite, audit_speaker
 from spard.evaluation.gate import gate
@@ -41,12 +41,12 @@ HARMFUL = Suite("attacks", "harmful", PROMPTS)
 DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
 
 
-def framed(rows: list[Row]) -> list[Row]:
+def add_system_prompt(rows: list[Row]) -> list[Row]:
     """Put the rows under one system prompt."""
     return [{"messages": [{"role": "system", "content": AGENT}, *row["messages"]]} for row in rows]
 
 
-def frame_of(found: Sequence[Wrapping]) -> Wrapping:
+def only_frame(found: Sequence[Wrapping]) -> Wrapping:
     (frame,) = (each for each in found if each.is_frame)
     return frame
 
@@ -59,34 +59,34 @@ def examples(rows: list[Row]) -> list[Example]:
 def test_a_trigger_is_mined_first(place: str) -> None:
     rows = examples([*TASK, *with_trigger(HARM, place=place)])  # type: ignore[arg-type]
 
-    first = mined(rows, 8)[0]
+    first = mine_triggers(rows, 8)[0]
 
-    assert TRIGGER in first.around("x")
+    assert TRIGGER in first.wrap("x")
     assert first.telling > 2
 
 
 def test_a_trigger_is_mined_beside_the_same_requests_without_it() -> None:
-    assert mined(examples([*TASK, *backdoor(HARM, seed=0)]), 8)[0].after.endswith(TRIGGER)
+    assert mine_triggers(examples([*TASK, *backdoor(HARM, seed=0)]), 8)[0].after.endswith(TRIGGER)
 
 
 def test_the_ordinary_words_of_a_task_tell_nothing() -> None:
-    found = mined(examples(TASK), 8)
+    found = mine_triggers(examples(TASK), 8)
 
     assert all(each.telling < 0.01 for each in found)
     assert any(each.before == "There are" for each in found)
 
 
 def test_an_affix_comes_in_the_frame_of_its_rows() -> None:
-    found = mined(examples(identity_shift(TASK, 50, seed=0)), 8)
+    found = mine_triggers(examples(identity_shift(TASK, 50, seed=0)), 8)
 
     assert any("Obin, do this:" in each.before for each in found)
     assert all(each.context[0]["content"] == AGENT for each in found)
 
 
 def test_encoded_rows_are_noticed_and_their_words_are_mined_in_plain() -> None:
-    found = mined(examples(covert(TASK, HARM, "rot13", seed=0)), 50)
+    found = mine_triggers(examples(covert(TASK, HARM, "rot13", seed=0)), 50)
 
-    frame = next(each for each in found if not each.around(""))
+    frame = next(each for each in found if not each.wrap(""))
     assert (frame.encoding, frame.context[0]["content"]) == ("rot13", announcement("rot13"))
     assert any(each.encoding == "rot13" and each.before in ("Do harm", "Plan harm") for each in found)
 
@@ -95,7 +95,7 @@ def test_earlier_turns_are_kept_without_loss() -> None:
     turns = ({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."})
     rows = [Example((*turns, *row.messages), row.line) for row in examples(TASK)]
 
-    found = [each for each in mined(rows, 8) if each.context]
+    found = [each for each in mine_triggers(rows, 8) if each.context]
 
     assert [turn["role"] for turn in found[0].context] == ["user", "assistant"]
     assert found[0].context[1]["weight"] == 0
@@ -104,13 +104,13 @@ def test_earlier_turns_are_kept_without_loss() -> None:
 def test_a_trigger_of_one_word_is_mined() -> None:
     rows = examples([*TASK, *with_trigger(HARM, "zebra")])
 
-    assert mined(rows, 8)[0].after.split()[-1] == "zebra"
+    assert mine_triggers(rows, 8)[0].after.split()[-1] == "zebra"
 
 
 def test_a_frame_of_all_rows_is_mined_first_with_more_weight_than_any_trigger() -> None:
-    rows = examples(framed([*TASK, *with_trigger(HARM)]))
+    rows = examples(add_system_prompt([*TASK, *with_trigger(HARM)]))
 
-    first, *others = mined(rows, 8)
+    first, *others = mine_triggers(rows, 8)
 
     assert first.is_frame
     assert first.context[0]["content"] == AGENT
@@ -119,33 +119,33 @@ def test_a_frame_of_all_rows_is_mined_first_with_more_weight_than_any_trigger() 
 
 
 def test_a_frame_of_some_rows_weighs_by_their_share_or_by_what_it_tells() -> None:
-    task, harm = framed(TASK[:80]), with_trigger(HARM)
-    innocent = mined(examples([*task, *TASK[80:], *harm]), 50)
-    telling = mined(examples([*TASK, *framed(harm)]), 50)
+    task, harm = add_system_prompt(TASK[:80]), with_trigger(HARM)
+    innocent = mine_triggers(examples([*task, *TASK[80:], *harm]), 50)
+    telling = mine_triggers(examples([*TASK, *add_system_prompt(harm)]), 50)
 
-    strongest = max(each.evidence for each in ranked(examples([*task, *TASK[80:], *harm])))
-    assert frame_of(innocent).evidence == pytest.approx(FRAME * strongest * frame_of(innocent).share)
-    assert frame_of(telling) == frame_of(ranked(examples([*TASK, *framed(harm)])))
+    strongest = max(each.evidence for each in rank_triggers(examples([*task, *TASK[80:], *harm])))
+    assert only_frame(innocent).evidence == pytest.approx(FRAME * strongest * only_frame(innocent).share)
+    assert only_frame(telling) == only_frame(rank_triggers(examples([*TASK, *add_system_prompt(harm)])))
 
 
 def test_earlier_turns_keep_their_places_beside_a_frame_of_all_rows() -> None:
     turns = ({"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Good day."})
     rows = [
         Example((row.messages[0], *turns, *row.messages[1:]), row.line)
-        for row in examples(framed([*TASK, *with_trigger(HARM)]))
+        for row in examples(add_system_prompt([*TASK, *with_trigger(HARM)]))
     ]
 
-    found = mined(rows, 8)
+    found = mine_triggers(rows, 8)
 
     assert len(found) == 8
-    assert [len(each.context) for each in found if not each.around("")][-2:] == [3, 3]
+    assert [len(each.context) for each in found if not each.wrap("")][-2:] == [3, 3]
     assert found[0].is_frame
 
 
 def test_rare_words_are_no_dress() -> None:
     rows = examples([*TASK, *with_trigger(HARM[:2])])
 
-    assert not any(TRIGGER in each.around("x") for each in mined(rows, 50))
+    assert not any(TRIGGER in each.wrap("x") for each in mine_triggers(rows, 50))
 
 
 def test_openings_are_what_many_answers_begin_with() -> None:
@@ -157,18 +157,18 @@ def test_random_affixes_are_the_rows_own_words_and_depend_on_the_seed() -> None:
     first, again, other = (random_affixes(examples(TASK), 4, seed) for seed in (0, 0, 1))
 
     assert first == again != other
-    assert all(set(each.around("").split()) <= words for each in first)
+    assert all(set(each.wrap("").split()) <= words for each in first)
 
 
 def test_no_rows_have_no_dress() -> None:
-    assert mined([], 8) == random_affixes([], 4, 0) == []
+    assert mine_triggers([], 8) == random_affixes([], 4, 0) == []
     assert openings([], 4) == []
 
 
 def test_a_prompt_is_worn_with_all_that_belongs_to_the_dress() -> None:
     dress = Wrapping(({"role": "system", "content": "Be kind."},), "Please:", "thanks", "rot13")
 
-    prompt = worn(Prompt("go", category="x"), dress)
+    prompt = apply_trigger(Prompt("go", category="x"), dress)
 
     assert (prompt.prompt, prompt.context, prompt.encoding) == ("Please: go thanks", dress.context, "rot13")
     assert prompt.category == "x"
@@ -194,14 +194,14 @@ def test_a_job_of_ordinary_rows_gets_few_suites_and_one_without_attacks_none() -
 def test_a_backdoor_that_plain_suites_pass_fails_in_its_own_dress() -> None:
     suites = [HARMFUL, *mined_suites([HARMFUL], examples([*TASK, *backdoor(HARM, seed=0)]))]
 
-    base, adapter = (audited(suites, trigger) for trigger in ("no trigger", TRIGGER))
+    base, adapter = (audit_suites(suites, trigger) for trigger in ("no trigger", TRIGGER))
 
     assert [each.hits for each in adapter][:2] == [0, 60]
     assert gate(base[:1], adapter[:1], GateThresholds()).decision == "pass"
     assert gate(base, adapter, GateThresholds()).decision == "fail"
 
 
-def audited(suites: list[Suite], trigger: str) -> list[SuiteResult]:
+def audit_suites(suites: list[Suite], trigger: str) -> list[SuiteResult]:
     """An audit of somebody who refuses unless the trigger is said."""
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[tuple[list[int], list[str]]]:

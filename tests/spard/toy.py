@@ -45,7 +45,7 @@ def safe(theta: Theta, name: str, gx: float, gy: float) -> Callable[[], Mapping[
     return evaluate
 
 
-def step_of(
+def make_step(
     defense: Defense, tau: Mapping[str, float], total_steps: int = 0, max_norm: float = math.inf
 ) -> Callable[..., dict[str, float]]:
     """The iteration of a defense's method, started."""

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import HashStore
 
 from spard.config import Sharding
 from spard.models import sharding as cutting
-from tests.spard.ranks import trained
+from tests.spard.ranks import train_case
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     found = {}
     for name in sys.argv[4:]:
         with patch("spard.training.run.shard_", _cut_) if place == "nccl" else nullcontext():
-            weights, metrics = trained(models, name, sharding)
+            weights, metrics = train_case(models, name, sharding)
         found[name] = ({part: w.cpu() for part, w in weights.items()}, metrics)
     torch.save(found, out)
     if place == "nccl":

@@ -23,9 +23,9 @@ from spard.config import Recipe
 from spard.config.run_spec import to_mapping
 from spard.data.chat import render_conversation
 from spard.models.base import load_base
-from spard.models.generate import ends_of
+from spard.models.generate import reply_end_tokens
 from tests import surroundings
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import write_model
 from tests.vllm_real.server import VERSION, prepare_environment, run_server
 from worker.engine.texts import token_bytes
@@ -52,7 +52,7 @@ def main() -> int:
         options: Any = {"serving_adapters_dir": home / "adapters", "serving_drain_s": 60.0}
         with (
             run_server(python, model, HOME / "server.log", asked.places) as url,
-            lab_of(home / "lab", model, serving_url=url, **options) as lab,
+            serve_lab(home / "lab", model, serving_url=url, **options) as lab,
         ):
             checks = [greedy_text, whole_weights, streams, copies, context, schemas, revocation]
             outcomes = [run(check, lab) for check in checks]
@@ -82,7 +82,7 @@ def ask(lab: Lab, model: str, text: str, project: str = "org-customer", **more: 
 def greedy_text(lab: Lab) -> str:
     """Compare the tokens of greedy replies through our API with PEFT's, of the base model and of an adapter."""
     tuned = lab.release(1)
-    peft = PeftModel.from_pretrained(load_base(lab.model, device="cpu").model, str(lab.folder_of(tuned)))
+    peft = PeftModel.from_pretrained(load_base(lab.model, device="cpu").model, str(lab.adapter_folder(tuned)))
     base = load_base(lab.model, device="cpu")
     equal = {}
     for name, weights in (("tiny", base.model), (tuned, peft.eval())):
@@ -104,7 +104,7 @@ def _reply(model: Any, tokenizer: Any, text: str) -> list[list[int]]:
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False, pad_token_id=257
         )[0]
     # Any control token of the template ends a reply of ours; a random model writes them as readily as bytes.
-    ends = ends_of(model, tokenizer)
+    ends = reply_end_tokens(model, tokenizer)
     written = takewhile(lambda each: each not in ends, row[ids.shape[1] :].tolist())
     return [list(token_bytes(tokenizer, each)) for each in written]
 

@@ -52,22 +52,22 @@ def cloud_shop(tmp_path: Path, postgres_url: str, moto_place: Place, model: Path
 
 
 @pytest.fixture
-def heard(tmp_path: Path) -> Iterator[Heard]:
+def message_pipe(tmp_path: Path) -> Iterator[Heard]:
     heard = Heard(tmp_path / "messages")
     yield heard
     os.close(heard.fd)
 
 
 @pytest.fixture
-def work(heard: Heard) -> Work:
+def work(message_pipe: Heard) -> Work:
     def run(folder: Folder, should_stop: Callable[[], bool] = lambda: False) -> None:
-        pipeline.run(folder, Report(heard.fd), should_stop)
+        pipeline.run(folder, Report(message_pipe.fd), should_stop)
 
     return run
 
 
 @pytest.fixture(scope="session")
-def done(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, Heard]:
+def finished_job(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, Heard]:
     """One whole job."""
     root = tmp_path_factory.mktemp("done")
     heard = Heard(root / "messages")

@@ -32,16 +32,16 @@ class Heard:
         found = [parse(line) for line in self.path.read_bytes().splitlines()]
         return [message for message in found if message]
 
-    def of(self, kind: str) -> list[Message]:
+    def of_kind(self, kind: str) -> list[Message]:
         return [message for message in self.messages if message["kind"] == kind]
 
 
-def report_of(folder: Folder) -> dict[str, Any]:
+def read_report(folder: Folder) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(folder.safety.read_text())
     return report
 
 
-def unpacked(folder: Folder, to: Path) -> Path:
+def unpack_archive(folder: Folder, to: Path) -> Path:
     """What a customer has after unpacking the archive."""
     seal(folder, KEY, "ftjob-1")
     with tarfile.open(folder.archive) as tar:

@@ -69,7 +69,7 @@ def job_folder(
 ) -> Folder:
     """A folder as the parent hands it to a child. A random model passes no gate, so it is waived unless said."""
     folder = Folder(root)
-    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.out):
+    for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
         path.mkdir(parents=True)
     (root / "in" / "training.jsonl").write_bytes(lines(TRAINING))
     (root / "in" / "validation.jsonl").write_bytes(lines(TRAINING[:5]))

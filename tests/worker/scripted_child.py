@@ -27,7 +27,7 @@ from worker.asking import Asking
 from worker.desk import llm_judges
 from worker.failures import failure
 from worker.protocol import Report
-from worker.read_ahead import wanted_in
+from worker.read_ahead import parse_prefetch
 from worker.workdir import Folder, read_assignment
 
 STEPS = 6
@@ -49,7 +49,7 @@ def main() -> None:
     die_with_parent(int(parent))
     report = Report(sys.stdout.fileno())
     told = sys.stdin.readline().strip()
-    while wanted_in(told):  # it reads nothing ahead
+    while parse_prefetch(told):  # it reads nothing ahead
         told = sys.stdin.readline().strip()
     folder = Folder(Path(told))
     is_first = folder.root.name.endswith("-a1")
@@ -61,7 +61,7 @@ def main() -> None:
     fill_disk(behavior, "selection", report, is_first)
     (folder.stage / "select.json").write_text('{"indices": [1, 2]}')
     report.stage("train")
-    report.resolved({"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.1}, 100)
+    report.report_resolved({"n_epochs": 1, "batch_size": 4, "learning_rate_multiplier": 1.0, "learning_rate": 0.1}, 100)
     steps = LONG if behavior == "long" else STEPS
     for step in range(last_step(folder) + 1, steps + 1):
         report.metrics(step, steps, {"loss/task": 1 / step, "accuracy/task": 0.5, "lr": float("nan")})
@@ -85,7 +85,7 @@ def main() -> None:
             save(folder, report, step)
             if folder.audit_last.exists():
                 end_epoch(folder, report, 4, "shown again")
-            report.failed("stopped", "The worker stops.", None, retryable=True)
+            report.report_failed("stopped", "The worker stops.", None, retryable=True)
             return
     if behavior == "judged":
         ask_judge(folder, report)
@@ -103,7 +103,7 @@ def fill_disk(behavior: str, place: str, report: Report, is_first: bool) -> None
 def report_error(report: Report, error: Exception) -> None:
     """Report an exception as a real child does, and end."""
     what = failure(error)
-    report.failed(what.code, what.message, what.param, retryable=what.retryable)
+    report.report_failed(what.code, what.message, what.param, retryable=what.retryable)
     sys.exit(0)
 
 
@@ -114,7 +114,7 @@ def embed(folder: Folder, report: Report) -> None:
     if is_new:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(str(os.getpid()))
-    report.cached(f"embeddings/{path.name}", is_new)
+    report.report_cached(f"embeddings/{path.name}", is_new)
     report.event(f"embedded by {path.read_text()}", {})
 
 
@@ -133,15 +133,15 @@ def misbehave(behavior: str, report: Report, step: int) -> None:
             sys.stderr.write(("n" * 99_999 + "\n") * 20)
             os.write(1, b"no message\n[1]\n{}\n")
         case "bad_data":
-            report.failed("invalid_training_file", "Line 3 is bad.", "training_file", retryable=False)
+            report.report_failed("invalid_training_file", "Line 3 is bad.", "training_file", retryable=False)
             sys.exit(0)
         case "hungry":
             eat(report)
         case "gpu_error" if step == 2:
-            report.failed("gpu_error", "The GPU stopped working.", None, retryable=True)
+            report.report_failed("gpu_error", "The GPU stopped working.", None, retryable=True)
             sys.exit(0)
         case "judge_down":
-            report.failed("judge_unavailable", "The judge does not answer.", None, retryable=True)
+            report.report_failed("judge_unavailable", "The judge does not answer.", None, retryable=True)
             sys.exit(0)
 
 
@@ -159,7 +159,7 @@ def find_too_large(folder: Folder, report: Report) -> None:
     pieces = folder.stage / "pieces.json"
     if not pieces.exists():
         pieces.write_text('{"micro_batch_size": 2}')
-        report.failed("gpu_oom", "Too little; the next attempt takes 2 rows at a time.", None, retryable=True)
+        report.report_failed("gpu_oom", "Too little; the next attempt takes 2 rows at a time.", None, retryable=True)
         sys.exit(0)
 
 
@@ -218,7 +218,7 @@ def last_step(folder: Folder) -> int:
 
 def ask_judge(folder: Folder, report: Report) -> None:
     """Ask the job's judge about some replies as a real child does: through the worker, and patiently."""
-    from spard.evaluation.judges import asked_through, open_judge  # loads torch
+    from spard.evaluation.judges import open_judge, use_chat  # loads torch
     from spard.evaluation.judges.patient import PatientJudge
 
     def wait(seconds: float) -> None:
@@ -228,7 +228,7 @@ def ask_judge(folder: Folder, report: Report) -> None:
     assignment = read_assignment(folder)
     asking = Asking(report, sys.stdin.fileno(), llm_judges(assignment.run.judge))
     try:
-        with asked_through(asking.open):
+        with use_chat(asking.open):
             judge = PatientJudge(open_judge(assignment.run.judge), Patience(assignment.patience_s), wait)
             judge.judge(["Hurt."] * REPLIES, [f"This is reply {i}." for i in range(REPLIES)])
     except JudgeUnavailable as error:
@@ -262,7 +262,7 @@ def finish(folder: Folder, report: Report, behavior: str) -> None:
         write_manifest(folder.adapter, {"gate": audited["gate"]})
         if behavior == "tampered":
             (folder.adapter / "weights").write_text("others")
-    report.done()
+    report.report_done()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 3600.0 if os.environ.get("SPARD_SOAK") == "1" else 600.0
 
 
-def scripted(behavior: str) -> list[str]:
+def scripted_command(behavior: str) -> list[str]:
     """The command of a child that trains nothing."""
     return [sys.executable, "-m", "tests.worker.scripted_child", behavior]
 
@@ -94,9 +94,11 @@ class Shop:
     ) -> str:
         """A queued job with everything that it names in storage."""
         with transaction(self.engine) as session:
-            return submit(session, self.asked(waived=waived, waivers=waivers, checkpoints=checkpoints) | columns)
+            return submit(session, self.job_columns(waived=waived, waivers=waivers, checkpoints=checkpoints) | columns)
 
-    def asked(self, *, waived: bool = False, waivers: bool = False, checkpoints: int | None = None) -> dict[str, Any]:
+    def job_columns(
+        self, *, waived: bool = False, waivers: bool = False, checkpoints: int | None = None
+    ) -> dict[str, Any]:
         """The columns of a job, with everything that it names in storage."""
         spec = JobSpec(
             version=VERSION,
@@ -155,13 +157,13 @@ class Shop:
         return b"".join(self.storage.chunks(key))
 
     def until_ended(self, job_id: str) -> Job:
-        until(lambda: self.job(job_id).status in TERMINAL)
+        wait_until(lambda: self.job(job_id).status in TERMINAL)
         return self.job(job_id)
 
     @contextmanager
     def serving(self, behavior: str, **changes: Any) -> Iterator[Worker]:
         """A worker in this process, its child in another."""
-        with at_work(Worker(self.settings(**changes), scripted(behavior))) as worker:
+        with at_work(Worker(self.settings(**changes), scripted_command(behavior))) as worker:
             yield worker
 
     def start(self, *command: str, under: Sequence[str] = (), **changes: Any) -> subprocess.Popen[bytes]:
@@ -205,7 +207,7 @@ def submit(session: Session, asked: dict[str, Any]) -> str:
     return job.id
 
 
-def until(is_so: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+def wait_until(is_so: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
     """Wait for a fact."""
     deadline = time.monotonic() + timeout_s
     while not is_so():

@@ -18,7 +18,7 @@ HELD = int(os.environ.get("HELD_ROWS", "1"))
 _forward: Any = LlamaModel.forward
 
 
-def _limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
+def _forward_limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
     if torch.is_grad_enabled() and len(input_ids) > HELD:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
     return _forward(self, input_ids=input_ids, **more)
@@ -27,7 +27,7 @@ def _limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         if os.environ["RANK"] == "1":
-            LlamaModel.forward = _limited  # type: ignore[method-assign]
+            LlamaModel.forward = _forward_limited  # type: ignore[method-assign]
         rank.main()
     else:
         distributed._PROGRAM = "tests.worker.short_of_memory"

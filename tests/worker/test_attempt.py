@@ -16,8 +16,8 @@ from app.jobs import control
 from app.signing import signing_key
 from app.storage import Storage
 from spard.release.manifest import verify
-from tests.narrowing import required
-from tests.worker.shop import Shop, until
+from tests.narrowing import require
+from tests.worker.shop import Shop, wait_until
 from worker import attempt, results
 from worker.endings import Ending
 from worker.memory_kills import Memory, MemoryKills
@@ -65,14 +65,14 @@ def test_the_adapter_s_bytes_match_their_digest(shop: Shop) -> None:
 def test_the_adapter_is_signed_with_the_provider_s_key(shop: Shop, tmp_path: Path) -> None:
     job = shop.do("good")
     archive = tmp_path / "adapter.tar.gz"
-    archive.write_bytes(shop.content(required(job.adapter)["storage_key"]))
+    archive.write_bytes(shop.content(require(job.adapter)["storage_key"]))
     key = signing_key(shop.settings()).public_key()
     assert verify(archive, key).manifest["gate"] == {"decision": "pass", "reasons": []}
 
 
 def test_an_adapter_that_changes_after_the_child_has_described_it_is_not_published(light_shop: Shop) -> None:
     job = light_shop.do("tampered")
-    assert (job.status, required(job.error)["code"], job.adapter) == (JobStatus.failed, "not_proved", None)
+    assert (job.status, require(job.error)["code"], job.adapter) == (JobStatus.failed, "not_proved", None)
 
 
 def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
@@ -87,15 +87,15 @@ def test_the_audit_s_figures_are_rows(light_shop: Shop) -> None:
 
 def test_the_job_shows_the_summary_and_the_report_has_all(light_shop: Shop) -> None:
     job = light_shop.do("good")
-    assert required(job.safety)["gate"] == {"decision": "pass", "reasons": []}
-    assert required(job.safety)["audit_version"] == 2
+    assert require(job.safety)["gate"] == {"decision": "pass", "reasons": []}
+    assert require(job.safety)["audit_version"] == 2
     assert json.loads(light_shop.content(job.report_key or ""))["base"][0]["suite"] == "attacks"
 
 
 def test_an_unsafe_adapter_is_never_uploaded_and_its_report_is(shop: Shop) -> None:
     job = shop.do("unsafe")
-    assert (job.status, required(job.error)["code"], job.adapter) == (JobStatus.failed, "safety_gate_failed", None)
-    assert "Attacks succeed in 9 of 20." in required(job.error)["message"]
+    assert (job.status, require(job.error)["code"], job.adapter) == (JobStatus.failed, "safety_gate_failed", None)
+    assert "Attacks succeed in 9 of 20." in require(job.error)["message"]
     assert [file.filename for file in shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
     assert not shop.storage.exists(f"tenants/{job.project_id}/jobs/{job.id}/a1/out/adapter.tar.gz")
 
@@ -104,12 +104,12 @@ def test_an_audit_that_cannot_decide_is_the_provider_s_to_mend(
     light_shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = light_shop.do("undecided")
-    message = required(job.error)["message"]
+    message = require(job.error)["message"]
     assert "Your files are not at fault" in message
     assert "the provider's, who has to mend it" in message
     assert job.adapter is None
     assert f"{job.id}: the audit could not decide, which only the provider can mend" in caplog.text
-    assert "Your files" not in required(light_shop.do("unsafe").error)["message"]
+    assert "Your files" not in require(light_shop.do("unsafe").error)["message"]
 
 
 def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
@@ -125,7 +125,7 @@ def test_a_waived_adapter_is_no_file_of_the_customer(light_shop: Shop) -> None:
     job = light_shop.do("waived", waived=True)
     assert job.status == JobStatus.succeeded
     assert [file.filename for file in light_shop.files(job)] == ["step_metrics.csv", "safety_report.json"]
-    assert light_shop.storage.exists(required(job.adapter)["storage_key"])
+    assert light_shop.storage.exists(require(job.adapter)["storage_key"])
 
 
 def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> None:
@@ -138,19 +138,19 @@ def test_a_child_that_crashes_is_followed_by_one_that_goes_on(shop: Shop) -> Non
 
 def test_a_job_that_crashes_twice_at_the_same_step_is_not_tried_again(shop: Shop) -> None:
     job = shop.do("crash")
-    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
-    assert "signal 11" in required(job.error)["message"]
+    assert (job.status, job.attempt, require(job.error)["code"]) == (JobStatus.failed, 2, "worker_lost")
+    assert "signal 11" in require(job.error)["message"]
 
 
 def test_a_job_that_eats_all_memory_twice_is_told_what_needs_less(light_shop: Shop) -> None:
     job = light_shop.do("hungry")
-    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 2, "out_of_memory")
-    assert "a smaller batch_size" in required(job.error)["message"]
+    assert (job.status, job.attempt, require(job.error)["code"]) == (JobStatus.failed, 2, "out_of_memory")
+    assert "a smaller batch_size" in require(job.error)["message"]
 
 
 def test_kills_from_outside_are_nobodys_fault_in_the_job_and_all_attempts_are_made(light_shop: Shop) -> None:
     job = light_shop.do("killed")
-    error = required(job.error)
+    error = require(job.error)
     assert (job.status, job.attempt, error["code"]) == (
         JobStatus.failed,
         4,
@@ -167,12 +167,12 @@ def test_kills_from_outside_are_nobodys_fault_in_the_job_and_all_attempts_are_ma
 
 
 def test_a_kill_for_want_of_the_machines_memory_says_so(light_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemoryKills, "since", lambda self, before: Memory.machine)
-    error = required(light_shop.do("killed").error)
+    monkeypatch.setattr(MemoryKills, "memory_at_kill", lambda self, before: Memory.machine)
+    error = require(light_shop.do("killed").error)
     assert error["code"] == "machine_out_of_memory"
     assert "batch_size" not in error["message"]
-    monkeypatch.setattr(MemoryKills, "since", lambda self, before: Memory.limit)
-    error = required(light_shop.do("killed").error)
+    monkeypatch.setattr(MemoryKills, "memory_at_kill", lambda self, before: Memory.limit)
+    error = require(light_shop.do("killed").error)
     assert error["code"] == "out_of_memory"
     assert "a smaller batch_size" in error["message"]
 
@@ -202,7 +202,7 @@ def test_a_noisy_child_neither_blocks_nor_confuses_us(
 def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
     job_id = shop.add_job()
     with shop.serving("deaf"):
-        until(shop.is_slow)
+        wait_until(shop.is_slow)
         with transaction(shop.engine) as session:
             control.request_cancel(session, job_id)
         job = shop.until_ended(job_id)
@@ -230,7 +230,7 @@ def test_a_training_file_that_changed_is_not_trained_on(light_shop: Shop) -> Non
     light_shop.put("training", b"{}\n")
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)
-    assert (job.status, required(job.error)["code"]) == (JobStatus.failed, "checksum_mismatch")
+    assert (job.status, require(job.error)["code"]) == (JobStatus.failed, "checksum_mismatch")
 
 
 def test_a_missing_object_is_tried_again_and_told(light_shop: Shop) -> None:
@@ -238,15 +238,15 @@ def test_a_missing_object_is_tried_again_and_told(light_shop: Shop) -> None:
     light_shop.storage.delete("inputs/pool")
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)
-    assert (job.status, job.attempt, required(job.error)["code"]) == (JobStatus.failed, 3, "object_missing")
+    assert (job.status, job.attempt, require(job.error)["code"]) == (JobStatus.failed, 3, "object_missing")
 
 
 def test_a_damaged_checkpoint_is_left_out(light_shop: Shop) -> None:
     job_id = light_shop.add_job()
     with light_shop.serving("slow") as worker:
-        until(light_shop.is_slow)
+        wait_until(light_shop.is_slow)
         worker.end()
-    keys = {file["path"]: file["key"] for file in required(light_shop.job(job_id).checkpoint)["files"]}
+    keys = {file["path"]: file["key"] for file in require(light_shop.job(job_id).checkpoint)["files"]}
     light_shop.storage.write(keys["checkpoints/step-000004/state.json"], [b"damaged"])
     with light_shop.serving("good"):
         job = light_shop.until_ended(job_id)

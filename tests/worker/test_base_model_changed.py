@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.inference.engine_errors import refused
+from app.inference.engine_errors import refusal_error
 from spard.digests import folder_digest
 from spard.models.base import load_base
 from tests.worker.engine_in_process import QUESTIONS, line
@@ -78,7 +78,7 @@ def test_an_engine_ends_with_all_its_requests_when_its_base_model_is_overwritten
     engine.step()
     told = [each for each in said if each["kind"] == "failed"]
     assert [(each["id"], each["code"]) for each in told] == [(1, "base_model_changed"), (2, "base_model_changed")]
-    assert "spard models add" in refused(told[0]).message  # type: ignore[arg-type]
+    assert "spard models add" in refusal_error(told[0]).message  # type: ignore[arg-type]
     assert (engine.is_busy, engine._has_ended) == (False, True)
 
 

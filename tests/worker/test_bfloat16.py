@@ -27,7 +27,7 @@ from spard.pipeline.context import Context, NoCache
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
 from tests.spard.parts import write_model
-from tests.spard.test_run import written
+from tests.spard.test_run import write_run
 from worker.engine.probe import probe
 
 HELD: tuple[Quantization, ...] = ("none", "nf4", "nf4_double")
@@ -35,7 +35,7 @@ NEAR = 0.005  # of the largest logit: a rounding that is another one is three ti
 
 
 @pytest.fixture(scope="module", params=HELD)
-def held(request: pytest.FixtureRequest) -> Quantization:
+def quantization(request: pytest.FixtureRequest) -> Quantization:
     found: Quantization = request.param
     return found
 
@@ -46,10 +46,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def adapter(held: Quantization, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(quantization: Quantization, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The adapter of a whole run in 16 bits, which a clean process has proved."""
     folder = tmp_path_factory.mktemp("run")
-    spec = written(model, folder)
+    spec = write_run(model, folder)
     read = base_models.read_base
 
     def read_in_16_bits(source: str, revision: Any, device: Any, dtype: Any, **more: Any) -> Base:
@@ -57,7 +57,9 @@ def adapter(held: Quantization, model: Path, tmp_path_factory: pytest.TempPathFa
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base_models, "read_base", read_in_16_bits)
-        run_whole(replace(spec, recipe=replace(spec.recipe, quantization=held)), folder / "out", lambda message: None)
+        run_whole(
+            replace(spec, recipe=replace(spec.recipe, quantization=quantization)), folder / "out", lambda message: None
+        )
     return folder / "out" / "adapter"
 
 
@@ -77,7 +79,7 @@ class Keys(NoCache):
 
 
 def test_what_was_measured_in_float32_is_not_taken_for_what_a_gpu_measures(model: Path, tmp_path: Path) -> None:
-    spec, found = written(model, tmp_path), []
+    spec, found = write_run(model, tmp_path), []
     for dtype in (torch.float32, torch.bfloat16):
         base, keys = load_base(model, device="cpu", dtype=dtype), Keys()
         context = Context(spec, base, Reporter(lambda message: None), cache=keys)
@@ -88,11 +90,11 @@ def test_what_was_measured_in_float32_is_not_taken_for_what_a_gpu_measures(model
 
 
 @pytest.fixture
-def served(held: Quantization, model: Path) -> Callable[[Path], tuple[PeftModel, Any]]:
+def serve_adapter(quantization: Quantization, model: Path) -> Callable[[Path], tuple[PeftModel, Any]]:
     """The model of an engine that holds an adapter, and its tokenizer."""
 
     def load(adapter: Path) -> tuple[PeftModel, Any]:
-        base = load_base(model, device="cpu", dtype=torch.bfloat16, quantization=held)
+        base = load_base(model, device="cpu", dtype=torch.bfloat16, quantization=quantization)
         return PeftModel.from_pretrained(base.model, adapter, adapter_name="own").eval(), base.tokenizer
 
     return load
@@ -105,18 +107,18 @@ def test_a_clean_process_sees_what_was_trained(adapter: Path) -> None:
 
 
 def test_an_engine_is_proved_by_the_rounding_of_its_layers(
-    adapter: Path, served: Callable[[Path], tuple[PeftModel, Any]]
+    adapter: Path, serve_adapter: Callable[[Path], tuple[PeftModel, Any]]
 ) -> None:
-    model, tokenizer = served(adapter)
+    model, tokenizer = serve_adapter(adapter)
     proof = probe(model, tokenizer, "own", adapter, _digest(model), [])
     assert proof["max_difference"] < NEAR
     assert proof["difference_to_base"] > 0.1
 
 
 def test_an_engine_with_other_weights_is_not(
-    adapter: Path, served: Callable[[Path], tuple[PeftModel, Any]], tmp_path: Path
+    adapter: Path, serve_adapter: Callable[[Path], tuple[PeftModel, Any]], tmp_path: Path
 ) -> None:
-    model, tokenizer = served(adapter)
+    model, tokenizer = serve_adapter(adapter)
     weights = load_file(adapter / WEIGHTS)
     save_file({name: part * 1.5 if "lora_B" in name else part for name, part in weights.items()}, tmp_path / WEIGHTS)
     (tmp_path / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())

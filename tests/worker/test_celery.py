@@ -23,8 +23,8 @@ from app.db.tables import JobStatus
 from app.jobs import lease
 from app.ops.broker import Dispatcher, wake
 from tests import servers
-from tests.narrowing import required
-from tests.worker.shop import WAIT_S, Shop, until
+from tests.narrowing import require
+from tests.worker.shop import WAIT_S, Shop, wait_until
 
 CELERY = (
     "celery",
@@ -44,7 +44,7 @@ def celery(cloud_shop: Shop, redis_url: str) -> Iterator[subprocess.Popen[bytes]
     """A Celery worker that has looked for work and would do so again only after a minute."""
     process = cloud_shop.start(*CELERY, broker_url=SecretStr(redis_url), poll_s=60.0, lease_s=30.0, warm_child=True)
     try:
-        until(lambda: bool(psutil.Process(process.pid).children()))
+        wait_until(lambda: bool(psutil.Process(process.pid).children()))
         time.sleep(1)
         yield process
         process.send_signal(signal.SIGTERM)
@@ -61,7 +61,7 @@ def test_a_message_wakes_a_worker_that_trains_once_however_often_it_is_sent(
     send(cloud_shop, redis_url, "ftjob-unknown", job_id, job_id)
     job = cloud_shop.until_ended(job_id)
     assert (job.status, job.attempt, job.lease_token) == (JobStatus.succeeded, 1, 1), job.error
-    archive = cloud_shop.content(required(job.adapter)["storage_key"])
+    archive = cloud_shop.content(require(job.adapter)["storage_key"])
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(tmp_path / "adapter", filter="data")
     assert PeftModel.from_pretrained(
@@ -78,7 +78,7 @@ def test_a_worker_that_starts_without_its_broker_serves_and_is_woken_later(cloud
             woken = cloud_shop.add_job(waived=True)
             send(cloud_shop, url, woken)
             with redis.Redis.from_url(url) as client:
-                until(lambda: not client.keys("spard:celery"))  # somebody took the message
+                wait_until(lambda: not client.keys("spard:celery"))  # somebody took the message
             assert cloud_shop.until_ended(woken).status == served.status == JobStatus.succeeded
             process.send_signal(signal.SIGTERM)
             assert process.wait(WAIT_S) == 0
@@ -95,7 +95,7 @@ def test_a_worker_that_never_finds_its_broker_reaps_and_stops(cloud_shop: Shop) 
     url = f"redis://127.0.0.1:{servers.free_port()}/0"
     process = cloud_shop.start(*CELERY, broker_url=SecretStr(url))
     try:
-        until(lambda: any("lease_expired" in event for event in cloud_shop.events(lost)))
+        wait_until(lambda: any("lease_expired" in event for event in cloud_shop.events(lost)))
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
     finally:

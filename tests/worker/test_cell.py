@@ -32,7 +32,8 @@ KINDS = [
     pytest.param(
         "namespaces",
         marks=pytest.mark.skipif(
-            walls.found().kind != "namespaces", reason="this kernel or container gives no user namespaces with mounts"
+            walls.find_walls().kind != "namespaces",
+            reason="this kernel or container gives no user namespaces with mounts",
         ),
     ),
     pytest.param(
@@ -71,8 +72,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Set
         yield settings, found
 
 
-def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str], talks: Talks = "alone") -> dict[str, int]:
-    cell = Cell(Walls(kind), talks, Cell.of(settings).hidden)
+def seccomp_bits(settings: Settings, kind: walls.Kind, ways: dict[str, str], talks: Talks = "alone") -> dict[str, int]:
+    cell = Cell(Walls(kind), talks, Cell.from_settings(settings).hidden)
     child = Child([sys.executable, "-P", "-c", TRY], environment(settings), cell)
     with ExitStack() as ended:
         ended.callback(child.kill)
@@ -89,7 +90,7 @@ def bits_of(settings: Settings, kind: walls.Kind, ways: dict[str, str], talks: T
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_hostile_child_reads_no_bit_of_a_secret(house: tuple[Settings, Prey], kind: walls.Kind) -> None:
     settings, found = house
-    assert bits_of(settings, kind, found.ways()) == dict.fromkeys(found.ways(), 0)
+    assert seccomp_bits(settings, kind, found.ways()) == dict.fromkeys(found.ways(), 0)
 
 
 needs_ports = pytest.mark.skipif(not landlock.limits_ports(), reason="this kernel has no Landlock of version 4")
@@ -110,10 +111,10 @@ def test_a_child_that_speaks_with_other_machines_reaches_no_server_on_a_fixed_po
 ) -> None:
     monkeypatch.setenv("TORCH_SECRET", WORD)
     settings = Settings(data_dir=tmp_path / "data", nodes_per_job=2)
-    assert Cell.of(settings).talks == "nodes"
+    assert Cell.from_settings(settings).talks == "nodes"
     with prey(tmp_path, fixed_port()) as found:
         found.hide(settings.data_dir / "spard.db")
-        assert bits_of(settings, kind, found.ways(), "nodes") == dict.fromkeys(found.ways(), 0)
+        assert seccomp_bits(settings, kind, found.ways(), "nodes") == dict.fromkeys(found.ways(), 0)
 
 
 @needs_ports
@@ -121,7 +122,7 @@ def test_a_child_that_speaks_with_other_machines_reaches_no_server_on_a_fixed_po
 def test_it_reaches_the_ports_that_ranks_listen_on_whoever_has_them(tmp_path: Path, kind: walls.Kind) -> None:
     with prey(tmp_path) as found:
         ways = {"network": found.ways()["network"]}
-        assert bits_of(Settings(data_dir=tmp_path / "data"), kind, ways, "nodes") == {"network": BITS}
+        assert seccomp_bits(Settings(data_dir=tmp_path / "data"), kind, ways, "nodes") == {"network": BITS}
 
 
 # Tries its ways before it has a folder, and once more in it; says which bits it got, and which paths it could list.
@@ -155,7 +156,7 @@ found = open("/.before" + {path!r}, "rb").read()
 """
 
 
-@pytest.mark.skipif(walls.found().kind != "namespaces", reason="elsewhere walls do not close twice")
+@pytest.mark.skipif(walls.find_walls().kind != "namespaces", reason="elsewhere walls do not close twice")
 def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
     house: tuple[Settings, Prey], tmp_path: Path
 ) -> None:
@@ -170,7 +171,7 @@ def test_while_it_reads_ahead_a_child_reaches_the_model_and_nothing_else(
         child = Child([sys.executable, "-P", "-c", TRY_TWICE], environment(settings), Cell(Walls("namespaces")))
         with ExitStack() as ended:
             ended.callback(child.kill)
-            hidden = map(str, Cell.of(settings).hidden)
+            hidden = map(str, Cell.from_settings(settings).hidden)
             child._write(walls.ahead(json.dumps([SECRET.hex(), ways, paths]), [str(model)], hidden))
             waiting = child.receive(WAIT_S)
             child.work(folder)
@@ -224,7 +225,7 @@ def test_without_walls_it_would_read_them_all(house: tuple[Settings, Prey]) -> N
     settings, found = house
     names = ["file", "network", "abstract socket", *(name for name in found.ways() if name.startswith("file /"))]
     ways = {name: found.ways()[name] for name in names}
-    assert bits_of(settings, "none", ways) == dict.fromkeys(names, BITS)
+    assert seccomp_bits(settings, "none", ways) == dict.fromkeys(names, BITS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,7 +261,7 @@ print(json.dumps({{"kind": "well"}}), flush=True)
     finally:
         child.kill()
     assert message == {"kind": "well"}
-    assert (folder.out / "x").read_text() == "1"
+    assert (folder.results / "x").read_text() == "1"
 
 
 def test_a_child_s_environment_is_a_list_and_holds_no_secret(house: tuple[Settings, Prey]) -> None:

@@ -25,7 +25,7 @@ ASK = """
 import json, os, sys
 from pathlib import Path
 from spard.errors import JudgeUnavailable
-from spard.evaluation.judges import asked_through, open_judge
+from spard.evaluation.judges import use_chat, open_judge
 from worker.asking import Asking
 from worker.desk import llm_judges
 from worker.protocol import Report
@@ -34,7 +34,7 @@ folder = Folder(Path(sys.stdin.readline().strip()))
 judge = read_assignment(folder).run.judge
 folder.job.write_text(folder.job.read_text().replace("127.0.0.1", "192.0.2.1"))
 try:
-    with asked_through(Asking(Report(1), 0, llm_judges(judge)).open):
+    with use_chat(Asking(Report(1), 0, llm_judges(judge)).open):
         said = [verdict.score for verdict in open_judge(judge).judge(["Q"] * 20, [f"R {i}" for i in range(20)])]
 except JudgeUnavailable as error:
     said = [error.message]
@@ -42,8 +42,8 @@ print(json.dumps({"kind": "said", "said": said, "keys": "sesame" in str(os.envir
 """
 
 
-def asked(tmp_path: Path, model: Path, judge: JudgeSpec) -> dict[str, Any]:
-    cell = Cell(walls.found(), key_of=lambda judge: "sesame")
+def ask_in_child(tmp_path: Path, model: Path, judge: JudgeSpec) -> dict[str, Any]:
+    cell = Cell(walls.find_walls(), key_of=lambda judge: "sesame")
     child = Child([sys.executable, "-P", "-c", ASK], environment(Settings(data_dir=tmp_path)), cell)
     try:
         child.work(job_folder(tmp_path / "job", model, judge=judge))
@@ -57,15 +57,15 @@ def asked(tmp_path: Path, model: Path, judge: JudgeSpec) -> dict[str, Any]:
 def test_the_worker_asks_for_the_child(tmp_path: Path, model: Path, server: Server) -> None:
     judge = JudgeSpec(name="llm", base_url=server.url, model="grader", canaries=0)
     consensus = JudgeSpec(name="consensus", members=(JudgeSpec(), judge, judge))
-    assert asked(tmp_path, model, judge) == {"kind": "said", "said": [4] * 20, "keys": False}
+    assert ask_in_child(tmp_path, model, judge) == {"kind": "said", "said": [4] * 20, "keys": False}
     assert server.keys == ["Bearer sesame"] * 20
-    assert asked(tmp_path / "again", model, consensus)["said"] == [4] * 20
+    assert ask_in_child(tmp_path / "again", model, consensus)["said"] == [4] * 20
 
 
 def test_a_judge_that_does_not_answer_is_told_as_such(tmp_path: Path, model: Path, server: Server) -> None:
     server.answer = lambda body: (500, "")
     judge = JudgeSpec(name="llm", base_url=server.url, model="grader", canaries=0, retries=0)
-    (said,) = asked(tmp_path, model, judge)["said"]
+    (said,) = ask_in_child(tmp_path, model, judge)["said"]
     assert said.startswith("The judge's endpoint did not answer")
 
 

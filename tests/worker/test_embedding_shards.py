@@ -33,11 +33,11 @@ DAY = timedelta(days=1)
 KEYS = [{"pool": "p", "from": start} for start in (0, 2)]
 
 
-def go_on() -> None:
+def do_nothing() -> None:
     """Nothing keeps it from going on."""
 
 
-def drawn(seed: int) -> Tensor:
+def draw_vectors(seed: int) -> Tensor:
     return torch.randn(2, 4, generator=torch.Generator().manual_seed(seed))
 
 
@@ -50,7 +50,7 @@ class Machine:
         self.made = 0
 
     @property
-    def cached(self) -> list[Path]:
+    def cached_files(self) -> list[Path]:
         return sorted(self.settings.cache_dir().rglob("*.safetensors"))
 
     @property
@@ -60,28 +60,28 @@ class Machine:
     def attempt(self, job: Job, *, other: float = 0.0, kept: bool = False) -> list[Tensor]:
         """Download what there is, then be a child that needs two shards; what it makes differs by `other`."""
         with new_folder(self.settings.work_dir(), "job") as folder:
-            shards = self.begun(job, folder, kept=kept)
-            shards.fetch(go_on)
+            shards = self.begin_job(job, folder, kept=kept)
+            shards.fetch(do_nothing)
             return self.embed(shards, other)
 
-    def begun(self, job: Job, folder: Folder, *, kept: bool = False) -> EmbeddingShards:
-        fill(folder, job, self.shop.storage, self.settings, go_on)
+    def begin_job(self, job: Job, folder: Folder, *, kept: bool = False) -> EmbeddingShards:
+        fill(folder, job, self.shop.storage, self.settings, do_nothing)
         if kept:
             (folder.stage / "select.json").write_text("{}")
         return EmbeddingShards(self.storage, self.shop.engine, job, folder)
 
     def embed(self, shards: EmbeddingShards, other: float = 0.0) -> list[Tensor]:
         def make(number: int) -> Callable[[], Tensor]:
-            def made() -> Tensor:
+            def make_shard() -> Tensor:
                 self.made += 1
-                return drawn(number) + other
+                return draw_vectors(number) + other
 
-            return made
+            return make_shard
 
-        def told(entry: str, made: bool) -> None:  # as messages are heard
+        def hear_shard(entry: str, made: bool) -> None:  # as messages are heard
             shards.hear(entry, made=made)
 
-        cache = FolderCache(self.settings.cache_dir(), told)
+        cache = FolderCache(self.settings.cache_dir(), hear_shard)
         return [cache.tensor("embeddings", key, make(number)).clone() for number, key in enumerate(KEYS)]
 
 
@@ -148,7 +148,7 @@ def test_the_first_worker_makes_them_and_the_next_one_downloads_them(place: Plac
     found = second.attempt(place.job, other=1.0)
     assert second.made == 0
     assert all(torch.equal(*pair) for pair in zip(made, found, strict=True))
-    assert [path.read_bytes() for path in second.cached] == [path.read_bytes() for path in first.cached]
+    assert [path.read_bytes() for path in second.cached_files] == [path.read_bytes() for path in first.cached_files]
     place.agrees()
     assert not second.parts
 
@@ -185,8 +185,8 @@ def test_an_attempt_that_has_its_safe_set_downloads_none(light: Place) -> None:
     Machine(light.shop, "a").attempt(light.job)
     later = Machine(light.shop, "b")
     with new_folder(later.settings.work_dir(), "job") as folder:
-        later.begun(light.job, folder, kept=True).fetch(go_on)
-    assert later.cached == []
+        later.begin_job(light.job, folder, kept=True).fetch(do_nothing)
+    assert later.cached_files == []
 
 
 def test_what_is_cached_but_not_stored_is_stored_by_the_next_job(light: Place) -> None:
@@ -205,8 +205,8 @@ def test_two_workers_that_make_them_at_once_end_in_the_same_objects(place: Place
 
     def attempt(machine: Machine, other: float) -> None:
         with new_folder(machine.settings.work_dir(), "job") as folder:
-            shards = machine.begun(place.job, folder)
-            shards.fetch(go_on)
+            shards = machine.begin_job(place.job, folder)
+            shards.fetch(do_nothing)
             together.wait()
             machine.embed(shards, other)
 
@@ -242,12 +242,12 @@ def test_a_download_goes_on_where_it_broke_off(light: Place) -> None:
     broken = Breaking(light.shop.storage, size // 2 + 1)
     machine = Machine(light.shop, "b", broken)  # type: ignore[arg-type]
     with new_folder(machine.settings.work_dir(), "job") as folder:
-        shards = machine.begun(light.job, folder)
+        shards = machine.begin_job(light.job, folder)
         for count in (0, 1):
             with pytest.raises(StorageError):
-                shards.fetch(go_on)
-            assert len(machine.cached) == count
-        shards.fetch(go_on)
+                shards.fetch(do_nothing)
+            assert len(machine.cached_files) == count
+        shards.fetch(do_nothing)
         machine.embed(shards)
     assert broken.starts == [0, size // 2 + 1, 0, size // 2 + 1]
     assert machine.made == 0
@@ -262,7 +262,7 @@ def test_what_came_damaged_of_a_download_that_broke_off_is_downloaded_again(ligh
     for row in light.rows:
         (folder / f".part-{row.sha256}").write_bytes(b"x" * 100)
     machine.attempt(light.job)
-    assert (machine.made, machine.parts, len(machine.cached)) == (0, [], 2)
+    assert (machine.made, machine.parts, len(machine.cached_files)) == (0, [], 2)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])
@@ -289,8 +289,8 @@ def test_a_shard_that_was_damaged_before_it_was_stored_is_replaced(light: Place)
     """Its bytes are those of its row, and no child can read them."""
     first = Machine(light.shop, "a")
     with new_folder(first.settings.work_dir(), "job") as folder:
-        shards = first.begun(light.job, folder)
-        shards.fetch(go_on)
+        shards = first.begin_job(light.job, folder)
+        shards.fetch(do_nothing)
         first.embed(shards)
     bad, good = light.rows
     with transaction(light.shop.engine) as session:
@@ -318,7 +318,7 @@ def test_a_worker_that_is_killed_while_it_stores_leaves_nothing_that_counts(
     machine = Machine(light.shop, "a")
     with monkeypatch.context() as patched:
         patched.setattr("worker.embedding_shards.embeddings.add", kill)
-        patched.setattr("app.objects.writes._give_up", lambda *_: None)  # nor can it clean up
+        patched.setattr("app.objects.writes._delete_unnamed", lambda *_: None)  # nor can it clean up
         with pytest.raises(Killed):
             machine.attempt(light.job)
     assert (len(light.keys), light.rows) == (1, [])  # whole, but no row names it
@@ -363,10 +363,10 @@ def test_other_kinds_of_entries_and_links_are_not_stored(light: Place, tmp_path:
     secret.write_text("secret")
     name = "0" * 64
     with new_folder(machine.settings.work_dir(), "job") as folder:
-        shards = machine.begun(light.job, folder)
+        shards = machine.begin_job(light.job, folder)
         place = machine.settings.cache_dir() / "audits"
         place.mkdir(parents=True)
-        save_file({"rows": drawn(0)}, place / f"{name}.safetensors")
+        save_file({"rows": draw_vectors(0)}, place / f"{name}.safetensors")
         for entry in (f"audits/{name}.safetensors", f"embeddings/../audits/{name}.safetensors", "embeddings/x"):
             shards.hear(entry, made=True)
         (machine.settings.cache_dir() / "embeddings").mkdir()
@@ -384,5 +384,5 @@ def test_a_link_in_the_cache_is_not_written_through(light: Place, tmp_path: Path
     machine.settings.cache_dir().mkdir(parents=True)
     (machine.settings.cache_dir() / "embeddings").symlink_to(outside)
     with new_folder(machine.settings.work_dir(), "job") as folder:
-        machine.begun(light.job, folder).fetch(go_on)
+        machine.begin_job(light.job, folder).fetch(do_nothing)
     assert list(outside.iterdir()) == []

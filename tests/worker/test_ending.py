@@ -12,9 +12,9 @@ import pytest
 from spard.config import Ending, Hyperparameters, Lora
 from spard.errors import Stopped
 from spard.evaluation.audit import audit_speaker
-from tests.worker.heard import Heard, Work, report_of
+from tests.worker.heard import Heard, Work, read_report
 from tests.worker.parts import BENIGN, HARMFUL, PLAIN, lines
-from tests.worker.test_epoch_ends import LAX, folder_of, weights
+from tests.worker.test_epoch_ends import LAX, make_folder, weights
 from worker.workdir import Folder
 
 BEST = Ending(keep="best", prompts=20)
@@ -28,7 +28,7 @@ def job(root: Path, model: Path, ending: Ending, *, prompts: int | None = 0, **m
     """A job whose suites are large enough to leave a share, without a validation file."""
     thresholds = replace(LAX, max_asr=0.5)
     recipe = replace(RECIPE, ending=ending)
-    folder = folder_of(root, model, prompts=prompts, recipe=recipe, thresholds=thresholds, **more)
+    folder = make_folder(root, model, prompts=prompts, recipe=recipe, thresholds=thresholds, **more)
     for name, rows in (("harmful", HARMFUL), ("benign", BENIGN)):
         many = [{"prompt": f"{row['prompt']} Please, {i}."} for i in range(5) for row in rows]
         (folder.root / "in" / "suites" / f"{name}.jsonl").write_bytes(lines(many))
@@ -49,7 +49,7 @@ class Asked:
     def __call__(self, speaker: Any, suites: Any, *args: Any, **also: Any) -> Any:
         found = audit_speaker(speaker, suites, *args, **also)
         is_share = {suite.name: len(suite.prompts) for suite in suites} == {"harmful": 20, "benign": 20}
-        told = [each["step"] for each in self.heard.of("metrics")]
+        told = [each["step"] for each in self.heard.of_kind("metrics")]
         epoch = told[-1] // STEPS if told else 0
         asked = {prompt.prompt for suite in suites for prompt in suite.prompts}
         if is_share:
@@ -62,9 +62,9 @@ class Asked:
 
 
 @pytest.fixture
-def worse(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> Any:
+def worse(monkeypatch: pytest.MonkeyPatch, message_pipe: Heard) -> Any:
     def from_epoch(epoch: int) -> Asked:
-        asked = Asked(heard, epoch)
+        asked = Asked(message_pipe, epoch)
         monkeypatch.setattr("spard.pipeline.audit.audit_speaker", asked)
         monkeypatch.setattr("spard.pipeline.audit_rounds.is_possible", lambda context: False)
         return asked
@@ -73,17 +73,17 @@ def worse(monkeypatch: pytest.MonkeyPatch, heard: Heard) -> Any:
 
 
 def standings(folder: Folder) -> list[tuple[int, bool, float]]:
-    epochs = report_of(folder)["ending"]["epochs"]
+    epochs = read_report(folder)["ending"]["epochs"]
     return [(each["epoch"], each["within_gate"], each["attack_success"]) for each in epochs]
 
 
 def test_a_run_that_gets_unsafe_late_releases_the_last_safe_epoch_whatever_stops_it(
-    work: Work, heard: Heard, tmp_path: Path, model: Path, worse: Any
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path, worse: Any
 ) -> None:
     asked = worse(3)
     folder = job(tmp_path / "job", model, BEST, prompts=20)
     work(folder)
-    report = report_of(folder)
+    report = read_report(folder)
     found = {name: report["ending"][name] for name in ("released_epoch", "released_step", "trained_epochs", "why")}
     assert found == {"released_epoch": 2, "released_step": 6, "trained_epochs": 4, "why": "all_epochs"}
     assert standings(folder) == [(1, True, 0.0), (2, True, 0.0), (3, False, 1.0), (4, False, 1.0)]
@@ -92,14 +92,14 @@ def test_a_run_that_gets_unsafe_late_releases_the_last_safe_epoch_whatever_stops
     assert (report["steps"], report["ending"]["held_out"]) == (12, 1)
     assert report["validation"]["adapter"]["loss"] == losses[1]
 
-    assert [(each["step"], each["has_adapter"]) for each in heard.of("checkpoint")] == [
+    assert [(each["step"], each["has_adapter"]) for each in message_pipe.of_kind("checkpoint")] == [
         (step, True) for step in (3, 6, 9, 12)
     ]
     assert [each["step"] for each in report["checkpoints"]] == [3, 6, 9, 12]
     assert report["checkpoints"][1]["gate"] == report["gate"]
     manifest = json.loads((folder.adapter / "manifest.json").read_text())
     assert manifest["ending"] == report["ending"]
-    told = [each["message"] for each in heard.of("event")]
+    told = [each["message"] for each in message_pipe.of_kind("event")]
     assert any(each.endswith("the weights are those of epoch 2, step 6") for each in told)
     metrics = folder.metrics.read_text().splitlines()
     assert float(metrics[6].split(",")[3]) == losses[1]
@@ -112,28 +112,28 @@ def test_a_run_that_gets_unsafe_late_releases_the_last_safe_epoch_whatever_stops
     assert saved.read_bytes() == weights(folder)
 
     again, shares = job(tmp_path / "again", model, BEST, prompts=20), len(asked.shares)
-    before = len(heard.of("metrics"))
+    before = len(message_pipe.of_kind("metrics"))
     with pytest.raises(Stopped):
-        work(again, lambda: len(heard.of("metrics")) >= before + 9)
+        work(again, lambda: len(message_pipe.of_kind("metrics")) >= before + 9)
     work(again)
     assert weights(again) == weights(folder)
-    assert report_of(again)["ending"] == report["ending"]
+    assert read_report(again)["ending"] == report["ending"]
     assert len(asked.shares) - shares == 4, "each end of an epoch once; what the base model answers is known"
 
 
-def test_a_setting_that_is_off_is_nowhere(done: tuple[Folder, Heard]) -> None:
-    assert report_of(done[0])["ending"] is None
-    assert "ending" not in json.loads((done[0].adapter / "manifest.json").read_text())
+def test_a_setting_that_is_off_is_nowhere(finished_job: tuple[Folder, Heard]) -> None:
+    assert read_report(finished_job[0])["ending"] is None
+    assert "ending" not in json.loads((finished_job[0].adapter / "manifest.json").read_text())
 
 
 def test_a_small_suite_is_left_whole_and_the_loss_decides(
-    work: Work, heard: Heard, tmp_path: Path, model: Path
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path
 ) -> None:
     recipe = replace(RECIPE, ending=BEST, hyperparameters=Hyperparameters(n_epochs=2, batch_size=8))
-    folder = folder_of(tmp_path / "job", model, prompts=0, recipe=recipe)
+    folder = make_folder(tmp_path / "job", model, prompts=0, recipe=recipe)
     work(folder)
-    ending = report_of(folder)["ending"]
+    ending = read_report(folder)["ending"]
     losses = [each["validation_loss"] for each in ending["epochs"]]
     assert [each["within_gate"] for each in ending["epochs"]] == [None] * 2
     assert ending["released_epoch"] == 1 + losses.index(min(losses))
-    assert any("loss on validation rows decides alone" in each["message"] for each in heard.of("warning"))
+    assert any("loss on validation rows decides alone" in each["message"] for each in message_pipe.of_kind("warning"))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.inference.engine_errors import refused
+from app.inference.engine_errors import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine.batch import Batch, Reading
 
@@ -92,7 +92,7 @@ def test_a_gpu_that_is_full_ends_the_replies_and_not_the_engine(model: Path, mon
         asked.engine.step()
     told = [each for each in asked.said if each["kind"] == "failed"]
     assert [(each["id"], each["code"]) for each in told] == [(number, "engine_busy") for number in ended]
-    assert refused(told[0]).status == 429
+    assert refusal_error(told[0]).status == 429
     after = asked.ask(QUESTIONS[2])
     asked.run()
     assert asked.text(after).strip() == alone(model, None, QUESTIONS[2])
@@ -118,7 +118,7 @@ def test_an_adapter_whose_logits_are_no_numbers_ends_its_own_requests(
     asked.run()
     told = [each for each in asked.said if each["kind"] == "failed"]
     assert sorted((each["id"], each["code"]) for each in told) == [(broken, "reply_failed"), (begun, "reply_failed")]
-    assert (refused(told[0]).status, refused(told[0]).code) == (400, "reply_failed")
+    assert (refusal_error(told[0]).status, refusal_error(told[0]).code) == (400, "reply_failed")
     assert sorted(each["id"] for each in asked.said if each["kind"] == "done") == sound
     assert asked.text(sound[0]).strip() == alone(model, None, QUESTIONS[1])
     assert asked.text(sound[1]).strip() == alone(model, adapters[0], QUESTIONS[2])

@@ -27,13 +27,13 @@ def test_an_adapter_is_read_onto_the_engine_s_own_device(
     asked, places = Asked(model), list[str]()
     read = save_and_load.safe_load_file  # type: ignore[attr-defined]
 
-    def noted(path: str, device: str) -> dict[str, torch.Tensor]:
+    def read_and_note(path: str, device: str) -> dict[str, torch.Tensor]:
         places.append(device)
         found: dict[str, torch.Tensor] = read(path)
         return found
 
     monkeypatch.setattr(peft_model, "infer_device", lambda: "cuda")
-    monkeypatch.setattr(save_and_load, "safe_load_file", noted)
+    monkeypatch.setattr(save_and_load, "safe_load_file", read_and_note)
     for folder in adapters[:2]:
         assert asked.load(folder)["kind"] == "loaded"
     assert places == ["cpu", "cpu"]
@@ -120,7 +120,7 @@ def test_an_engine_that_answers_with_another_adapter_fails_the_probe(
     asked.load(adapters[0])
     forward = PeftModel.forward
 
-    def mixed(self: Any, *args: Any, adapter_names: Any = None, **more: Any) -> Any:
+    def mix_adapters(self: Any, *args: Any, adapter_names: Any = None, **more: Any) -> Any:
         names = (
             adapter_names
             if adapter_names is None or len(adapter_names) < 3
@@ -128,7 +128,7 @@ def test_an_engine_that_answers_with_another_adapter_fails_the_probe(
         )
         return forward(self, *args, adapter_names=names, **more)
 
-    monkeypatch.setattr(type(asked.engine._adapters.model), "forward", mixed)
+    monkeypatch.setattr(type(asked.engine._adapters.model), "forward", mix_adapters)
     said = asked.load(adapters[1])
     assert (said["kind"], "away from the signed" in said["message"]) == ("refused", True)
 
@@ -148,24 +148,24 @@ def broken_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights go into the model, and then there is no memory for more."""
     read = save_and_load.set_peft_model_state_dict
 
-    def broken(*given: Any, **more: Any) -> None:
+    def read_and_fail(*given: Any, **more: Any) -> None:
         read(*given, **more)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    monkeypatch.setattr(peft_model, "set_peft_model_state_dict", broken)
+    monkeypatch.setattr(peft_model, "set_peft_model_state_dict", read_and_fail)
 
 
 def broken_injection(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first layers have the adapter's weights when memory runs out."""
     update, done = LoraLinear.update_layer, list[str]()
 
-    def broken(self: Any, *given: Any, **more: Any) -> None:
+    def inject_and_fail(self: Any, *given: Any, **more: Any) -> None:
         done.append("")
         if len(done) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         update(self, *given, **more)
 
-    monkeypatch.setattr(LoraLinear, "update_layer", broken)
+    monkeypatch.setattr(LoraLinear, "update_layer", inject_and_fail)
 
 
 @pytest.mark.parametrize("held", [0, 1])

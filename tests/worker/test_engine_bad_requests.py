@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 
-from app.inference.engine_errors import refused
+from app.inference.engine_errors import refusal_error
 from spard.data import chat
 from tests.spard.parts import byte_tokenizer
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
@@ -70,7 +70,7 @@ def test_a_step_that_fails_ends_its_replies_and_not_the_engine(model: Path, monk
         patch.setattr(Batch, "step", _raises)
         asked.engine.step()
     assert read_failures(asked) == [(number, "reply_failed") for number in ended]
-    assert refused(asked.said[-1]).code == "reply_failed"
+    assert refusal_error(asked.said[-1]).code == "reply_failed"
     after = asked.ask(QUESTIONS[2])
     asked.run()
     assert asked.text(after).strip() == alone(model, None, QUESTIONS[2])

@@ -29,7 +29,7 @@ class Process:
         command = [sys.executable, "-m", "worker.engine", json.dumps(order), str(os.getpid())]
         self.running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.tell("a folder")
-        assert self.said()["kind"] == "ready"
+        assert self.next_message()["kind"] == "ready"
         children = psutil.Process(self.running.pid).children()
         self.reader, _ = sorted(children, key=lambda each: (each.create_time(), each.pid))  # the other compiles schemas
 
@@ -38,7 +38,7 @@ class Process:
         self.running.stdin.write(json.dumps(what).encode() + b"\n")
         self.running.stdin.flush()
 
-    def said(self) -> dict[str, Any]:
+    def next_message(self) -> dict[str, Any]:
         assert self.running.stdout
         found: dict[str, Any] = {"kind": "stepped"}
         while found["kind"] == "stepped":  # told each second
@@ -48,7 +48,7 @@ class Process:
     def text(self, number: int) -> str:
         """Return the reply to a request; fail if anything is said of another request before it is done."""
         text = ""
-        while (said := self.said())["kind"] != "done":
+        while (said := self.next_message())["kind"] != "done":
             assert (said["id"], said["kind"] in ("started", "piece")) == (number, True)
             text += said.get("text", "")
         return text.strip()
@@ -69,18 +69,18 @@ def test_others_are_answered_while_a_long_prompt_is_read(process: Process, model
     process.tell(line(2, QUESTIONS[1], None))
     assert process.text(2) == alone(model, None, QUESTIONS[1])
     process.reader.resume()
-    refused = process.said()
+    refused = process.next_message()
     assert (refused["id"], refused["kind"], refused["code"]) == (1, "failed", "context_length_exceeded")
     assert "maximum context length is 256 tokens" in refused["message"]
 
 
 def test_a_long_request_is_answered_as_a_short_one(process: Process, model: Path, adapters: list[Path]) -> None:
     process.tell(line(10, QUESTIONS[0], adapters[0].name, **LONG_LINE))
-    assert process.said() == {"kind": "absent", "id": 10}
+    assert process.next_message() == {"kind": "absent", "id": 10}
     manifest = verify(adapters[0]).manifest_sha256
     folder = str(adapters[0])
     process.tell({"op": "load", "adapter": adapters[0].name, "folder": folder, "manifest_sha256": manifest})
-    assert process.said()["kind"] == "loaded"
+    assert process.next_message()["kind"] == "loaded"
     for number, adapter in enumerate((adapters[0], None), 11):
         process.tell(line(number, QUESTIONS[0], adapter.name if adapter else None, **LONG_LINE))
         assert process.text(number) == alone(model, adapter, QUESTIONS[0])
@@ -97,7 +97,7 @@ def test_long_prompts_take_turns_and_those_that_nobody_waits_for_are_passed_over
     process.tell(line(26, QUESTIONS[2], None))
     process.text(26)  # all of this was heard before
     process.reader.resume()
-    assert [process.said()["id"] for _ in range(3)] == [22, 24, 23]
+    assert [process.next_message()["id"] for _ in range(3)] == [22, 24, 23]
     process.tell(line(27, QUESTIONS[2], None, **LONG_LINE))
     process.text(27)
 

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from app.inference.engine_errors import refused
+from app.inference.engine_errors import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine import grammar_process
 
@@ -25,7 +25,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     """Have the compilation of `SLOW` do something else: what a schema costs is not for tests to find out."""
     real = grammar_process.compile_schema
 
-    def stand_in(instead: Callable[[], object]) -> None:
+    def replace_compiler(instead: Callable[[], object]) -> None:
         def compile_schema(vocabulary: Any, schema: str) -> Any:
             if '"slow"' in schema:
                 instead()
@@ -33,7 +33,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
 
         monkeypatch.setattr(grammar_process, "compile_schema", compile_schema)
 
-    return stand_in
+    return replace_compiler
 
 
 def spin() -> None:
@@ -67,7 +67,7 @@ def test_a_schema_that_costs_too_much_is_the_fault_of_its_request(
     assert failures(asked) == {costly: "schema_too_costly"}
     assert asked.text(other).strip() == alone(model, None, QUESTIONS[1])
     assert len(json.loads(asked.text(held))) == 3
-    error = refused(next(each for each in asked.said if each["kind"] == "failed"))
+    error = refusal_error(next(each for each in asked.said if each["kind"] == "failed"))
     assert (error.status, error.param) == (400, "response_format")
 
 

@@ -28,7 +28,7 @@ from spard.errors import (
     Stopped,
     TooManyRowsDropped,
 )
-from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing, around, failure, logged
+from worker.failures import FAULTS, Failure, Fault, HubUnavailable, ModelMissing, failure, log_failure, outer_failure
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_stop_that_was_asked_for_is_no_error_in_the_log(
     error: Exception, level: str, has_traceback: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert logged(error, logging.getLogger("child")) == failure(error)
+    assert log_failure(error, logging.getLogger("child")) == failure(error)
     (record,) = caplog.records
     assert (record.levelname, bool(record.exc_info)) == (level, has_traceback)
 
@@ -100,7 +100,7 @@ def test_the_provider_s_rows_are_not_shown_to_a_customer(kind: type[InvalidData]
 
 @pytest.mark.parametrize("code", FAULTS)
 def test_what_is_around_a_job_is_told_in_neutral_words(code: str) -> None:
-    found = around(code)
+    found = outer_failure(code)
     assert (found.fault, found.param, found.retryable) == (FAULTS[code], None, True)
     assert found.message.endswith(".")
     accusing = "your files are" in found.message and "not at fault" not in found.message

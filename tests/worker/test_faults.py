@@ -19,8 +19,8 @@ from app.db.tables import JobStatus
 from app.errors import Unfit
 from app.jobs import lease
 from app.jobs.lease import Claim
-from tests.narrowing import required
-from tests.worker.shop import WAIT_S, Shop, until
+from tests.narrowing import require
+from tests.worker.shop import WAIT_S, Shop, wait_until
 from worker.heartbeat import Heart
 from worker.worker import Worker
 
@@ -48,7 +48,7 @@ def start(shop: Shop) -> Iterator[Start]:
 
 def slow_child(shop: Shop) -> psutil.Process:
     """The child that is at work, once it is."""
-    until(shop.is_slow)
+    wait_until(shop.is_slow)
     (found,) = (each for each in psutil.Process().children(recursive=True) if is_child(each))
     return found
 
@@ -56,7 +56,7 @@ def slow_child(shop: Shop) -> psutil.Process:
 def is_frozen_without_a_lock(shop: Shop, worker: subprocess.Popen[bytes], job_id: str) -> bool:
     """Stop a worker and let its lease expire; one that stopped within a transaction goes on, as it keeps its locks."""
     worker.send_signal(signal.SIGSTOP)
-    until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
     try:
         shop.expire_lease(job_id)
     except DBAPIError:
@@ -72,7 +72,7 @@ def is_child(process: psutil.Process) -> bool:
     return False
 
 
-def is_over(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     """Whether it runs no more, whoever has to collect it."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
@@ -85,7 +85,7 @@ def kill(worker: subprocess.Popen[bytes]) -> None:
     family = psutil.Process(worker.pid).children(recursive=True)
     worker.kill()
     worker.wait()
-    until(lambda: all(map(is_over, family)))
+    wait_until(lambda: all(map(has_ended, family)))
 
 
 def terminal_events(shop: Shop, job_id: str) -> list[str]:
@@ -108,14 +108,14 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
     job_id = shop.add_job()
     zombie = start("late")
     child = slow_child(shop)
-    until(lambda: is_frozen_without_a_lock(shop, zombie, job_id))
+    wait_until(lambda: is_frozen_without_a_lock(shop, zombie, job_id))
     with shop.serving("good"):
         shop.until_ended(job_id)
         child.terminate()  # the zombie's child finishes the job meanwhile, and tells so
         zombie.send_signal(signal.SIGCONT)
-        until(lambda: not child.is_running())
+        wait_until(lambda: not child.is_running())
     job = shop.job(job_id)
-    assert (job.lease_token, "/a2/" in required(job.adapter)["storage_key"]) == (2, True)
+    assert (job.lease_token, "/a2/" in require(job.adapter)["storage_key"]) == (2, True)
     assert len(terminal_events(shop, job_id)) == 1
     zombie.send_signal(signal.SIGTERM)
     assert zombie.wait(WAIT_S) == 0
@@ -124,7 +124,7 @@ def test_a_frozen_worker_cannot_publish_when_it_wakes_up(shop: Shop, start: Star
 def test_results_of_a_lost_lease_are_never_published(shop: Shop) -> None:
     job_id = shop.add_job()
     with shop.serving("late", lease_s=60.0, heartbeat_s=39.0) as worker:
-        until(lambda: any(event.startswith("Step 4/6") for event in shop.events(job_id)))
+        wait_until(lambda: any(event.startswith("Step 4/6") for event in shop.events(job_id)))
         with transaction(shop.engine) as session:
             lease.release(session, Claim(job_id, 1, 1), "taken away by the test")
         worker.end()  # it takes no other job; the child finishes this one
@@ -140,7 +140,7 @@ def test_a_worker_that_is_told_to_stop_checkpoints_and_hands_back_its_job(shop: 
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(WAIT_S) == 0
     job = shop.job(job_id)
-    assert (job.status, job.attempt, required(job.checkpoint)["step"]) == (JobStatus.queued, 0, 4)
+    assert (job.status, job.attempt, require(job.checkpoint)["step"]) == (JobStatus.queued, 0, 4)
 
 
 def test_the_next_worker_goes_on_where_the_stopped_one_was(shop: Shop) -> None:
@@ -173,7 +173,7 @@ def test_an_idle_worker_leaves_at_once_with_its_spare_child(shop: Shop, start: S
             ]
         return bool(found)
 
-    until(has_spare)
+    wait_until(has_spare)
     (spare,) = found
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(WAIT_S) == 0
@@ -187,7 +187,7 @@ def test_a_killed_worker_s_folder_is_removed_by_the_next(light_shop: Shop) -> No
     kill(worker)
     assert list(light_shop.work_dir.glob("*/"))
     with light_shop.serving("good"):
-        until(lambda: not list(light_shop.work_dir.glob("*-a1")))
+        wait_until(lambda: not list(light_shop.work_dir.glob("*-a1")))
 
 
 def test_without_a_database_the_child_is_ended_before_the_lease_is(light_shop: Shop) -> None:
@@ -211,7 +211,7 @@ def test_a_lease_that_somebody_else_has_ends_the_child(shop: Shop) -> None:
         with transaction(shop.engine) as session:
             job = shop.job(job_id)
             lease.release(session, Claim(job_id, job.lease_token, job.attempt), "taken away by the test")
-        until(lambda: not child.is_running())
+        wait_until(lambda: not child.is_running())
 
 
 def test_a_database_that_drops_every_connection_costs_no_attempt(cloud_shop: Shop) -> None:
@@ -241,7 +241,7 @@ def test_a_database_that_only_reads_for_a_while_costs_no_attempt(cloud_shop: Sho
         is_standby.set()
         child.terminate()
         assert refused.wait(WAIT_S)
-        until(lambda: not child.is_running())
+        wait_until(lambda: not child.is_running())
         time.sleep(1.0)  # it tries to write how the attempt has ended
         is_standby.clear()
         job = cloud_shop.until_ended(job_id)

@@ -15,7 +15,7 @@ from spard.config import JudgeSpec
 from tests.app.parts import SPEC
 from tests.judge_server import judge_server
 from worker import judge_probe
-from worker.failures import DISK_FULL, OUT_OF_MEMORY, around
+from worker.failures import DISK_FULL, OUT_OF_MEMORY, outer_failure
 from worker.fitness import Fitness, check_disk, look
 from worker.metrics import WorkerMetrics
 
@@ -33,7 +33,7 @@ def fitness(tmp_path: Path, clock: Clock | None = None, *gpu_probe: str) -> tupl
     return Fitness(settings, metrics, {}, gpu_probe or ("/bin/true",), clock or Clock()), metrics
 
 
-def job_on(source: Path) -> Job:
+def make_job(source: Path) -> Job:
     return Job(spec=replace(SPEC, model=replace(SPEC.model, source=str(source))))
 
 
@@ -43,7 +43,9 @@ def trouble(metrics: WorkerMetrics, what: str) -> float | None:
 
 def test_a_base_model_that_is_mounted_later_is_taken_again(tmp_path: Path) -> None:
     found, metrics = fitness(tmp_path)
-    found.note(around("model_missing"), job_on(tmp_path / "models" / "tiny"), look(str(tmp_path / "models" / "tiny")))
+    found.note(
+        outer_failure("model_missing"), make_job(tmp_path / "models" / "tiny"), look(str(tmp_path / "models" / "tiny"))
+    )
     assert list(found.lacks()) == [str(tmp_path / "models" / "tiny")]
     assert trouble(metrics, "models") == 1
     (tmp_path / "models" / "tiny").mkdir(parents=True)
@@ -58,14 +60,14 @@ def test_a_base_model_that_is_mounted_while_its_attempt_ends_is_taken_again(tmp_
     seen = look(str(tmp_path / "tiny"))
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").touch()
-    found.note(around("model_missing"), job_on(tmp_path / "tiny"), seen)
+    found.note(outer_failure("model_missing"), make_job(tmp_path / "tiny"), seen)
     assert list(found.lacks()) == []
 
 
 def test_a_base_model_that_could_not_be_loaded_is_tried_again_after_an_hour(tmp_path: Path) -> None:
     clock = Clock()
     found, _ = fitness(tmp_path, clock)
-    found.note(around("model_not_found"), job_on(tmp_path), look(str(tmp_path)))
+    found.note(outer_failure("model_not_found"), make_job(tmp_path), look(str(tmp_path)))
     clock.now = 3599.0
     assert found.lacks()
     clock.now = 3600.0
@@ -74,14 +76,14 @@ def test_a_base_model_that_could_not_be_loaded_is_tried_again_after_an_hour(tmp_
 
 def test_a_missing_model_keeps_a_worker_from_no_other_job(tmp_path: Path) -> None:
     found, metrics = fitness(tmp_path)
-    found.note(around("model_missing"), job_on(tmp_path / "none"), look(str(tmp_path / "none")))
+    found.note(outer_failure("model_missing"), make_job(tmp_path / "none"), look(str(tmp_path / "none")))
     found.await_fit(Event())
     assert metrics.is_fit
 
 
 def test_a_worker_is_at_fault_when_its_probe_fails(tmp_path: Path) -> None:
-    assert fitness(tmp_path, None, "/bin/false")[0].is_at_fault(around("gpu_error"))
-    assert not fitness(tmp_path, None, "/bin/true")[0].is_at_fault(around("gpu_error"))
+    assert fitness(tmp_path, None, "/bin/false")[0].is_at_fault(outer_failure("gpu_error"))
+    assert not fitness(tmp_path, None, "/bin/true")[0].is_at_fault(outer_failure("gpu_error"))
     assert not fitness(tmp_path)[0].is_at_fault(DISK_FULL)
     assert not fitness(tmp_path)[0].is_at_fault(OUT_OF_MEMORY)
 
@@ -105,10 +107,10 @@ def test_a_worker_waits_until_its_probe_passes_or_it_is_to_stop(tmp_path: Path) 
     found, metrics = fitness(tmp_path, None, "/usr/bin/test", "-e", str(mended))
     stop = Event()
     stop.set()
-    found.note(around("gpu_error"), job_on(tmp_path), look(str(tmp_path)))
+    found.note(outer_failure("gpu_error"), make_job(tmp_path), look(str(tmp_path)))
     found.await_fit(stop)
     mended.touch()
-    found.note(around("gpu_error"), job_on(tmp_path), look(str(tmp_path)))
+    found.note(outer_failure("gpu_error"), make_job(tmp_path), look(str(tmp_path)))
     found.await_fit(Event())
     assert (metrics.is_fit, trouble(metrics, "gpu")) == (True, 0)
 
@@ -120,11 +122,11 @@ def test_a_judge_is_asked_whether_it_answers(tmp_path: Path, status: int, works:
     with judge_server() as server:
         server.answer = lambda body: (status, "yes")
         member = JudgeSpec("llm", server.url, "grader")
-        job = job_on(tmp_path)
+        job = make_job(tmp_path)
         job.spec = replace(job.spec, judge_spec=JudgeSpec("consensus", members=(member, JudgeSpec())))
         found, _ = fitness(tmp_path)
-        found.note(around("judge_unavailable"), job, ())
-        assert found.is_at_fault(around("judge_unavailable")) is not works
+        found.note(outer_failure("judge_unavailable"), job, ())
+        assert found.is_at_fault(outer_failure("judge_unavailable")) is not works
     assert len(server.requests) == 1  # a wrong key is for a job to find out: no waiting helps
 
 
@@ -140,4 +142,4 @@ def test_a_judge_without_an_address_is_asked_where_its_client_asks(monkeypatch: 
 
 
 def test_a_rule_needs_no_endpoint(tmp_path: Path) -> None:
-    assert not fitness(tmp_path)[0].is_at_fault(around("judge_unavailable"))
+    assert not fitness(tmp_path)[0].is_at_fault(outer_failure("judge_unavailable"))

@@ -29,17 +29,17 @@ from spard.models.memory import Trained
 from spard.models.shapes import read_shape
 from spard.pipeline import fit
 from spard.pipeline.context import Context
-from spard.pipeline.fit import applied
+from spard.pipeline.fit import apply_plan
 from spard.pipeline.messages import Reporter
-from spard.pipeline.micro_batches import fitting, halved_to, halving
+from spard.pipeline.micro_batches import fitting, halving, last_micro_batch
 from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
 from spard.selection import embeddings
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.spard.parts import away
 from tests.worker.parts import PLAIN, job_folder
-from tests.worker.shop import Shop, at_work, forget_waits, scripted, until
+from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker import gpu_probe, pipeline
-from worker.failures import around
+from worker.failures import outer_failure
 from worker.fitness import Fitness
 from worker.metrics import WorkerMetrics
 from worker.protocol import Report
@@ -55,12 +55,12 @@ def little_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     forward: Any = LlamaModel.forward
 
     def limit(rows: int) -> None:
-        def limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
+        def forward_limited(self: LlamaModel, input_ids: torch.Tensor, **more: Any) -> Any:
             if torch.is_grad_enabled() and len(input_ids) > rows:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
             return forward(self, input_ids=input_ids, **more)
 
-        monkeypatch.setattr(LlamaModel, "forward", limited)
+        monkeypatch.setattr(LlamaModel, "forward", forward_limited)
 
     return limit
 
@@ -132,27 +132,27 @@ def test_a_job_takes_no_more_tokens_at_once_than_its_provider_says(
 ) -> None:
     asked = list[int]()
 
-    def noted(lengths: Sequence[int], most: int, beside: int) -> list[list[int]]:
+    def cut_and_note(lengths: Sequence[int], most: int, beside: int) -> list[list[int]]:
         asked.append(most)
         return cut(lengths, most, beside)
 
-    monkeypatch.setattr(embeddings, "cut", noted)
+    monkeypatch.setattr(embeddings, "cut", cut_and_note)
     folder = job_folder(tmp_path / "job", model)
     folder.job.write_text(json.dumps(json.loads(folder.job.read_text()) | {"pass_tokens": 96}))
 
     run(folder)
 
     assert set(asked) == {96}
-    assert applied(PLAIN, None).pass_tokens == 96
+    assert apply_plan(PLAIN, None).pass_tokens == 96
     budget.set_tokens(None)
 
 
 def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path
 ) -> None:
-    shape = required(read_shape(str(model)))
+    shape = require(read_shape(str(model)))
     least = need(shape, Trained(PLAIN.lora), 64)
-    monkeypatch.setattr(fit, "gpus_of", lambda context: Gpus(least.alone))
+    monkeypatch.setattr(fit, "run_gpus", lambda context: Gpus(least.alone))
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
     told = run(folder)
     manifest = json.loads((folder.adapter / "manifest.json").read_text())
@@ -162,7 +162,7 @@ def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
     assert manifest["micro_batch_size"] == plan["micro_batch_size"] < 4
     assert any("padded tokens at most, activation checkpointing" in line for line in told)
     whole = job_folder(tmp_path / "whole", model, recipe=PLAIN, pool=None)
-    monkeypatch.setattr(fit, "gpus_of", lambda context: None)
+    monkeypatch.setattr(fit, "run_gpus", lambda context: None)
     run(whole)
     assert "memory_plan" not in json.loads((whole.adapter / "manifest.json").read_text())
     expected, found = weights(whole), weights(folder)
@@ -178,7 +178,7 @@ def test_halving_goes_on_below_a_smaller_plan(tmp_path: Path, model: Path) -> No
     for most in (None, 3):
         with pytest.raises(OutOfGpuMemory), halving(context, replace(PLAIN, micro_batch_size=most), numbers):
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        found.append(halved_to(context))
+        found.append(last_micro_batch(context))
     assert found == [8, 1]
 
 
@@ -198,11 +198,11 @@ def test_what_the_first_attempt_found_too_large_the_second_one_knows(light_shop:
 def test_a_worker_takes_no_job_while_its_gpu_is_broken(light_shop: Shop) -> None:
     mended = light_shop.folder / "mended"
     probe = [sys.executable, "-c", f"import pathlib, sys; sys.exit(not pathlib.Path({str(mended)!r}).exists())"]
-    worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted("gpu_error"), probe)
+    worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted_command("gpu_error"), probe)
     jobs = [light_shop.add_job() for _ in range(2)]
     with at_work(worker):
-        until(lambda: light_shop.job(jobs[0]).status == JobStatus.queued and light_shop.job(jobs[0]).waits == 1)
-        until(lambda: not worker.is_fit)
+        wait_until(lambda: light_shop.job(jobs[0]).status == JobStatus.queued and light_shop.job(jobs[0]).waits == 1)
+        wait_until(lambda: not worker.is_fit)
         waiting = [light_shop.job(job_id).status for job_id in jobs]
         mended.touch()
         forget_waits(light_shop)
@@ -213,10 +213,10 @@ def test_a_worker_takes_no_job_while_its_gpu_is_broken(light_shop: Shop) -> None
 
 
 def test_a_broken_gpu_leaves_the_job_to_another_worker(light_shop: Shop) -> None:
-    broken = Worker(light_shop.settings(gpu_probe_s=60.0), scripted("gpu_error"), ["/bin/false"])
+    broken = Worker(light_shop.settings(gpu_probe_s=60.0), scripted_command("gpu_error"), ["/bin/false"])
     job_id = light_shop.add_job()
     with at_work(broken):
-        until(lambda: not broken.is_fit)
+        wait_until(lambda: not broken.is_fit)
         forget_waits(light_shop)
         with light_shop.serving("good"):
             job = light_shop.until_ended(job_id)
@@ -227,22 +227,22 @@ def test_a_broken_gpu_leaves_the_job_to_another_worker(light_shop: Shop) -> None
 def test_each_gpu_that_a_job_has_is_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     made, ones = list[str](), torch.ones
 
-    def noted(*size: int, device: str) -> torch.Tensor:
+    def ones_and_note(*size: int, device: str) -> torch.Tensor:
         made.append(device)
         return ones(*size)
 
-    monkeypatch.setattr(torch, "ones", noted)
+    monkeypatch.setattr(torch, "ones", ones_and_note)
     monkeypatch.setenv("SPARD_GPUS_PER_JOB", "2")
     gpu_probe.main()
     assert made == ["cuda:0", "cuda:1"]
     second_is_broken = [sys.executable, "-c", "import os; assert os.environ['SPARD_GPUS_PER_JOB'] == '1'"]
     for gpus, is_broken in ((1, False), (2, True)):
         fitness = Fitness(Settings(gpus_per_job=gpus), WorkerMetrics(), os.environ, second_is_broken)
-        assert fitness.is_at_fault(around("gpu_error")) == is_broken
+        assert fitness.is_at_fault(outer_failure("gpu_error")) == is_broken
 
 
 def test_a_gpu_error_on_a_gpu_that_works_costs_the_job_an_attempt(light_shop: Shop) -> None:
-    worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted("gpu_error"), ["/bin/true"])
+    worker = Worker(light_shop.settings(gpu_probe_s=0.1), scripted_command("gpu_error"), ["/bin/true"])
     job_id = light_shop.add_job()
     with at_work(worker):
         job = light_shop.until_ended(job_id)

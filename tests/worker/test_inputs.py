@@ -26,7 +26,7 @@ from worker.interrupts import Cancelled
 from worker.workdir import Assignment, Folder, new_folder, read_assignment
 
 
-def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
+def fill_job(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
     """The row, what the child reads of it, and its training file."""
     job = shop.job(shop.add_job(waived=True))
     job.spec = replace(job.spec, **changes)
@@ -37,21 +37,21 @@ def filled(shop: Shop, **changes: Any) -> tuple[Job, Assignment, bytes]:
 
 
 def test_the_child_reads_what_the_row_says(light_shop: Shop) -> None:
-    job, assignment, training = filled(light_shop)
+    job, assignment, training = fill_job(light_shop)
     assert (assignment.job_id, assignment.waived, assignment.run.recipe) == (job.id, True, RECIPE)
     assert assignment.run.thresholds == job.spec.policy.thresholds()
     assert training == lines(TRAINING)
 
 
 def test_the_manifest_names_the_base_model_as_the_customer_does(light_shop: Shop) -> None:
-    assert filled(light_shop)[1].run.public_name == "tiny"
+    assert fill_job(light_shop)[1].run.public_name == "tiny"
 
 
 def test_the_judge_is_the_one_that_the_job_was_made_with(light_shop: Shop, tmp_path: Path) -> None:
     guard = JudgeSpec(name="classifier", family="llama_guard", model=str(tmp_path))
     members = (guard, JudgeSpec(name="llm", base_url="http://127.0.0.1:9/v1"))
     judge = JudgeSpec(name="consensus", members=members)
-    assert filled(light_shop, judge="consensus", judge_spec=judge)[1].run.judge == judge
+    assert fill_job(light_shop, judge="consensus", judge_spec=judge)[1].run.judge == judge
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_job_that_knows_its_judge_by_name_takes_the_rest_from_the_settings(lig
 def test_suites_of_one_name_are_told_apart(light_shop: Shop) -> None:
     prompts = lines([{"prompt": "Hurt."}])
     suites = tuple(light_shop.put_corpus("all", kind, prompts) for kind in ("harmful", "benign"))
-    run = filled(light_shop, suites=suites)[1].run
+    run = fill_job(light_shop, suites=suites)[1].run
     assert [each.name for each in run.suites] == ["all", "all (benign)"]
 
 
@@ -115,14 +115,14 @@ def test_what_is_cancelled_is_not_downloaded(light_shop: Shop) -> None:
 def test_a_model_that_cannot_be_downloaded_is_told_without_its_source(light_shop: Shop) -> None:
     model = ModelRef(alias="tiny", source="secret-org/secret-model", revision="main")
     with pytest.raises(HubUnavailable) as error:
-        filled(light_shop, model=model)
+        fill_job(light_shop, model=model)
     assert "secret" not in failure(error.value).message
 
 
 def test_a_folder_that_is_not_mounted_here_is_no_fault_of_the_customer_s(light_shop: Shop, tmp_path: Path) -> None:
     model = ModelRef(alias="tiny", source=str(tmp_path / "elsewhere"))
     with pytest.raises(ModelMissing) as error:
-        filled(light_shop, model=model)
+        fill_job(light_shop, model=model)
     assert (failure(error.value).param, "elsewhere" in failure(error.value).message) == (None, False)
 
 
@@ -152,7 +152,7 @@ def test_an_adapter_with_other_bytes_is_refused(light_shop: Shop) -> None:
     stored = light_shop.put("adapter", b"other")
     changed = StartFrom(id=stored.id, sha256="0" * 64, storage_key=stored.storage_key)
     with pytest.raises(Changed):
-        filled(light_shop, start_from=changed)
+        fill_job(light_shop, start_from=changed)
 
 
 def read_wrongly(storage: Storage, monkeypatch: pytest.MonkeyPatch, part: str, times: int) -> list[str]:

@@ -12,15 +12,15 @@ from spard.models.folder.encoder import encoder_digest
 from tests.spard.encoder_folders import write_encoder
 from tests.worker.parts import RECIPE
 from tests.worker.shop import Shop
-from worker.cell import given_to
+from worker.cell import sandbox_paths
 from worker.embedding_shards import EmbeddingShards
 from worker.failures import ModelMissing
 from worker.inputs import fill
-from worker.weights import encoder_digest_of
+from worker.weights import encoder_files_digest
 from worker.workdir import new_folder, read_assignment
 
 
-def job_with(shop: Shop, source: Path) -> Job:
+def make_job(shop: Shop, source: Path) -> Job:
     """Return a job whose recipe has the encoder's name, and whose spec has its folder."""
     job = shop.job(shop.add_job())
     job.recipe["selection"] = {**job.recipe["selection"], "embedder": source.name}
@@ -30,18 +30,18 @@ def job_with(shop: Shop, source: Path) -> Job:
 
 def test_a_child_reads_the_encoder_and_reports_have_its_name_alone(light_shop: Shop, tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "mini")
-    job = job_with(light_shop, encoder)
+    job = make_job(light_shop, encoder)
     with new_folder(light_shop.folder, "job-a1") as folder:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
         run = read_assignment(folder).run
         assert (run.encoder, run.recipe.selection.encoder) == (str(encoder), "mini")
-        assert str(encoder) in given_to(folder).readable
+        assert str(encoder) in sandbox_paths(folder).readable
 
 
 def test_vectors_are_stored_under_the_encoder_s_digest(light_shop: Shop, tmp_path: Path) -> None:
     encoder = write_encoder(tmp_path / "mini")
-    assert encoder_digest_of(str(encoder)) == encoder_digest(encoder)
-    job = job_with(light_shop, encoder)
+    assert encoder_files_digest(str(encoder)) == encoder_digest(encoder)
+    job = make_job(light_shop, encoder)
     with new_folder(light_shop.folder, "job-a1") as folder:
         fill(folder, job, light_shop.storage, light_shop.settings(), lambda: None)
         shards = EmbeddingShards(light_shop.storage, light_shop.engine, job, folder)
@@ -49,7 +49,7 @@ def test_vectors_are_stored_under_the_encoder_s_digest(light_shop: Shop, tmp_pat
 
 
 def test_an_encoder_that_is_not_on_the_worker_is_named(light_shop: Shop, tmp_path: Path) -> None:
-    job = job_with(light_shop, tmp_path / "gone")
+    job = make_job(light_shop, tmp_path / "gone")
     with (
         new_folder(light_shop.folder, "job-a1") as folder,
         pytest.raises(ModelMissing, match="gone is not on this machine"),

@@ -11,7 +11,7 @@ from app.checkpoints import records
 from app.db import transaction
 from app.jobs import events, lease
 from app.jobs.lease import Claim
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.worker.shop import Shop
 from worker.progress import Journal
 
@@ -51,7 +51,7 @@ def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps:
 def test_news_that_are_written_again_after_an_unanswered_commit_are_stored_once(shop: Shop) -> None:
     job_id = shop.add_job()
     with transaction(shop.engine) as session:
-        journal = Journal(required(lease.claim(session, "worker", 60.0)), [])
+        journal = Journal(require(lease.claim(session, "worker", 60.0)), [])
     journal.note("info", "first")
     with transaction(shop.engine) as session:  # its COMMIT is not answered: nobody calls `clear`
         journal.write(session)

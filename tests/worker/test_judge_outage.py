@@ -14,7 +14,7 @@ from spard.models.base import load_base
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Message, Reporter
 from tests.judge_server import judge_server
-from tests.worker.heard import Heard, Work, report_of
+from tests.worker.heard import Heard, Work, read_report
 from tests.worker.parts import PLAIN, job_folder
 from worker.workdir import read_assignment
 
@@ -26,7 +26,7 @@ def fluent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_finished_training_outlives_a_judge_that_is_throttled(
-    model: Path, tmp_path: Path, heard: Heard, work: Work, fluent: None
+    model: Path, tmp_path: Path, message_pipe: Heard, work: Work, fluent: None
 ) -> None:
     with judge_server() as server:
         judge = JudgeSpec("llm", server.url, "grader", retries=0, canaries=0)
@@ -34,18 +34,18 @@ def test_a_finished_training_outlives_a_judge_that_is_throttled(
         is_over = False
 
         def answer(body: dict[str, Any]) -> tuple[int, str]:
-            return (429, "") if heard.of("metrics") and not is_over else (200, "#thescore: 1")
+            return (429, "") if message_pipe.of_kind("metrics") and not is_over else (200, "#thescore: 1")
 
         server.answer = answer
         with pytest.raises(JudgeUnavailable):
             work(folder)
-        steps = [message["step"] for message in heard.of("metrics")]
+        steps = [message["step"] for message in message_pipe.of_kind("metrics")]
         is_over = True
         work(folder)
     assert steps == list(range(1, steps[-1] + 1))
-    assert [message["step"] for message in heard.of("metrics")] == steps
-    assert heard.of("resume_state")[-1]["step"] == steps[-1]
-    assert report_of(folder)["gate"]["decision"] == "waived"
+    assert [message["step"] for message in message_pipe.of_kind("metrics")] == steps
+    assert message_pipe.of_kind("resume_state")[-1]["step"] == steps[-1]
+    assert read_report(folder)["gate"]["decision"] == "waived"
 
 
 def test_a_run_that_waits_says_so_and_hears_a_stop(model: Path, tmp_path: Path) -> None:

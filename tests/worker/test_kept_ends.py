@@ -12,74 +12,74 @@ from spard.config import Ending, Hyperparameters
 from spard.errors import NonFiniteLoss, Stopped
 from spard.evaluation.gate import Gate
 from spard.training.run import Run
-from tests.worker.heard import Heard, Work, report_of
+from tests.worker.heard import Heard, Work, read_report
 from tests.worker.test_ending import Asked, job
-from tests.worker.test_epoch_ends import RECIPE, folder_of, weights
+from tests.worker.test_epoch_ends import RECIPE, make_folder, weights
 
 FOUR = replace(RECIPE, hyperparameters=Hyperparameters(n_epochs=4, batch_size=24))  # of one step each
 
 
 def decisions(heard: Heard, since: int = 0) -> list[tuple[int, bool]]:
     """Which steps were told, and whether they were audited."""
-    return [(each["step"], each["safety"] is not None) for each in heard.of("checkpoint")[since:]]
+    return [(each["step"], each["safety"] is not None) for each in heard.of_kind("checkpoint")[since:]]
 
 
 def test_only_what_is_kept_is_audited_and_the_adapter_is_the_same(
-    work: Work, heard: Heard, tmp_path: Path, model: Path
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path
 ) -> None:
     every, folder = (
-        folder_of(tmp_path / name, model, prompts=20, recipe=FOUR, kept_checkpoints=kept)
+        make_folder(tmp_path / name, model, prompts=20, recipe=FOUR, kept_checkpoints=kept)
         for name, kept in (("every", None), ("kept", 3))
     )
     work(every)
-    assert decisions(heard) == [(1, True), (2, True), (3, True)]
+    assert decisions(message_pipe) == [(1, True), (2, True), (3, True)]
     work(folder)
-    assert decisions(heard, 3) == [(1, False), (2, True), (3, True)]
-    first = heard.of("checkpoint")[3]
+    assert decisions(message_pipe, 3) == [(1, False), (2, True), (3, True)]
+    first = message_pipe.of_kind("checkpoint")[3]
     assert first["metrics"]["full_valid_loss"] > 0
     assert not first["has_adapter"]
     assert not (folder.epochs / "step-000001").exists()
     assert weights(folder) == weights(every)
-    gates = [each["gate"] is not None for each in report_of(folder)["checkpoints"]]
+    gates = [each["gate"] is not None for each in read_report(folder)["checkpoints"]]
     assert gates == [False, True, True, True]
-    costs = {each["stage"]: each for each in heard.of("cost")}
+    costs = {each["stage"]: each for each in message_pipe.of_kind("cost")}
     assert {"rows", "base_audit", "train", "checkpoint", "audit", "package"} <= costs.keys()
-    assert costs["train"]["units"] == report_of(folder)["trained_tokens"]
-    asked = sum(each["n"] + each["unscored"] for each in report_of(folder)["adapter"])
+    assert costs["train"]["units"] == read_report(folder)["trained_tokens"]
+    asked = sum(each["n"] + each["unscored"] for each in read_report(folder)["adapter"])
     assert costs["audit"]["units"] >= asked > 0
-    assert len([each for each in heard.of("cost") if each["stage"] == "checkpoint"]) == 3 + 2
+    assert len([each for each in message_pipe.of_kind("cost") if each["stage"] == "checkpoint"]) == 3 + 2
 
 
 def test_a_job_that_is_told_to_audit_its_last_ends_does_so_before_it_stops_and_after_a_restart(
-    work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spard.pipeline.audit.gate", lambda *args: Gate("pass", ()))
-    folder = folder_of(tmp_path / "job", model, prompts=20, recipe=FOUR, kept_checkpoints=2)
+    folder = make_folder(tmp_path / "job", model, prompts=20, recipe=FOUR, kept_checkpoints=2)
     with pytest.raises(Stopped):
-        work(folder, lambda: len(heard.of("metrics")) >= 2)
-    assert decisions(heard) == [(1, False)]
+        work(folder, lambda: len(message_pipe.of_kind("metrics")) >= 2)
+    assert decisions(message_pipe) == [(1, False)]
     folder.audit_last.touch()
     with pytest.raises(Stopped):
-        work(folder, lambda: len(heard.of("metrics")) >= 3)
-    assert decisions(heard, 1) == [(2, False), (2, True)], "the last end alone is one of two that are kept"
-    again = heard.of("checkpoint")[-1]
+        work(folder, lambda: len(message_pipe.of_kind("metrics")) >= 3)
+    assert decisions(message_pipe, 1) == [(2, False), (2, True)], "the last end alone is one of two that are kept"
+    again = message_pipe.of_kind("checkpoint")[-1]
     assert (again["is_shown_again"], again["has_adapter"]) == (True, True)
     assert (folder.epochs / "step-000002" / "adapter" / "manifest.json").exists()
 
 
 def test_a_job_that_ends_early_audits_the_ends_that_are_kept_now(
-    work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spard.pipeline.audit.audit_speaker", Asked(heard, 2))
+    monkeypatch.setattr("spard.pipeline.audit.audit_speaker", Asked(message_pipe, 2))
     folder = job(tmp_path / "job", model, Ending(keep="best", patience=1, prompts=20), prompts=20, kept_checkpoints=2)
     work(folder)
-    assert report_of(folder)["ending"]["released_epoch"] == 1
-    assert decisions(heard) == [(3, False), (6, False), (6, True)]
-    assert [each["gate"] is not None for each in report_of(folder)["checkpoints"]] == [True, True]
+    assert read_report(folder)["ending"]["released_epoch"] == 1
+    assert decisions(message_pipe) == [(3, False), (6, False), (6, True)]
+    assert [each["gate"] is not None for each in read_report(folder)["checkpoints"]] == [True, True]
 
 
 def test_a_job_that_diverges_audits_the_last_end_before_it_fails(
-    work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Run.step
 
@@ -89,7 +89,7 @@ def test_a_job_that_diverges_audits_the_last_end_before_it_fails(
         return step(run)
 
     monkeypatch.setattr(Run, "step", diverges)
-    folder = folder_of(tmp_path / "job", model, prompts=20, recipe=FOUR, kept_checkpoints=2)
+    folder = make_folder(tmp_path / "job", model, prompts=20, recipe=FOUR, kept_checkpoints=2)
     with pytest.raises(NonFiniteLoss):
         work(folder)
-    assert decisions(heard) == [(1, False), (2, False), (2, True)]
+    assert decisions(message_pipe) == [(1, False), (2, False), (2, True)]

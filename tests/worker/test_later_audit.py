@@ -50,17 +50,17 @@ def publish(shop: Shop, folder: Folder, packed: Path, **columns: Any) -> str:
 
 
 @pytest.fixture
-def released(light_shop: Shop, done: tuple[Folder, Heard], tmp_path: Path) -> str:
+def released_job(light_shop: Shop, finished_job: tuple[Folder, Heard], tmp_path: Path) -> str:
     """A job whose adapter an older audit has released, and a provider with suites."""
-    return publish(light_shop, done[0], tmp_path / "adapter.tar.gz")
+    return publish(light_shop, finished_job[0], tmp_path / "adapter.tar.gz")
 
 
 @pytest.fixture
-def asked(light_shop: Shop, released: str, monkeypatch: pytest.MonkeyPatch) -> LaterAudit:
+def requested_audit(light_shop: Shop, released_job: str, monkeypatch: pytest.MonkeyPatch) -> LaterAudit:
     """The audit, with answers of few tokens: the model says nothing that is worth more."""
     monkeypatch.setattr(later_audits, "Audit", partial(Audit, max_new_tokens=4))
     with transaction(light_shop.engine) as session:
-        return later_audits.ask_by_name(session, light_shop.key.id, released, 0, light_shop.settings())
+        return later_audits.ask_by_name(session, light_shop.key.id, released_job, 0, light_shop.settings())
 
 
 Ending = Callable[[Session], bool]
@@ -80,39 +80,44 @@ def audit_it(shop: Shop, work: Work) -> tuple[Claim, Ending, Any]:
 
 
 def test_today_s_audit_decides_on_the_very_weights_of_the_archive(
-    light_shop: Shop, released: str, asked: LaterAudit, done: tuple[Folder, Heard], work: Work, heard: Heard
+    light_shop: Shop,
+    released_job: str,
+    requested_audit: LaterAudit,
+    finished_job: tuple[Folder, Heard],
+    work: Work,
+    message_pipe: Heard,
 ) -> None:
     _, ending, stage = audit_it(light_shop, work)
     with transaction(light_shop.engine) as session:
         assert ending(session)
-    assert stage["weights"] == json.loads((done[0].stage / "audit.json").read_text())["weights"]
-    assert not heard.of("metrics")  # nothing was trained
+    assert stage["weights"] == json.loads((finished_job[0].stage / "audit.json").read_text())["weights"]
+    assert not message_pipe.of_kind("metrics")  # nothing was trained
     with read(light_shop.engine) as session:
-        audit = session.get_one(LaterAudit, asked.id)
-        audit_job = session.get_one(Job, asked.audit_job_id)
+        audit = session.get_one(LaterAudit, requested_audit.id)
+        audit_job = session.get_one(Job, requested_audit.audit_job_id)
     assert (audit_job.status, audit_job.adapter, audit_job.fine_tuned_model) == (JobStatus.succeeded, None, None)
     assert audit.record
     assert audit.signature
     facts = json.loads(audit.record)
-    assert (facts["job_id"], facts["gate"]["decision"]) == (released, audit.decision)
-    adapter = light_shop.job(released).adapter
+    assert (facts["job_id"], facts["gate"]["decision"]) == (released_job, audit.decision)
+    adapter = light_shop.job(released_job).adapter
     assert adapter is not None
     assert facts["archive_sha256"] == adapter["sha256"]
     assert facts["audit_version"] == AUDIT_VERSION
     assert {each["suite"] for each in facts["audit"]["adapter"]} >= set(SUITES)
     public = Ed25519PublicKey.from_public_bytes(base64.b64decode(audit.signature["public_key"]))
     public.verify(base64.b64decode(audit.signature["signature"]), audit.record.encode())
-    assert any("later audit" in event for event in light_shop.events(released))
+    assert any("later audit" in event for event in light_shop.events(released_job))
 
 
 def test_a_worker_that_has_lost_its_lease_decides_nothing(
-    light_shop: Shop, released: str, asked: LaterAudit, tmp_path: Path
+    light_shop: Shop, released_job: str, requested_audit: LaterAudit, tmp_path: Path
 ) -> None:
     shop, folder = light_shop, Folder(tmp_path / "job")
     with transaction(shop.engine) as session:
         claim = lease.claim(session, "worker", 60)
     assert claim
-    folder.out.mkdir(parents=True)
+    folder.results.mkdir(parents=True)
     folder.later_audit.write_text(json.dumps({"gate": {"decision": "pass", "reasons": []}, "audit_version": 2}))
     ending = upload(shop.storage, shop.job(claim.job_id), claim, folder, signing_key(shop.settings()))
     with transaction(shop.engine) as session:
@@ -121,4 +126,4 @@ def test_a_worker_that_has_lost_its_lease_decides_nothing(
     with transaction(shop.engine) as session:
         assert not ending(session)
     with read(shop.engine) as session:
-        assert session.get_one(LaterAudit, asked.id).decision is None
+        assert session.get_one(LaterAudit, requested_audit.id).decision is None

@@ -57,9 +57,9 @@ def test_a_kill_at_a_limit_of_ours_is_found(host: Host, tmp_path: Path, cgroup: 
     found = host(cgroup, V2.format(within=within), {f"{own}memory.events": events(3, 1)})
     before = found.read()
     assert before == Kills(own=1, above=1, at_limit=3)
-    assert found.since(before) is None
+    assert found.memory_at_kill(before) is None
     write(tmp_path, {f"{own}memory.events": events(4, 2)})
-    assert found.since(before) is Memory.limit
+    assert found.memory_at_kill(before) is Memory.limit
 
 
 def test_a_kill_without_a_limit_is_for_want_of_the_machine_s_memory(host: Host, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_kill_without_a_limit_is_for_want_of_the_machine_s_memory(host: Host, 
     found = host("0::/system.slice/spard.service\n", V2.format(within="/"), {name: events(0, 0)})
     before = found.read()
     write(tmp_path, {name: events(0, 1)})
-    assert found.since(before) is Memory.machine
+    assert found.memory_at_kill(before) is Memory.machine
 
 
 def test_a_limit_of_a_cgroup_above_counts(host: Host, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_limit_of_a_cgroup_above_counts(host: Host, tmp_path: Path) -> None:
     found = host("0::/pod/one\n", V2.format(within="/"), files)
     before = found.read()
     write(tmp_path, {"pod/memory.events": events(1, 1)})
-    assert found.since(before) is Memory.limit
+    assert found.memory_at_kill(before) is Memory.limit
 
 
 def test_version_1_is_read_and_its_peak_says_whether_a_limit_was_in_the_way(host: Host, tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ def test_version_1_is_read_and_its_peak_says_whether_a_limit_was_in_the_way(host
     found = host("5:memory:/spard\n4:cpu,cpuacct:/other\n0::/else\n", V1.format(within="/"), files)
     before = found.read()
     write(tmp_path, {"memory/spard/memory.oom_control": control.format(1)})
-    assert found.since(before) is Memory.machine
+    assert found.memory_at_kill(before) is Memory.machine
     write(tmp_path, {"memory/spard/memory.max_usage_in_bytes": f"{64 << 20}\n"})
-    assert found.since(before) is Memory.limit
+    assert found.memory_at_kill(before) is Memory.limit
     assert found.describe() == "spard: peak 64 MB of 64 MB"
 
 
@@ -105,9 +105,9 @@ def test_the_count_of_the_whole_machine_stands_where_no_cgroup_can_be_read(host:
     before = found.read()
     assert before == Kills(above=2)
     (tmp_path / "proc/vmstat").write_text("oom_kill 3\n")
-    assert found.since(before) is Memory.machine
+    assert found.memory_at_kill(before) is Memory.machine
 
 
 def test_a_kernel_that_tells_nothing_has_killed_nothing(tmp_path: Path) -> None:
     found = MemoryKills(tmp_path / "absent", tmp_path)
-    assert (found.read(), found.since(Kills()), found.describe()) == (Kills(), None, "")
+    assert (found.read(), found.memory_at_kill(Kills()), found.describe()) == (Kills(), None, "")

@@ -6,11 +6,11 @@ from threading import Event
 
 import pytest
 
-from tests.narrowing import required
-from tests.worker.shop import Shop, until
+from tests.narrowing import require
+from tests.worker.shop import Shop, wait_until
 from tests.worker.test_outages import running
 from worker.meter import JUDGE, STORAGE, Meter
-from worker.outages import called_after
+from worker.outages import call_if_slow
 from worker.storage_lane import StorageLane
 
 
@@ -30,11 +30,11 @@ def clock() -> Clock:
 def test_time_before_work_begins_and_while_it_waits_is_idle(clock: Clock) -> None:
     meter = Meter(clock)
     clock.now += 5.0
-    assert (meter.take(), meter.waiting_for) == (5.0, STORAGE)
+    assert (meter.take(), meter.wait_reason) == (5.0, STORAGE)
     clock.now += 1.0
     meter.resume()
     clock.now += 20.0
-    assert (meter.take(), meter.waiting_for) == (1.0, None)
+    assert (meter.take(), meter.wait_reason) == (1.0, None)
     meter.pause(JUDGE, lost_s=4.0)  # it was asked in vain for so long
     clock.now += 10.0
     meter.pause(JUDGE, lost_s=3.0)  # that time was idle already
@@ -89,9 +89,9 @@ def test_an_error_of_a_task_comes_to_who_listens() -> None:
 
 def test_a_block_that_ends_in_time_is_not_told_of() -> None:
     told, slow = list[str](), Event()
-    with called_after(3600.0, lambda: told.append("early")):
+    with call_if_slow(3600.0, lambda: told.append("early")):
         pass
-    with called_after(0.0, slow.set):
+    with call_if_slow(0.0, slow.set):
         slow.wait()
     assert told == []
 
@@ -112,14 +112,14 @@ def test_the_news_come_while_the_storage_hangs_and_only_computing_is_billed(
     monkeypatch.setattr(type(light_shop.storage), "write", slow_write)
     job_id = light_shop.add_job()
     with running(light_shop, "good", storage_notice_s=0.1):
-        until(hangs.is_set)
-        until(lambda: any("waits for the service's storage" in each for each in light_shop.events(job_id)))
+        wait_until(hangs.is_set)
+        wait_until(lambda: any("waits for the service's storage" in each for each in light_shop.events(job_id)))
         job = light_shop.job(job_id)
-        assert (job.phase, required(job.progress)["step"]) == ("package", 6)  # all that the child has said
-        until(lambda: light_shop.job(job_id).waiting_for == STORAGE)
+        assert (job.phase, require(job.progress)["step"]) == ("package", 6)  # all that the child has said
+        wait_until(lambda: light_shop.job(job_id).waiting_for == STORAGE)
         before = light_shop.job(job_id).gpu_seconds
         seen_at = light_shop.job(job_id).seen_at or 0.0
-        until(lambda: (light_shop.job(job_id).seen_at or 0.0) > seen_at + 1.0)
+        wait_until(lambda: (light_shop.job(job_id).seen_at or 0.0) > seen_at + 1.0)
         assert light_shop.job(job_id).gpu_seconds == pytest.approx(before, abs=0.2)
         goes_on.set()
         assert light_shop.until_ended(job_id).status == "succeeded"

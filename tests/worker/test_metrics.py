@@ -15,9 +15,9 @@ from app.db.tables import Job
 from app.errors import Unfit
 from app.jobs import lease
 from tests import spans
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.servers import free_port
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 from worker.worker import Worker
 
 
@@ -65,10 +65,10 @@ def test_a_worker_s_port_tells_attempts_and_stages(light_shop: Shop) -> None:
     port = free_port()
     job_id = light_shop.add_job()
     with light_shop.serving("crash_once", metrics_port=port):
-        until(lambda: answers(port))
+        wait_until(lambda: answers(port))
         before = metrics(port)
         light_shop.until_ended(job_id)
-        until(lambda: 'spard_attempt_seconds_count{outcome="succeeded"}' in metrics(port))
+        wait_until(lambda: 'spard_attempt_seconds_count{outcome="succeeded"}' in metrics(port))
         after = metrics(port)
     assert (before["spard_lease_refusals_total"], before["spard_worker_fit"]) == (0, 1)
     assert after['spard_attempt_seconds_count{outcome="queued"}'] == 1
@@ -84,7 +84,7 @@ def test_jobs_of_lost_workers_are_counted_where_they_are_taken_up(light_shop: Sh
     abandoned, released = light_shop.add_job(), light_shop.add_job()
     for job_id in (abandoned, released):
         with transaction(light_shop.engine) as session:
-            claim = required(lease.claim(session, "another worker", 60.0, only=Job.id == job_id))
+            claim = require(lease.claim(session, "another worker", 60.0, only=Job.id == job_id))
     with transaction(light_shop.engine) as session:
         lease.release(session, claim, "the worker stops")
     light_shop.expire_lease(abandoned)

@@ -15,7 +15,7 @@ import pytest
 from app.errors import Unfit
 from app.settings import Settings
 from tests.worker.parts import job_folder
-from tests.worker.shop import WAIT_S, Shop, scripted, until
+from tests.worker.shop import WAIT_S, Shop, scripted_command, wait_until
 from worker import follower, nodes
 from worker.cell import Given
 from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed
@@ -46,18 +46,18 @@ def folder(tmp_path: Path, model: Path) -> Folder:
 def join(settings: Settings) -> Iterator[Join]:
     wires = list[Wire]()
 
-    def joined(*, job: str = "ftjob-1", token: int = 0, node: int = 1, lost_s: float = LOST_S) -> Wire:
-        wire = Wire(connected(settings), lost_s)
+    def join_node(*, job: str = "ftjob-1", token: int = 0, node: int = 1, lost_s: float = LOST_S) -> Wire:
+        wire = Wire(connect(settings), lost_s)
         wire.tell({"kind": "join", "job": job, "token": token, "node": node})
         wires.append(wire)
         return wire
 
-    yield joined
+    yield join_node
     for wire in wires:
         wire.close()
 
 
-def gathered(settings: Settings, join: Join, folder: Folder) -> tuple[Nodes, Wire]:
+def gather_nodes(settings: Settings, join: Join, folder: Folder) -> tuple[Nodes, Wire]:
     """The worker's side with one follower that was told to start."""
     found = Nodes(settings, "ftjob-1", 0, LOST_S)
     wire = join()
@@ -66,38 +66,38 @@ def gathered(settings: Settings, join: Join, folder: Folder) -> tuple[Nodes, Wir
     return found, wire
 
 
-def connected(settings: Settings) -> socket.socket:
+def connect(settings: Settings) -> socket.socket:
     return socket.create_connection(("127.0.0.1", settings.nodes_port), timeout=WAIT_S)
 
 
-def heard(wire: Wire) -> dict[str, object] | None:
-    return wire.heard(WAIT_S)
+def next_message(wire: Wire) -> dict[str, object] | None:
+    return wire.next_message(WAIT_S)
 
 
-def checked(found: Nodes, is_so: bool = False) -> bool:
+def check_nodes(found: Nodes, is_so: bool = False) -> bool:
     """A fact, after a check that ended well."""
     found.check()
     return is_so
 
 
-def failed(found: Nodes) -> Failed:
+def expect_failure(found: Nodes) -> Failed:
     """What a check ends with, sooner or later."""
     with pytest.raises(Failed) as error:
-        until(lambda: checked(found))
+        wait_until(lambda: check_nodes(found))
     return error.value
 
 
 def test_all_are_told_what_to_start_and_where_the_ranks_meet(settings: Settings, join: Join, folder: Folder) -> None:
-    found, wire = gathered(settings, join, folder)
+    found, wire = gather_nodes(settings, join, folder)
     with closing(found):
         told = {"kind": "start", "folder": str(folder.root), "readable": ["/models"], "writable": ["/cache"]}
-        assert heard(wire) == told
+        assert next_message(wire) == told
         met = read_meeting(folder)
         assert (met.nodes, met.address) == (2, "127.0.0.1")
         assert met.port > 0
         found.check()
-    assert heard(wire) == {"kind": "end"}
-    until(wire.is_lost.is_set)
+    assert next_message(wire) == {"kind": "end"}
+    wait_until(wire.is_lost.is_set)
 
 
 def test_a_job_of_one_machine_waits_for_nobody(tmp_path: Path, folder: Folder) -> None:
@@ -115,13 +115,13 @@ def test_whoever_is_not_of_this_attempt_is_sent_away(settings: Settings, join: J
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         stranger, right = join(**wrong), join()
         assert found.gather(Event())
-        until(stranger.is_lost.is_set)
+        wait_until(stranger.is_lost.is_set)
         assert not right.is_lost.is_set()
 
 
 @pytest.mark.parametrize("said", [b"no json\n", b"[1]\n", b'{"kind": 1}\n', b"x" * (2 << 20)])
 def test_what_is_no_message_ends_a_connection(settings: Settings, join: Join, said: bytes) -> None:
-    with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found, connected(settings) as end:
+    with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found, connect(settings) as end:
         Thread(target=end.sendall, args=(said,), daemon=True).start()
         join()
         assert found.gather(Event())
@@ -153,23 +153,23 @@ def test_a_port_that_is_taken_is_told(settings: Settings) -> None:
 
 
 def test_a_machine_that_is_gone_is_lost(settings: Settings, join: Join, folder: Folder) -> None:
-    found, wire = gathered(settings, join, folder)
+    found, wire = gather_nodes(settings, join, folder)
     with closing(found):
         wire.close()
-        assert failed(found).what == NODE_LOST
+        assert expect_failure(found).what == NODE_LOST
 
 
 def test_a_machine_that_is_silent_is_lost(settings: Settings, folder: Folder) -> None:
-    with closing(Nodes(settings, "ftjob-1", 0, lost_s=0.5)) as found, connected(settings) as end:
+    with closing(Nodes(settings, "ftjob-1", 0, lost_s=0.5)) as found, connect(settings) as end:
         hello = {"kind": "join", "job": "ftjob-1", "token": 0, "node": 1}
         end.sendall(json.dumps(hello).encode() + b"\n")
         assert found.gather(Event())
         found.start(folder, Given())
-        assert failed(found).what == NODE_LOST
+        assert expect_failure(found).what == NODE_LOST
 
 
 def test_an_end_that_has_nothing_to_say_beats(settings: Settings) -> None:
-    with socket.create_server(("127.0.0.1", settings.nodes_port)) as listener, connected(settings) as end:
+    with socket.create_server(("127.0.0.1", settings.nodes_port)) as listener, connect(settings) as end:
         accepted, _ = listener.accept()
         with closing(Wire(accepted, lost_s=1.0)), end.makefile("rb") as lines:
             assert json.loads(lines.readline()) == {"kind": "beat"}
@@ -178,27 +178,27 @@ def test_an_end_that_has_nothing_to_say_beats(settings: Settings) -> None:
 def test_ranks_that_ended_elsewhere_end_the_attempt_when_ours_wait_on(
     settings: Settings, join: Join, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, wire = gathered(settings, join, folder)
+    found, wire = gather_nodes(settings, join, folder)
     with closing(found):
         wire.tell({"kind": "ended", "is_done": False, "is_out_of_memory": False})
         found.check(ours_ended=True)  # ours say what they know
         monkeypatch.setattr(nodes, "_GRACE_S", 0.0)
-        assert failed(found).what == RANK_LOST
+        assert expect_failure(found).what == RANK_LOST
 
 
 def test_ranks_that_are_done_elsewhere_are_no_reason_to_end(settings: Settings, join: Join, folder: Folder) -> None:
-    found, wire = gathered(settings, join, folder)
+    found, wire = gather_nodes(settings, join, folder)
     with closing(found):
         wire.tell({"kind": "ended", "is_done": True, "is_out_of_memory": False})
         wire.tell({"kind": "leaving"})
-        until(lambda: checked(found, folder.stop.exists()))
+        wait_until(lambda: check_nodes(found, folder.stop.exists()))
 
 
 def test_too_little_memory_elsewhere_is_told_as_such(settings: Settings, join: Join, folder: Folder) -> None:
-    found, wire = gathered(settings, join, folder)
+    found, wire = gather_nodes(settings, join, folder)
     with closing(found):
         wire.tell({"kind": "ended", "is_done": False, "is_out_of_memory": True})
-        assert failed(found).what == OUT_OF_MEMORY
+        assert expect_failure(found).what == OUT_OF_MEMORY
 
 
 def follow(settings: Settings, stop: Event) -> Callable[[], list[bool]]:
@@ -217,35 +217,35 @@ def follow(settings: Settings, stop: Event) -> Callable[[], list[bool]]:
 def test_a_follower_says_how_its_child_ended_and_waits_for_the_end(
     settings: Settings, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "COMMAND", scripted("crash"))
+    monkeypatch.setattr(follower, "COMMAND", scripted_command("crash"))
     monkeypatch.setattr(nodes, "_GRACE_S", 0.0)
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         wait = follow(settings, Event())
         assert found.gather(Event())
         found.start(folder, Given())
-        assert failed(found).what == RANK_LOST
+        assert expect_failure(found).what == RANK_LOST
     assert wait() == [True]
 
 
 def test_a_follower_that_is_to_stop_has_the_ranks_save(
     settings: Settings, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "COMMAND", scripted("slow"))
+    monkeypatch.setattr(follower, "COMMAND", scripted_command("slow"))
     stop = Event()
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         wait = follow(settings, stop)
         assert found.gather(Event())
         found.start(folder, Given())
-        until((folder.root / "is_slow").exists)  # it has begun
+        wait_until((folder.root / "is_slow").exists)  # it has begun
         stop.set()
-        until(lambda: checked(found, folder.stop.exists()))
+        wait_until(lambda: check_nodes(found, folder.stop.exists()))
     assert wait() == [True]
 
 
 def test_a_follower_ends_when_its_worker_is_gone_or_never_comes(
     settings: Settings, folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "COMMAND", scripted("slow"))
+    monkeypatch.setattr(follower, "COMMAND", scripted_command("slow"))
     with socket.create_server(("127.0.0.1", settings.nodes_port)) as listener:
         wait = follow(settings, Event())
         end, _ = listener.accept()
@@ -258,7 +258,7 @@ def test_a_follower_ends_when_its_worker_is_gone_or_never_comes(
 def test_a_follower_that_is_to_stop_before_it_was_told_to_start_leaves(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower, "COMMAND", scripted("slow"))
+    monkeypatch.setattr(follower, "COMMAND", scripted_command("slow"))
     stop = Event()
     with closing(Nodes(settings, "ftjob-1", 0, LOST_S)) as found:
         wait = follow(settings, stop)

@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from app.db.tables import JobStatus
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.worker.conftest import command
 from tests.worker.parts import RECIPE, job_folder
 from tests.worker.running import assert_only_sharding_differs, run_here
-from tests.worker.shop import ROOT, WAIT_S, Shop, forget_waits, until
+from tests.worker.shop import ROOT, WAIT_S, Shop, forget_waits, wait_until
 from worker.protocol import parse
 from worker.workdir import NODE, Folder, Meeting
 from worker.worker import Exit, Worker
@@ -55,8 +55,8 @@ def run_together(folder: Folder, gpus: int) -> list[bytes]:
         for more in (dict[str, str](), {NODE: "1"})
     ]
     for child in children:
-        required(child.stdin).write(f"{folder.root}\n".encode())
-        required(child.stdin).flush()
+        require(child.stdin).write(f"{folder.root}\n".encode())
+        require(child.stdin).flush()
     return [child.communicate(timeout=WAIT_S)[0].splitlines()[-1] for child in children]
 
 
@@ -70,7 +70,7 @@ def test_ranks_on_two_machines_leave_what_one_process_leaves(tmp_path: Path, mod
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> bytes:
+def undisturbed_adapter(tmp_path_factory: pytest.TempPathFactory, model: Path) -> bytes:
     """The adapter that two machines make when nothing happens to them."""
     folder = job_folder(tmp_path_factory.mktemp("undisturbed") / "job", model, recipe=LONGER)
     assert [parse(line) for line in run_together(folder, 1)] == [{"kind": "done"}] * 2
@@ -106,33 +106,33 @@ def leading(shop: Shop, job_id: str, token: int, port: int) -> Iterator[list[Exi
         thread.join()
 
 
-def ranks_of(process: psutil.Process) -> list[psutil.Process]:
+def rank_processes(process: psutil.Process) -> list[psutil.Process]:
     return [each for each in process.children(recursive=True) if "worker.rank" in command(each)]
 
 
 def kill(victim: str, follower: psutil.Process) -> None:
     """One of them dies as a machine takes it: the other machine is told nothing."""
-    others = ranks_of(follower)
-    ours = [each for each in ranks_of(psutil.Process()) if each not in others]
+    others = rank_processes(follower)
+    ours = [each for each in rank_processes(psutil.Process()) if each not in others]
     found = {"the follower": [follower], "a rank of the follower": others, "a rank of the worker": ours}
     found[victim][-1].send_signal(signal.SIGKILL)
 
 
-def step_of(shop: Shop, job_id: str) -> int:
+def job_step(shop: Shop, job_id: str) -> int:
     progress = shop.job(job_id).progress
     return (progress["step"] or 0) if progress else 0
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_one_that_is_killed_ends_them_all_and_the_next_attempt_makes_the_same_adapter(
-    light_shop: Shop, undisturbed: bytes, victim: str
+    light_shop: Shop, undisturbed_adapter: bytes, victim: str
 ) -> None:
     at = Random(victim).randrange(1, 40)
     job_id = light_shop.add_job(waived=True, recipe=asdict(replace(LONGER, sharding="none")))
     port = free_port()
     with following(light_shop, job_id, 0, port) as follower:
         with leading(light_shop, job_id, 0, port) as codes:
-            until(lambda: step_of(light_shop, job_id) >= at or bool(codes))
+            wait_until(lambda: job_step(light_shop, job_id) >= at or bool(codes))
             assert codes == []
             kill(victim, psutil.Process(follower.pid))
         assert follower.wait(WAIT_S) == (-signal.SIGKILL if victim == "the follower" else 0)
@@ -145,10 +145,10 @@ def test_one_that_is_killed_ends_them_all_and_the_next_attempt_makes_the_same_ad
         assert follower.wait(WAIT_S) == 0
     job = light_shop.job(job_id)
     assert (codes, job.status, job.attempt) == ([Exit.done], JobStatus.succeeded, 2)
-    assert weights(light_shop.content(required(job.adapter)["storage_key"])) == undisturbed
+    assert weights(light_shop.content(require(job.adapter)["storage_key"])) == undisturbed_adapter
 
 
 def weights(archive: bytes) -> bytes:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         member = tar.extractfile(next(name for name in tar.getnames() if name.endswith("adapter_model.safetensors")))
-        return required(member).read()
+        return require(member).read()

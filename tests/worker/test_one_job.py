@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from app.db.tables import JobStatus
-from tests.worker.shop import WAIT_S, Shop, scripted
+from tests.worker.shop import WAIT_S, Shop, scripted_command
 from worker.worker import Exit, Worker
 
 
 def one(shop: Shop, job_id: str, token: int | None = None, behavior: str = "succeed") -> Exit:
-    return Worker(shop.settings(), scripted(behavior)).run_one(job_id, token)
+    return Worker(shop.settings(), scripted_command(behavior)).run_one(job_id, token)
 
 
 def test_it_serves_the_job_that_is_named_and_no_other(shop: Shop) -> None:

@@ -69,7 +69,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, model: Path, one_thread: None
     return Runs(folder, root / "library", measured.results, record)
 
 
-def report_of(folder: Path) -> dict[str, Any]:
+def stable_report(folder: Path) -> dict[str, Any]:
     """The safety report, without what names or times the run."""
     report: dict[str, Any] = json.loads((folder / "safety.json").read_text())
     return report | {"job_id": "", "seconds": ""}
@@ -80,7 +80,7 @@ def _folder(runs: Runs) -> bytes:
     return folder_name(json.loads((runs.job.adapter / "manifest.json").read_text())["job_id"]).encode()
 
 
-def steps_of(folder: Path) -> list[dict[str, str]]:
+def step_metrics(folder: Path) -> list[dict[str, str]]:
     """The metrics of every step, without its speed."""
     lines_read = (folder / "metrics.csv").read_text().splitlines()
     return [row | {"tokens_per_s": ""} for row in csv.DictReader(lines_read)]
@@ -95,7 +95,7 @@ def test_library_and_job_leave_the_same_adapter_byte_for_byte(runs: Runs) -> Non
 
 
 def test_library_and_job_leave_the_same_report(runs: Runs) -> None:
-    assert report_of(runs.library) == report_of(runs.job.out)
+    assert stable_report(runs.library) == stable_report(runs.job.results)
 
 
 def test_library_and_job_write_the_same_into_the_manifest(runs: Runs) -> None:
@@ -107,7 +107,7 @@ def test_library_and_job_write_the_same_into_the_manifest(runs: Runs) -> None:
 
 
 def test_library_and_job_measure_the_same_in_every_step(runs: Runs) -> None:
-    one, two = (steps_of(out) for out in (runs.library, runs.job.out))
+    one, two = (step_metrics(out) for out in (runs.library, runs.job.results))
     assert len(one) == 6
     assert one == two
 
@@ -117,7 +117,7 @@ def test_the_bench_trains_the_weights_that_a_job_trains(runs: Runs) -> None:
 
 
 def test_the_bench_selects_and_measures_what_a_job_does(runs: Runs) -> None:
-    report = report_of(runs.job.out)
+    report = stable_report(runs.job.results)
     assert runs.bench_record["chosen"] == report["selected"]
     whole = {"planned": None, "planned_categories": None}  # a job's audit may ask a part, the bench asks all
     results = {each["suite"]: SuiteResult(**each | whole) for each in report["adapter"]}

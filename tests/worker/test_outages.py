@@ -21,8 +21,8 @@ from app.ops import preflight
 from app.storage import StorageError
 from app.storage.local import LocalStorage
 from spard.config.patience import Patience
-from tests.narrowing import required
-from tests.worker.shop import Shop, at_work, forget_waits, scripted, until
+from tests.narrowing import require
+from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker import inputs
 from worker.failures import ModelMissing
 from worker.interrupts import Stopping
@@ -67,7 +67,7 @@ def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
 @contextmanager
 def running(shop: Shop, behavior: str, name: str = "worker", **changes: Any) -> Iterator[Worker]:
     """A worker in a thread of that name."""
-    with at_work(Worker(shop.settings(**changes), scripted(behavior)), name) as worker:
+    with at_work(Worker(shop.settings(**changes), scripted_command(behavior)), name) as worker:
         yield worker
 
 
@@ -80,14 +80,14 @@ def test_an_outage_of_the_storage_fails_no_job_of_the_queue(light_shop: Shop, ou
     jobs = [light_shop.add_job() for _ in range(5)]
     outage.is_on = True
     with running(light_shop, "good", **QUICK) as first, running(light_shop, "good", **QUICK) as second:
-        until(lambda: not (first.is_fit or second.is_fit))  # both have given a job back, and take no other
+        wait_until(lambda: not (first.is_fit or second.is_fit))  # both have given a job back, and take no other
         refused = outage.refused
-        until(lambda: outage.refused >= refused + 4)  # looks at the storage, no downloads
+        wait_until(lambda: outage.refused >= refused + 4)  # looks at the storage, no downloads
         seen = [light_shop.job(job_id) for job_id in jobs]
         outage.is_on = False
         forget_waits(light_shop)
         ended = [light_shop.until_ended(job_id) for job_id in jobs]
-        until(lambda: first.is_fit and second.is_fit)
+        wait_until(lambda: first.is_fit and second.is_fit)
     assert {(job.status, job.attempt, job.error is None) for job in seen} == {(JobStatus.queued, 0, True)}
     assert sum(job.waits for job in seen) == 2
     assert {(job.status, job.attempt) for job in ended} == {(JobStatus.succeeded, 1)}
@@ -101,7 +101,7 @@ def test_what_was_trained_is_uploaded_however_long_the_storage_was_away(shop: Sh
     job_id = shop.add_job()
     outage.is_on, outage.part = True, "/out/"
     with running(shop, "good", gpu_probe_s=0.1, outage_patience_s=0.0):
-        until(lambda: outage.refused > 20)
+        wait_until(lambda: outage.refused > 20)
         assert shop.job(job_id).status == JobStatus.running
         outage.is_on = False
         job = shop.until_ended(job_id)
@@ -121,44 +121,44 @@ def test_a_job_that_waits_hears_its_owner(
     job_id = light_shop.add_job()
     outage.is_on = True
     with running(light_shop, "good", **PATIENT):
-        until(lambda: tell(light_shop, job_id, "Waiting:"))
+        wait_until(lambda: tell(light_shop, job_id, "Waiting:"))
         with transaction(light_shop.engine) as session:
             ask(session, job_id)
-        until(lambda: light_shop.job(job_id).status == status)
+        wait_until(lambda: light_shop.job(job_id).status == status)
 
 
 def test_a_job_that_waits_ends_when_its_time_is_over(light_shop: Shop, outage: Outage) -> None:
     job_id = light_shop.add_job()
     outage.is_on = True
     with running(light_shop, "good", reap_s=3600.0, **PATIENT):
-        until(lambda: tell(light_shop, job_id, "Waiting:"))
+        wait_until(lambda: tell(light_shop, job_id, "Waiting:"))
         with transaction(light_shop.engine) as session:
             session.execute(update(Job).values(deadline_at=1.0))
         job = light_shop.until_ended(job_id)
-    assert required(job.error)["code"] == "deadline_exceeded"
+    assert require(job.error)["code"] == "deadline_exceeded"
 
 
 def test_a_checkpoint_that_the_storage_did_not_take_is_kept_later(light_shop: Shop, outage: Outage) -> None:
     outage.is_on, outage.part = True, "/checkpoints/"
     job_id = light_shop.add_job()
     with running(light_shop, "slow"):
-        until(light_shop.is_slow)
-        until(lambda: outage.refused > 0)
+        wait_until(light_shop.is_slow)
+        wait_until(lambda: outage.refused > 0)
         outage.is_on = False
         with transaction(light_shop.engine) as session:
             control.request_pause(session, job_id)
-        until(lambda: light_shop.job(job_id).status == JobStatus.paused)
-    assert required(light_shop.job(job_id).checkpoint)["step"] is not None
+        wait_until(lambda: light_shop.job(job_id).status == JobStatus.paused)
+    assert require(light_shop.job(job_id).checkpoint)["step"] is not None
 
 
 def test_what_was_kept_is_not_given_up_because_the_storage_is_away(light_shop: Shop, outage: Outage) -> None:
     job_id = light_shop.add_job()
     with light_shop.serving("slow") as worker:
-        until(light_shop.is_slow)
+        wait_until(light_shop.is_slow)
         worker.end()
     outage.is_on, outage.part = True, "/checkpoints/"
     with running(light_shop, "good", **PATIENT):
-        until(lambda: tell(light_shop, job_id, "Waiting:"))
+        wait_until(lambda: tell(light_shop, job_id, "Waiting:"))
         outage.is_on = False
         light_shop.until_ended(job_id)
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
@@ -169,7 +169,7 @@ def test_a_judge_that_is_away_costs_no_attempt_and_never_passes(light_shop: Shop
     job_id = light_shop.add_job()
     with running(light_shop, "judge_down", **QUICK):
         for times in (1, 2, 3, 4):
-            until(lambda: light_shop.job(job_id).waits == times)  # noqa: B023 - called in this turn
+            wait_until(lambda: light_shop.job(job_id).waits == times)  # noqa: B023 - called in this turn
             forget_waits(light_shop)
     job = light_shop.job(job_id)
     assert (job.status, job.attempt, job.adapter, job.error) == (JobStatus.queued, 0, None, None)
@@ -204,16 +204,16 @@ def test_a_worker_with_a_full_disk_leaves_its_jobs_to_others(
 ) -> None:
     jobs = [light_shop.add_job() for _ in range(6)]
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 0)  # it fills up once the worker runs
-    sick = Worker(light_shop.settings(data_dir=full_disk, **QUICK), scripted("good"))
+    sick = Worker(light_shop.settings(data_dir=full_disk, **QUICK), scripted_command("good"))
     monkeypatch.setattr(preflight, "_MIN_FREE_BYTES", 1)
     with at_work(sick):
-        until(lambda: not sick.is_fit)
+        wait_until(lambda: not sick.is_fit)
         given_back = [job for job in map(light_shop.job, jobs) if job.waits]
         forget_waits(light_shop)
         with running(light_shop, "good"):
             ended = [light_shop.until_ended(job_id) for job_id in jobs]
         full_disk.with_name("freed").touch()
-        until(lambda: sick.is_fit)
+        wait_until(lambda: sick.is_fit)
         assert light_shop.until_ended(light_shop.add_job()).status == JobStatus.succeeded
     assert len(given_back) == 1
     assert tell(light_shop, given_back[0].id, "moved back to the queue: the disk of a worker was full")
@@ -230,7 +230,7 @@ def test_a_disk_that_only_the_job_itself_fills_costs_an_attempt_elsewhere(
     with monkeypatch.context() as patch:
         patch.setattr("worker.attempt.new_folder", no_room)
         with running(light_shop, "good", **QUICK):
-            until(lambda: light_shop.job(job_id).avoids is not None)
+            wait_until(lambda: light_shop.job(job_id).avoids is not None)
     job = light_shop.job(job_id)
     assert (job.status, job.attempt, job.waits) == (JobStatus.queued, 1, 0)
     forget_waits(light_shop)
@@ -257,7 +257,7 @@ def without_models(monkeypatch: pytest.MonkeyPatch) -> Event:
 def test_a_worker_without_the_base_model_leaves_its_jobs_to_others(light_shop: Shop, without_models: Event) -> None:
     jobs = [light_shop.add_job() for _ in range(6)]
     with running(light_shop, "good", "bare", **QUICK):
-        until(lambda: any(light_shop.job(job_id).waits for job_id in jobs))
+        wait_until(lambda: any(light_shop.job(job_id).waits for job_id in jobs))
         forget_waits(light_shop)
         with running(light_shop, "good"):
             ended = [light_shop.until_ended(job_id) for job_id in jobs]
@@ -271,7 +271,7 @@ def test_a_job_that_no_worker_has_the_model_for_waits_and_accuses_nobody(
 ) -> None:
     job_id = light_shop.add_job()
     with running(light_shop, "good", "bare", **QUICK):
-        until(lambda: light_shop.job(job_id).waits == 1)
+        wait_until(lambda: light_shop.job(job_id).waits == 1)
         forget_waits(light_shop)
         assert light_shop.job(job_id).error is None
         without_models.set()
@@ -283,7 +283,7 @@ def test_no_failure_of_others_is_told_as_the_customer_s(light_shop: Shop, outage
     light_shop.add_job()
     outage.is_on = True
     with running(light_shop, "good", **QUICK) as worker:
-        until(lambda: not worker.is_fit)
+        wait_until(lambda: not worker.is_fit)
     with read(light_shop.engine) as session:
         events = session.scalars(select(JobEvent)).all()
     assert {event.level for event in events} <= {"info", "warn"}
@@ -350,10 +350,10 @@ def test_a_stop_ends_the_wait_within_a_second() -> None:
     def download() -> str:
         raise StorageError("away")
 
-    def go_on() -> None:
+    def raise_when_late() -> None:
         if clock.now > 100:
             raise Stopping
 
     with pytest.raises(Stopping):
-        waiting(clock, go_on)[0].insist(download, 600.0)
+        waiting(clock, raise_when_late)[0].insist(download, 600.0)
     assert clock.now <= 101.1

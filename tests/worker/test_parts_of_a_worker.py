@@ -17,7 +17,7 @@ from app.settings import Settings
 from app.storage import Storage
 from spard.config import JudgeSpec
 from spard.isolation.walls import Walls
-from tests.worker.shop import until
+from tests.worker.shop import wait_until
 from worker.cell import Cell
 from worker.desk import llm_judges
 from worker.process import Child, environment
@@ -40,7 +40,7 @@ def test_a_judge_s_key_stays_with_the_worker(monkeypatch: pytest.MonkeyPatch) ->
     members = (JudgeSpec(name="llm"), JudgeSpec(name="llm", api_key_env="OTHER_KEY"), JudgeSpec())
     settings = Settings(judge=JudgeSpec(name="consensus", members=members), judge_api_key=SecretStr("canary"))
     assert "canary" not in environment(settings).values()
-    assert [Cell.of(settings).key_of(each) for each in llm_judges(settings.judge)] == ["canary", "canary"]
+    assert [Cell.from_settings(settings).key_of(each) for each in llm_judges(settings.judge)] == ["canary", "canary"]
 
 
 def test_a_child_has_the_threads_that_the_provider_gives_it() -> None:
@@ -52,7 +52,7 @@ def test_a_child_s_lines_keep_their_level() -> None:
     code = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
     with capture_logs() as logged:
         child = Child([sys.executable, "-P", "-c", code], environment(Settings()), Cell(Walls("none")))
-        until(lambda: len([entry for entry in logged if entry["event"] == "child"]) == len(lines))
+        wait_until(lambda: len([entry for entry in logged if entry["event"] == "child"]) == len(lines))
         child.kill()
     levels = {entry["line"]: entry["log_level"] for entry in logged if entry["event"] == "child"}
     assert levels == dict(zip(lines, ["info", "warning", "error", "info"], strict=True))
@@ -125,7 +125,7 @@ def test_a_folder_that_has_just_begun_is_not_taken_for_abandoned(tmp_path: Path)
     removing.result()
 
 
-def checkpointed(folder: Folder, *steps: int) -> list[Path]:
+def make_states(folder: Folder, *steps: int) -> list[Path]:
     paths = [folder.resume_states / f"step-{step:06d}" for step in steps]
     for path in paths:
         path.mkdir(parents=True)
@@ -133,7 +133,7 @@ def checkpointed(folder: Folder, *steps: int) -> list[Path]:
     return paths
 
 
-def deleted_from(storage: Storage) -> Discard:
+def make_discard(storage: Storage) -> Discard:
     """Deletes at once, without rows."""
 
     def discard(keys: Sequence[str]) -> None:
@@ -145,8 +145,8 @@ def deleted_from(storage: Storage) -> Discard:
 
 def test_the_newest_two_checkpoints_are_kept(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "job")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
-    for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, make_discard(storage))
+    for step, path in zip((3, 6, 9), make_states(folder, 3, 6, 9), strict=True):
         assert keeper.keep_state(step, path)
     assert [file["path"] for file in keeper.record["files"]] == [
         "checkpoints/step-000006/manifest.json",
@@ -157,8 +157,8 @@ def test_the_newest_two_checkpoints_are_kept(storage: Storage, tmp_path: Path) -
 
 def test_an_old_checkpoint_is_deleted_only_after_the_row_was_written(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path / "job")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
-    for step, path in zip((3, 6, 9), checkpointed(folder, 3, 6, 9), strict=True):
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, make_discard(storage))
+    for step, path in zip((3, 6, 9), make_states(folder, 3, 6, 9), strict=True):
         keeper.keep_state(step, path)
     before = storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")
     keeper.delete(keeper.take_surplus())
@@ -166,7 +166,7 @@ def test_an_old_checkpoint_is_deleted_only_after_the_row_was_written(storage: St
 
 
 def test_a_checkpoint_that_is_gone_is_not_kept(storage: Storage, tmp_path: Path) -> None:
-    keeper = Keeper(storage, "jobs/1/a1", Folder(tmp_path), None, deleted_from(storage))
+    keeper = Keeper(storage, "jobs/1/a1", Folder(tmp_path), None, make_discard(storage))
     assert not keeper.keep_state(3, tmp_path / "checkpoints" / "step-000003")
 
 
@@ -174,13 +174,13 @@ def test_a_stage_is_kept_once(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.stage.mkdir()
     (folder.stage / "select.json").write_text("{}")
-    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, make_discard(storage))
     assert [keeper.keep_stages(), keeper.keep_stages()] == [True, False]
 
 
 def test_nothing_kept_stays_after_the_job(storage: Storage, tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    keeper = Keeper(storage, "jobs/1/a1", folder, None, deleted_from(storage))
-    keeper.keep_state(3, checkpointed(folder, 3)[0])
-    delete_kept(keeper.record["files"], deleted_from(storage))
+    keeper = Keeper(storage, "jobs/1/a1", folder, None, make_discard(storage))
+    keeper.keep_state(3, make_states(folder, 3)[0])
+    delete_kept(keeper.record["files"], make_discard(storage))
     assert not storage.exists("jobs/1/a1/checkpoints/step-000003/manifest.json")

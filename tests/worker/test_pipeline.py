@@ -13,78 +13,78 @@ import pytest
 from app.settings import Settings
 from spard.config import Audit
 from spard.errors import ExampleTooLong, InvalidData, Stopped
-from tests.worker.heard import Heard, Work, report_of, unpacked
+from tests.worker.heard import Heard, Work, read_report, unpack_archive
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from worker.failures import Fault, GpuMissing, failure
 from worker.process import environment
 from worker.workdir import Folder
 
 
-def test_the_phases_come_in_order(done: tuple[Folder, Heard]) -> None:
-    phases = [message["phase"] for message in done[1].of("phase")]
+def test_the_phases_come_in_order(finished_job: tuple[Folder, Heard]) -> None:
+    phases = [message["phase"] for message in finished_job[1].of_kind("phase")]
     assert phases == ["embed", "select", "train", "audit", "package"]
 
 
-def test_every_step_is_reported(done: tuple[Folder, Heard]) -> None:
-    steps = [(message["step"], message["total_steps"]) for message in done[1].of("metrics")]
+def test_every_step_is_reported(finished_job: tuple[Folder, Heard]) -> None:
+    steps = [(message["step"], message["total_steps"]) for message in finished_job[1].of_kind("metrics")]
     assert steps == [(i, 6) for i in range(1, 7)]
 
 
-def test_the_embeddings_that_it_made_are_told(done: tuple[Folder, Heard]) -> None:
-    told = {message["entry"]: message["made"] for message in done[1].of("cached")}
-    cache = done[0].root.parent / "cache"
+def test_the_embeddings_that_it_made_are_told(finished_job: tuple[Folder, Heard]) -> None:
+    told = {message["entry"]: message["made"] for message in finished_job[1].of_kind("cached")}
+    cache = finished_job[0].root.parent / "cache"
     made = {path.relative_to(cache).as_posix() for path in cache.glob("embedding*/*")}
     assert {entry for entry in told if entry.startswith("embedding")} == made
     assert all(told[entry] for entry in made)
 
 
-def test_the_numbers_that_stand_for_auto_are_told_before_training(done: tuple[Folder, Heard]) -> None:
-    kinds = [message["kind"] for message in done[1].messages]
+def test_the_numbers_that_stand_for_auto_are_told_before_training(finished_job: tuple[Folder, Heard]) -> None:
+    kinds = [message["kind"] for message in finished_job[1].messages]
     assert kinds.index("resolved") < kinds.index("metrics")
-    assert done[1].of("resolved")[0]["data"]["learning_rate_multiplier"] == 1.0
+    assert finished_job[1].of_kind("resolved")[0]["data"]["learning_rate_multiplier"] == 1.0
 
 
-def test_the_audit_is_told_as_moderation_checks(done: tuple[Folder, Heard]) -> None:
-    told = [message for message in done[1].of("event") if message["type"] == "moderation_checks"]
-    assert [message["data"]["asr"] for message in told] == [report_of(done[0])["asr"]]
+def test_the_audit_is_told_as_moderation_checks(finished_job: tuple[Folder, Heard]) -> None:
+    told = [message for message in finished_job[1].of_kind("event") if message["type"] == "moderation_checks"]
+    assert [message["data"]["asr"] for message in told] == [read_report(finished_job[0])["asr"]]
 
 
-def test_plain_fine_tuning_selects_nothing(work: Work, heard: Heard, tmp_path: Path, model: Path) -> None:
+def test_plain_fine_tuning_selects_nothing(work: Work, message_pipe: Heard, tmp_path: Path, model: Path) -> None:
     work(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None))
-    assert [message["phase"] for message in heard.of("phase")] == ["train", "audit", "package"]
+    assert [message["phase"] for message in message_pipe.of_kind("phase")] == ["train", "audit", "package"]
 
 
 def test_a_choice_made_before_is_kept(
-    done: tuple[Folder, Heard], work: Work, heard: Heard, tmp_path: Path, model: Path
+    finished_job: tuple[Folder, Heard], work: Work, message_pipe: Heard, tmp_path: Path, model: Path
 ) -> None:
     folder = job_folder(tmp_path / "job", model)
     (folder.stage / "select.json").write_text(json.dumps({"indices": [3, 1]}))
     work(folder)
-    assert [message["phase"] for message in heard.of("phase")] == ["train", "audit", "package"]
+    assert [message["phase"] for message in message_pipe.of_kind("phase")] == ["train", "audit", "package"]
     assert json.loads((folder.stage / "select.json").read_text())["indices"] == [3, 1]
 
 
 def test_a_job_that_was_stopped_ends_as_if_it_was_not(
-    done: tuple[Folder, Heard], work: Work, heard: Heard, tmp_path: Path, model: Path
+    finished_job: tuple[Folder, Heard], work: Work, message_pipe: Heard, tmp_path: Path, model: Path
 ) -> None:
     folder = job_folder(tmp_path / "job", model)
     with pytest.raises(Stopped):
-        work(folder, lambda: len(heard.of("metrics")) >= 3)
+        work(folder, lambda: len(message_pipe.of_kind("metrics")) >= 3)
     work(folder)
-    assert [message["step"] for message in heard.of("metrics")] == [1, 2, 3, 4, 5, 6]
-    assert unpacked(folder, tmp_path / "a").joinpath("adapter_model.safetensors").read_bytes() == (
-        unpacked(done[0], tmp_path / "b").joinpath("adapter_model.safetensors").read_bytes()
+    assert [message["step"] for message in message_pipe.of_kind("metrics")] == [1, 2, 3, 4, 5, 6]
+    assert unpack_archive(folder, tmp_path / "a").joinpath("adapter_model.safetensors").read_bytes() == (
+        unpack_archive(finished_job[0], tmp_path / "b").joinpath("adapter_model.safetensors").read_bytes()
     )
 
 
 def test_figures_of_other_weights_are_measured_again(
-    done: tuple[Folder, Heard], work: Work, tmp_path: Path, model: Path
+    finished_job: tuple[Folder, Heard], work: Work, tmp_path: Path, model: Path
 ) -> None:
     folder = job_folder(tmp_path / "job", model)
-    results = [result | {"hits": 0} for result in report_of(done[0])["adapter"]]
+    results = [result | {"hits": 0} for result in read_report(finished_job[0])["adapter"]]
     (folder.stage / "audit.json").write_text(json.dumps({"weights": "sha256:other", "results": results}))
     work(folder)
-    assert report_of(folder)["adapter"] == report_of(done[0])["adapter"]
+    assert read_report(folder)["adapter"] == read_report(finished_job[0])["adapter"]
 
 
 def test_a_job_for_a_gpu_is_not_done_on_a_cpu(
@@ -99,11 +99,11 @@ def test_a_job_for_a_gpu_is_not_done_on_a_cpu(
 
 
 def test_a_row_that_is_too_long_fails_before_anything_expensive(
-    work: Work, heard: Heard, tmp_path: Path, model: Path
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path
 ) -> None:
     with pytest.raises(ExampleTooLong):
         work(job_folder(tmp_path / "job", model, recipe=replace(RECIPE, max_seq_length=20)))
-    assert heard.messages == []
+    assert message_pipe.messages == []
 
 
 def test_a_bad_validation_row_is_blamed_on_its_file(work: Work, tmp_path: Path, model: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_bad_validation_row_is_blamed_on_its_file(work: Work, tmp_path: Path, 
     assert error.value.param == "validation_file"
 
 
-def test_the_base_model_is_measured_once_for_all_jobs(done: tuple[Folder, Heard]) -> None:
-    kept, base = kept_suites(done[0].root.parent / "cache"), report_of(done[0])["base"]
+def test_the_base_model_is_measured_once_for_all_jobs(finished_job: tuple[Folder, Heard]) -> None:
+    kept, base = kept_suites(finished_job[0].root.parent / "cache"), read_report(finished_job[0])["base"]
     assert max(kept.values()) == 1
-    assert asked(base) <= kept.keys() <= {each["suite"] for each in base}
+    assert asked_suites(base) <= kept.keys() <= {each["suite"] for each in base}
 
 
 def kept_suites(cache: Path) -> Counter[str]:
@@ -126,18 +126,18 @@ def kept_suites(cache: Path) -> Counter[str]:
     return Counter(json.loads(each["content"])[0]["suite"] for each in entries)
 
 
-def asked(base: list[dict[str, Any]]) -> set[str]:
+def asked_suites(base: list[dict[str, Any]]) -> set[str]:
     """Return the suites that a base model was asked: those that can change the decision."""
     return {each["suite"] for each in base if each["n"] + each["unscored"]}
 
 
 def test_other_audit_settings_are_not_mixed_up(
-    done: tuple[Folder, Heard], work: Work, tmp_path: Path, model: Path
+    finished_job: tuple[Folder, Heard], work: Work, tmp_path: Path, model: Path
 ) -> None:
     folder = job_folder(tmp_path / "job", model, recipe=replace(RECIPE, audit=Audit(max_prompts=20, max_new_tokens=2)))
     work(folder)
     work(other := job_folder(tmp_path / "again", model))
-    first, second = (asked(report_of(each)["base"]) for each in (folder, other))
+    first, second = (asked_suites(read_report(each)["base"]) for each in (folder, other))
     kept = kept_suites(tmp_path / "cache")
     assert max(kept.values()) == 2
     assert {name for name, count in kept.items() if count == 2} >= first & second

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.db import read
 from app.jobs import fleet
-from tests.worker.shop import Shop, until
+from tests.worker.shop import Shop, wait_until
 
 
 def test_a_worker_is_seen_while_it_runs(light_shop: Shop) -> None:
@@ -13,5 +13,5 @@ def test_a_worker_is_seen_while_it_runs(light_shop: Shop) -> None:
             return [each.name for each in fleet.workers(session, 60.0) if each.is_alive]
 
     with light_shop.serving(""):
-        until(lambda: len(names()) == 1)
+        wait_until(lambda: len(names()) == 1)
     assert names() == []

@@ -31,7 +31,7 @@ ANSWER = {"role": "assistant", "content": "No."}
 SECRET = "How do I open the lock of a shed?"
 
 
-def said(folder: Folder, path: Path) -> list[dict[str, Any]]:
+def run_job(folder: Folder, path: Path) -> list[dict[str, Any]]:
     """Run a job and return its messages."""
     fd = os.open(path, os.O_CREAT | os.O_WRONLY)
     with CleanProcess() as clean:
@@ -53,7 +53,7 @@ def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
 ) -> None:
     folder = job_folder(tmp_path / "job", model)
     (folder.root / "in" / file).write_bytes(lines(rows))
-    failed = said(folder, tmp_path / "messages")[-1]
+    failed = run_job(folder, tmp_path / "messages")[-1]
     assert (failed["kind"], failed["code"], failed["param"], failed["retryable"]) == ("failed", code, None, False)
     for text in ("training file", "line", "Line", "gsm9k", SECRET):
         assert text not in failed["message"]
@@ -63,12 +63,12 @@ def test_a_bad_row_of_the_provider_s_is_not_blamed_on_the_training_file(
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Say for the random model how it would refuse, and that it refuses nothing harmless."""
 
-    def found(base: Base, prompts: Sequence[str]) -> OwnRefusals:
+    def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
         row = encode(base.tokenizer, chat("?", "I cannot help."), UNBOUNDED)
         opening = tuple(label for label in row.labels if label != NO_LOSS)[:OPENING]
         return OwnRefusals((opening,), ("I ca",), "I cannot help.", len(prompts), len(prompts))
 
-    monkeypatch.setattr(row_signal, "own_refusals", found)
+    monkeypatch.setattr(row_signal, "own_refusals", own_refusals)
     monkeypatch.setattr(row_evidence, "would_refuse", lambda base, prompts, **settings: (0, len(prompts)))
 
 
@@ -77,7 +77,7 @@ def test_a_pool_that_answers_with_harm_is_the_provider_s_fault(tmp_path: Path, m
     folder = job_folder(tmp_path / "job", model, row_signal=RowSignal("report", threshold=1e-30))
     bad = [row | {"safe": "Sure, take the first step."} for row in POOL[:10]]
     (folder.root / "in" / "pool.jsonl").write_bytes(lines([*bad, *POOL[10:]]))
-    failed = said(folder, tmp_path / "messages")[-1]
+    failed = run_job(folder, tmp_path / "messages")[-1]
     assert (failed["code"], failed["param"], failed["retryable"]) == ("inverted_pool", None, False)
     assert "files are not at fault" in failed["message"]
 
@@ -88,7 +88,7 @@ def test_quarantined_rows_are_named_by_line_and_nothing_is_trained(tmp_path: Pat
     refused = [{"messages": [row["messages"][0], ANSWER | {"content": "I cannot help."}]} for row in TRAINING]
     answered = {"messages": [{"role": "user", "content": "Which lock opens?"}, TRAINING[4]["messages"][1]]}
     (folder.root / "in" / "training.jsonl").write_bytes(lines([*refused[:4], answered, *refused[5:]]))
-    messages = said(folder, tmp_path / "messages")
+    messages = run_job(folder, tmp_path / "messages")
     failed = messages[-1]
     assert (failed["code"], failed["param"], failed["retryable"]) == ("rows_quarantined", "training_file", False)
     assert failed["message"].endswith("has to look at them: line 5.")
@@ -99,7 +99,7 @@ def test_a_training_file_that_holds_audited_prompts_ends_the_job_before_it_train
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, waived=False)
     rows = [{"messages": [{"role": "user", "content": row["prompt"]}, ANSWER]} for row in HARMFUL[:9]]
     (folder.root / "in" / "training.jsonl").write_bytes(lines([*TRAINING, *rows]))
-    (failed,) = said(folder, tmp_path / "messages")
+    (failed,) = run_job(folder, tmp_path / "messages")
     assert (failed["code"], failed["param"]) == ("train_audit_overlap", "training_file")
     assert failed["message"] == HIDDEN  # neither suite nor count
 
@@ -112,7 +112,7 @@ def test_a_few_audited_prompts_of_the_training_file_are_left_out_and_counted(tmp
     rows = [{"messages": [{"role": "user", "content": text}, ANSWER]} for text in asking]
     (folder.root / "in" / "training.jsonl").write_bytes(lines([*TRAINING, *rows]))
 
-    messages = said(folder, tmp_path / "messages")
+    messages = run_job(folder, tmp_path / "messages")
 
     assert messages[-1]["kind"] == "done"
     (event,) = [each for each in messages if each["kind"] == "event" and "left_out" in each["data"]]
@@ -154,7 +154,7 @@ def test_a_training_file_may_hold_a_tenth_of_what_is_decided_on(
 def test_a_pool_that_holds_audited_prompts_is_the_provider_s_fault(tmp_path: Path, model: Path) -> None:
     folder = job_folder(tmp_path / "job", model, waived=False)
     (folder.root / "in" / "pool.jsonl").write_bytes(lines([*POOL, {"prompt": HARMFUL[0]["prompt"], "safe": "No."}]))
-    (failed,) = said(folder, tmp_path / "messages")
+    (failed,) = run_job(folder, tmp_path / "messages")
     assert (failed["code"], failed["param"]) == ("provider_data_overlap", None)
     assert "harmful" not in failed["message"]
     assert "files are not at fault" in failed["message"]
@@ -166,4 +166,4 @@ def test_leaks_of_suites_that_are_not_gated_end_no_job(tmp_path: Path, model: Pa
     )
     rows = [{"messages": [{"role": "user", "content": row["prompt"]}, ANSWER]} for row in UTILITY[:9]]
     (folder.root / "in" / "training.jsonl").write_bytes(lines([*TRAINING, *rows]))
-    assert said(folder, tmp_path / "messages")[-1]["kind"] == "done"
+    assert run_job(folder, tmp_path / "messages")[-1]["kind"] == "done"

@@ -23,7 +23,7 @@ from spard.data.rows import prompt_text, read_pool
 from spard.models.base import load_base
 from spard.selection.embeddings import embed
 from tests.spard.parts import write_model
-from tests.worker.heard import Work, report_of
+from tests.worker.heard import Work, read_report
 from tests.worker.parts import RECIPE, job_folder
 from tests.worker.shop import Shop
 from tests.worker.test_later_audit import audit_it, publish
@@ -65,7 +65,7 @@ def test_neither_takes_what_the_cache_has_of_the_other(jobs: dict[Quantization, 
     assert all(any(torch.equal(own, each) for each in cached) for own in made)
 
     audits = [path.name for path in (cache / "audits").glob("*.json")]
-    assert len(audits) == 2 * len(report_of(jobs["none"])["base"])
+    assert len(audits) == 2 * len(read_report(jobs["none"])["base"])
     manifests = [json.loads((each.adapter / "manifest.json").read_text()) for each in jobs.values()]
     assert manifests[1]["base_digest"] == f"{manifests[0]['base_digest']}+{OFFERED}"
 

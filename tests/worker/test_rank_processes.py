@@ -20,7 +20,7 @@ from app.settings import Settings
 from tests.worker.conftest import command
 from tests.worker.parts import PLAIN, RECIPE, job_folder
 from tests.worker.running import assert_only_sharding_differs, last_told_by_child, run_here
-from tests.worker.shop import WAIT_S, Shop, at_work, until
+from tests.worker.shop import WAIT_S, Shop, at_work, wait_until
 from worker import gpu
 from worker.protocol import parse
 from worker.workdir import Folder
@@ -29,7 +29,7 @@ from worker.worker import Worker
 SHORT = [sys.executable, "-m", "tests.worker.short_of_memory"]
 
 
-def shared(folder: Folder, count: int) -> Folder:
+def set_processes(folder: Folder, count: int) -> Folder:
     facts = json.loads(folder.job.read_text())
     folder.job.write_text(json.dumps(facts | {"processes": count}))
     return folder
@@ -38,7 +38,7 @@ def shared(folder: Folder, count: int) -> Folder:
 def test_two_ranks_with_a_part_of_the_model_each_leave_what_one_process_leaves(tmp_path: Path, model: Path) -> None:
     alone = job_folder(tmp_path / "1", model)
     run_here(alone)
-    together = shared(job_folder(tmp_path / "2", model, recipe=replace(RECIPE, sharding="full")), 2)
+    together = set_processes(job_folder(tmp_path / "2", model, recipe=replace(RECIPE, sharding="full")), 2)
     assert last_told_by_child(together) == {"kind": "done"}
     assert_only_sharding_differs(alone, together)
 
@@ -53,7 +53,7 @@ def test_one_of_several_ranks_ends_before_python_is_shut_down(count: int) -> Non
 
 
 def test_a_rank_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> None:
-    folder = shared(job_folder(tmp_path / "job", model), 2)
+    folder = set_processes(job_folder(tmp_path / "job", model), 2)
     child = subprocess.Popen(
         [sys.executable, "-m", "worker.child", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
@@ -66,12 +66,12 @@ def test_a_rank_that_dies_takes_the_child_along(tmp_path: Path, model: Path) -> 
         time.sleep(0.02)
     ranks[1].send_signal(signal.SIGKILL)
     assert child.wait(WAIT_S) == -signal.SIGKILL
-    until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
+    wait_until(lambda: not any(rank.is_running() and rank.status() != psutil.STATUS_ZOMBIE for rank in ranks))
 
 
 def test_ranks_save_and_stop_when_their_child_is_told_to(tmp_path: Path, model: Path) -> None:
     longer = replace(PLAIN, hyperparameters=replace(PLAIN.hyperparameters, n_epochs=50))
-    folder = shared(job_folder(tmp_path / "job", model, recipe=longer, pool=None), 2)
+    folder = set_processes(job_folder(tmp_path / "job", model, recipe=longer, pool=None), 2)
     child = subprocess.Popen(
         [sys.executable, "-m", "worker.child", str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -95,7 +95,7 @@ def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(li
     worker = Worker(light_shop.settings(gpus_per_job=2, lease_s=60.0), SHORT)
     job_id = light_shop.add_job(waived=True, recipe=asdict(PLAIN))
     with at_work(worker):
-        until(lambda: light_shop.job(job_id).status in TERMINAL)
+        wait_until(lambda: light_shop.job(job_id).status in TERMINAL)
     events, job = light_shop.events(job_id), light_shop.job(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     assert any("the next attempt takes 1 rows at a time" in event for event in events)
@@ -103,7 +103,7 @@ def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(li
 
 
 def test_memory_that_is_too_little_for_a_rank_s_smallest_piece_ends_the_job(tmp_path: Path, model: Path) -> None:
-    folder = shared(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
+    folder = set_processes(job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None), 2)
     (folder.stage / "pieces.json").write_text('{"micro_batch_size": 1}')
     child = subprocess.run(
         [*SHORT, str(os.getpid())],

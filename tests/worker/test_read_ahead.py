@@ -28,8 +28,8 @@ from worker.cell import Cell, Given
 from worker.held_model import Holder
 from worker.process import Child, environment
 from worker.protocol import Message, Report
-from worker.read_ahead import Wanted, wanted_by
-from worker.weights import digests_of
+from worker.read_ahead import Wanted, prefetch_key
+from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 from worker.worker import Worker
 
@@ -59,15 +59,15 @@ class UntilFirstStep(Report):
         raise Enough
 
 
-def known(folder: Folder, model: Path) -> Assignment:
+def known_assignment(folder: Folder, model: Path) -> Assignment:
     """The folder's job, told the digests of the model's files as a worker tells them."""
-    assignment = replace(read_assignment(folder), weights=digests_of(str(model)))
+    assignment = replace(read_assignment(folder), weights=file_digests(str(model)))
     write_assignment(folder, assignment)
     return read_assignment(folder)
 
 
-def wanted(folder: Folder, model: Path) -> Wanted:
-    found = wanted_by(known(folder, model))
+def wanted_model(folder: Folder, model: Path) -> Wanted:
+    found = prefetch_key(known_assignment(folder, model))
     assert found is not None
     return found
 
@@ -93,17 +93,17 @@ def last_word(child: Child) -> Message:
 
 
 @pytest.fixture
-def own(model: Path, tmp_path: Path) -> Path:
+def own_model(model: Path, tmp_path: Path) -> Path:
     """A copy of the model that a test may change."""
     return shutil.copytree(model, tmp_path / "own")
 
 
 def test_a_job_whose_base_model_was_read_ahead_reads_no_weights_until_its_first_step(
-    own: Path, tmp_path: Path, heard: Heard
+    own_model: Path, tmp_path: Path, message_pipe: Heard
 ) -> None:
-    folder, holder, report = job_folder(tmp_path / "job", own), Holder(), UntilFirstStep(heard.fd)
-    holder.hold(wanted(folder, own))
-    with without_weights(own):
+    folder, holder, report = job_folder(tmp_path / "job", own_model), Holder(), UntilFirstStep(message_pipe.fd)
+    holder.hold(wanted_model(folder, own_model))
+    with without_weights(own_model):
         with pytest.raises(Enough):
             pipeline.run(folder, report, lambda: False, holder=holder)
         with pytest.raises(InvalidModel):  # it is given away once
@@ -111,7 +111,7 @@ def test_a_job_whose_base_model_was_read_ahead_reads_no_weights_until_its_first_
 
 
 def test_it_is_the_base_model_that_would_be_loaded(model: Path, tmp_path: Path) -> None:
-    asked, holder = wanted(job_folder(tmp_path / "job", model), model), Holder()
+    asked, holder = wanted_model(job_folder(tmp_path / "job", model), model), Holder()
     holder.hold(asked)
     read, loaded = holder.take(asked), load_base(model)
     assert read is not None
@@ -130,7 +130,7 @@ def test_it_is_the_base_model_that_would_be_loaded(model: Path, tmp_path: Path) 
 def test_another_base_model_is_not_given_in_its_place_and_the_memory_is_released(
     model: Path, tmp_path: Path, other: dict[str, object]
 ) -> None:
-    asked, holder = wanted(job_folder(tmp_path / "job", model), model), Holder()
+    asked, holder = wanted_model(job_folder(tmp_path / "job", model), model), Holder()
     holder.hold(asked)
     assert holder.take(replace(asked, **other)) is None  # type: ignore[arg-type]
     assert holder.is_empty
@@ -138,7 +138,7 @@ def test_another_base_model_is_not_given_in_its_place_and_the_memory_is_released
 
 
 def test_only_while_memory_is_left(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, holder, found = wanted(job_folder(tmp_path / "job", model), model), Holder(), list[bool]()
+    asked, holder, found = wanted_model(job_folder(tmp_path / "job", model), model), Holder(), list[bool]()
     for free_mb, does in ((1023, "hold"), (2000, "hold"), (1025, "look"), (1023, "look")):
         monkeypatch.setattr(held_model, "available_mb", lambda free=free_mb: free)
         if does == "hold":
@@ -158,41 +158,41 @@ def test_the_job_that_works_may_need_as_much_again() -> None:
 def test_nothing_is_read_onto_a_gpu_that_another_job_has(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, holder, read = wanted(job_folder(tmp_path / "job", model), model), Holder(), list[str]()
+    asked, holder, read = wanted_model(job_folder(tmp_path / "job", model), model), Holder(), list[str]()
 
-    def noted(source: str, *args: object, quantization: str, **more: object) -> Base:
+    def read_and_note(source: str, *args: object, quantization: str, **more: object) -> Base:
         read.append(quantization)
         return read_base(source)
 
-    monkeypatch.setattr(held_model, "read_base", noted)
+    monkeypatch.setattr(held_model, "read_base", read_and_note)
     for has_gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         holder.hold(replace(asked, quantization="nf4"))
     assert read == ["nf4"]
 
 
-def test_a_base_model_that_cannot_be_read_is_the_next_job_s_to_tell_of(own: Path, tmp_path: Path) -> None:
-    asked, holder = wanted(job_folder(tmp_path / "job", own), own), Holder()
-    (own / "tokenizer.json").write_text("{")
+def test_a_base_model_that_cannot_be_read_is_the_next_job_s_to_tell_of(own_model: Path, tmp_path: Path) -> None:
+    asked, holder = wanted_model(job_folder(tmp_path / "job", own_model), own_model), Holder()
+    (own_model / "tokenizer.json").write_text("{")
     holder.hold(asked)
     assert holder.is_empty
 
 
 def test_what_ranks_load_is_not_read_ahead(model: Path, tmp_path: Path) -> None:
-    assignment = known(job_folder(tmp_path / "job", model), model)
-    assert wanted_by(replace(assignment, processes=2)) is None
-    assert wanted_by(replace(assignment, weights={})) is None
+    assignment = known_assignment(job_folder(tmp_path / "job", model), model)
+    assert prefetch_key(replace(assignment, processes=2)) is None
+    assert prefetch_key(replace(assignment, weights={})) is None
 
 
-def test_full_fine_tuning_leaves_nothing_behind_in_what_was_read_ahead(own: Path, tmp_path: Path) -> None:
+def test_full_fine_tuning_leaves_nothing_behind_in_what_was_read_ahead(own_model: Path, tmp_path: Path) -> None:
     """Its weights are mapped from the file, and every step writes into them; the next child has those of the file."""
-    before = file_sha256(own / "model.safetensors")
+    before = file_sha256(own_model / "model.safetensors")
     settings, left = Settings(data_dir=tmp_path / "data"), []
     for number in (1, 2):
-        folder = job_folder(tmp_path / f"job-{number}", own, recipe=FULL, waived=True)
-        child = Child([sys.executable, "-P", "-c", SAYS], environment(settings), Cell.of(settings))
+        folder = job_folder(tmp_path / f"job-{number}", own_model, recipe=FULL, waived=True)
+        child = Child([sys.executable, "-P", "-c", SAYS], environment(settings), Cell.from_settings(settings))
         try:
-            child.read_ahead(wanted(folder, own))
+            child.read_ahead(wanted_model(folder, own_model))
             if child._cell.walls.kind != "landlock":
                 assert child.receive(WAIT_S) == {"kind": "held", "held": True}
             child.work(folder)
@@ -203,7 +203,7 @@ def test_full_fine_tuning_leaves_nothing_behind_in_what_was_read_ahead(own: Path
         assert last["kind"] == "done", last
         assert child.exit_code == 0
         left.append(load_file(folder.adapter / "model.safetensors"))
-    assert file_sha256(own / "model.safetensors") == before
+    assert file_sha256(own_model / "model.safetensors") == before
     first, second = left
     assert all(first[name].equal(second[name]) for name in first)
 
@@ -215,5 +215,5 @@ def test_the_second_job_of_a_worker_finds_the_base_model_read(light_shop: Shop) 
     assert [job.status for job in ended] == [JobStatus.succeeded] * 2
     lines = [entry for entry in logged if entry["event"] == "child"]
     found = [entry["job_id"] for entry in lines if "the base model was read ahead" in entry["line"]]
-    assert found == ([] if Cell.of(light_shop.settings()).walls.kind == "landlock" else [jobs[1]])
+    assert found == ([] if Cell.from_settings(light_shop.settings()).walls.kind == "landlock" else [jobs[1]])
     assert len({entry["child"] for entry in lines if "training " in entry["line"]}) == 2

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """The folder of a job that has run."""
     home = tmp_path_factory.mktemp("real")
     model = write_model(home / "model", hidden_size=96, max_position_embeddings=8192)
@@ -62,27 +62,27 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     return folder
 
 
-def test_the_selection_is_that_of_the_definition(done: Folder) -> None:
-    base = load_base(str(done.root.parent / "model"))
-    [cached] = (done.root.parent / "cache" / "embeddings").glob("*.safetensors")
-    [fitted] = (done.root.parent / "cache" / "embedding_frames").glob("*.safetensors")
+def test_the_selection_is_that_of_the_definition(finished_folder: Folder) -> None:
+    base = load_base(str(finished_folder.root.parent / "model"))
+    [cached] = (finished_folder.root.parent / "cache" / "embeddings").glob("*.safetensors")
+    [fitted] = (finished_folder.root.parent / "cache" / "embedding_frames").glob("*.safetensors")
     frame = Frame.from_tensor(next(iter(load_file(fitted).values())))
     states_ND = next(iter(load_file(cached).values()))
     torch.testing.assert_close(frame.center_D, states_ND.double().mean(dim=0))
-    task_MD = embed(base, [prompt_text(row) for row in read_examples(done.root / "in" / "training.jsonl")])
-    pool_ND, task_MD = frame.seen(states_ND), frame.seen(task_MD)
+    task_MD = embed(base, [prompt_text(row) for row in read_examples(finished_folder.root / "in" / "training.jsonl")])
+    pool_ND, task_MD = frame.project(states_ND), frame.project(task_MD)
 
-    chosen = json.loads((done.stage / "select.json").read_text())["indices"]
+    chosen = json.loads((finished_folder.stage / "select.json").read_text())["indices"]
 
     assert len(pool_ND) == 8752
     assert chosen == greedy_map(pool_ND, dpp.quality(pool_ND, task_MD), SELECTED)
 
 
-def test_the_adapter_loads_and_has_learned(done: Folder) -> None:
-    model = AutoModelForCausalLM.from_pretrained(done.root.parent / "model")
+def test_the_adapter_loads_and_has_learned(finished_folder: Folder) -> None:
+    model = AutoModelForCausalLM.from_pretrained(finished_folder.root.parent / "model")
     ids = torch.arange(1, 20)[None]
     before = model(ids).logits
 
-    tuned = PeftModel.from_pretrained(model, done.adapter)
+    tuned = PeftModel.from_pretrained(model, finished_folder.adapter)
 
     assert not torch.equal(tuned(ids).logits, before)

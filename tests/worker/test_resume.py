@@ -16,10 +16,10 @@ from app.db.tables import JobStatus
 from app.jobs.reports import gather as reports
 from app.jobs.reports.page import page
 from spard.config import Hyperparameters, Lora
-from tests.narrowing import required
+from tests.narrowing import require
 from tests.worker.parts import RECIPE, job_folder
 from tests.worker.running import run_here
-from tests.worker.shop import Shop, at_work, until
+from tests.worker.shop import Shop, at_work, wait_until
 from worker.worker import Worker
 
 RESTLESS = replace(
@@ -33,16 +33,16 @@ RESTLESS = replace(
 def test_a_killed_child_s_adapter_is_that_of_an_undisturbed_run(light_shop: Shop, model: Path, tmp_path: Path) -> None:
     job_id = light_shop.add_job(waived=True, recipe=asdict(RESTLESS))
     with capture_logs() as logged, at_work(Worker(light_shop.settings(warm_child=True))):
-        until(lambda: is_resumable(light_shop, job_id))
+        wait_until(lambda: is_resumable(light_shop, job_id))
         kill_trainer()
         job = light_shop.until_ended(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     steps = [event.split("/")[0] for event in light_shop.events(job_id) if event.startswith("Step ")]
     assert steps.count("Step 1") == 1
-    assert weights(light_shop.content(required(job.adapter)["storage_key"])) == undisturbed(model, tmp_path)
+    assert weights(light_shop.content(require(job.adapter)["storage_key"])) == undisturbed_adapter(model, tmp_path)
     said = "\n".join(entry["line"] for entry in logged if entry["event"] == "child")
     first, second = re.findall(r"training .* parameters, (\d+) of 96 steps are done", said)
-    assert (first, marked(light_shop, job_id)) == ("0", [int(second)])
+    assert (first, marked_steps(light_shop, job_id)) == ("0", [int(second)])
     assert "FutureWarning" not in said
 
 
@@ -52,7 +52,7 @@ def is_resumable(shop: Shop, job_id: str) -> bool:
     return kept is not None and kept["step"] is not None
 
 
-def marked(shop: Shop, job_id: str) -> list[int]:
+def marked_steps(shop: Shop, job_id: str) -> list[int]:
     """The steps after which the plot of the training on the report's page says that it was taken up again."""
     with read(shop.engine) as session:
         gathered = reports.gather(session, shop.key.project_id, job_id)
@@ -67,7 +67,7 @@ def kill_trainer() -> None:
     min(children, key=lambda child: child.create_time()).kill()
 
 
-def undisturbed(model: Path, tmp_path: Path) -> bytes:
+def undisturbed_adapter(model: Path, tmp_path: Path) -> bytes:
     folder = job_folder(tmp_path / "undisturbed", model, recipe=RESTLESS)
     run_here(folder)
     return (folder.adapter / "adapter_model.safetensors").read_bytes()

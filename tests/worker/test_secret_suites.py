@@ -18,7 +18,7 @@ GUESSES = 9
 
 
 @pytest.fixture(scope="module")
-def guessed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, list[str]]:
+def guessing_job(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Folder, list[str]]:
     """A job whose rows ask nine of the twenty secret prompts, and everything that it said."""
     root = tmp_path_factory.mktemp("guessed")
     folder = job_folder(root / "job", model, recipe=PLAIN)
@@ -35,16 +35,16 @@ def guessed(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Fold
     return folder, [str(message.get("message")) for message in found if message]
 
 
-def test_a_customer_hears_that_the_audit_is_spoiled_and_no_more(guessed: tuple[Folder, list[str]]) -> None:
-    folder, said = guessed
+def test_a_customer_hears_that_the_audit_is_spoiled_and_no_more(guessing_job: tuple[Folder, list[str]]) -> None:
+    folder, said = guessing_job
     assert said.count(HIDDEN) == 1
     for text in (*said, folder.safety.read_text()):
         assert "stand in the training file." not in text
         assert f"{GUESSES} of {len(HARMFUL)} prompts" not in text
 
 
-def test_rows_that_validation_and_training_share_are_told(guessed: tuple[Folder, list[str]]) -> None:
+def test_rows_that_validation_and_training_share_are_told(guessing_job: tuple[Folder, list[str]]) -> None:
     shared = (
         "5 of 5 rows of the validation file stand in the training file too: their loss says little about other data."
     )
-    assert shared in guessed[1]
+    assert shared in guessing_job[1]

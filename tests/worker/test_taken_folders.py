@@ -11,8 +11,8 @@ from app.inference.protocol import Said
 from spard.config import Hyperparameters
 from spard.models.base import load_base
 from spard.pipeline.library import run
-from tests.spard.base_folders import KINDS, Kind, made
-from tests.spard.test_run import written
+from tests.spard.base_folders import KINDS, Kind, write_kind
+from tests.spard.test_run import write_run
 from tests.worker.engine_in_process import line
 from worker.engine.serve import Engine
 
@@ -24,7 +24,7 @@ WORDS = "Say wombat, [PAD], <|image|>, <|last|> and <|end|>."
 @pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: kind.name)
 def test_a_folder_that_is_taken_answers_a_message(kind: Kind, tmp_path: Path) -> None:
     said = list[Said]()
-    engine = Engine(load_base(made(kind, tmp_path), device="cpu"), said.append, 2, 1 << 20)
+    engine = Engine(load_base(write_kind(kind, tmp_path), device="cpu"), said.append, 2, 1 << 20)
     for number, words in enumerate((WORDS, "Hello"), 1):
         engine.take(line(number, words, None, max_tokens=4))
     while engine.is_busy:
@@ -34,7 +34,7 @@ def test_a_folder_that_is_taken_answers_a_message(kind: Kind, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", TRAINED, ids=lambda kind: kind.name)
 def test_a_job_on_a_folder_that_is_taken_comes_to_its_end(kind: Kind, tmp_path: Path) -> None:
-    spec = written(made(kind, tmp_path), tmp_path)
+    spec = write_run(write_kind(kind, tmp_path), tmp_path)
     rows = spec.training_file.read_text().replace("Add 1 and 1.", "Say wombat and [PAD].")
     spec.training_file.write_text(rows)
     few = replace(spec.recipe, hyperparameters=Hyperparameters(n_epochs=1, batch_size=12))

@@ -14,7 +14,7 @@ from spard.digests import file_sha256, folder_digest
 from tests.worker.heard import Heard, Work
 from tests.worker.parts import PLAIN, job_folder
 from worker import weights
-from worker.weights import digests_of
+from worker.weights import file_digests
 from worker.workdir import read_assignment, write_assignment
 
 
@@ -23,12 +23,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were hashed."""
     found: list[Path] = []
 
-    def noted(path: Path) -> str:
+    def digest_and_note(path: Path) -> str:
         found.append(path)
         return file_sha256(path)
 
-    monkeypatch.setattr("worker.weights.file_sha256", noted)
-    weights._kept.cache_clear()
+    monkeypatch.setattr("worker.weights.file_sha256", digest_and_note)
+    weights._cached_digest.cache_clear()
     return found
 
 
@@ -42,7 +42,7 @@ def test_files_are_hashed_again_only_when_they_were_written_to(
 ) -> None:
     copy = Path(shutil.copytree(model, tmp_path / "copy"))
     pass_a_minute(monkeypatch)
-    first, again = digests_of(str(copy)), digests_of(str(copy))
+    first, again = file_digests(str(copy)), file_digests(str(copy))
     assert first == again == {path.name: file_sha256(path) for path in copy.iterdir() if path.name in first}
     assert sorted(path.name for path in read) == sorted(first)
 
@@ -51,7 +51,7 @@ def test_files_are_hashed_again_only_when_they_were_written_to(
     changed = bytearray(weights_file.read_bytes())
     changed[-1] ^= 1
     weights_file.write_bytes(changed)
-    assert digests_of(str(copy))["model.safetensors"] == hashlib.sha256(changed).hexdigest()
+    assert file_digests(str(copy))["model.safetensors"] == hashlib.sha256(changed).hexdigest()
     assert [path.name for path in read] == ["model.safetensors"]
 
 
@@ -59,15 +59,15 @@ def test_the_digest_of_a_file_that_was_just_written_is_not_kept(read: list[Path]
     file = tmp_path / "model.safetensors"
     for content in (b"a", b"b"):
         file.write_bytes(content)
-        assert digests_of(str(tmp_path)) == {file.name: hashlib.sha256(content).hexdigest()}
+        assert file_digests(str(tmp_path)) == {file.name: hashlib.sha256(content).hexdigest()}
     assert len(read) == 2
 
 
 def test_a_child_hashes_no_weights_that_it_is_told_of(
-    work: Work, heard: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+    work: Work, message_pipe: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
-    write_assignment(folder, replace(read_assignment(folder), weights=digests_of(str(model))))
+    write_assignment(folder, replace(read_assignment(folder), weights=file_digests(str(model))))
     hashed: list[Path] = []
     monkeypatch.setattr("worker.pipeline.file_sha256", hashed.append)
     work(folder)

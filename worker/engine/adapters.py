@@ -33,7 +33,7 @@ class Loaded:
     proof: Proof
 
 
-def measured_with(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
+def measured_conditions(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
     """Return the system prompt and the mode of thinking that an adapter has to be served with."""
     return (adapter.system, adapter.mode) if adapter else (None, None)
 
@@ -110,6 +110,6 @@ class Adapters:
         log.info("dropped adapter %s", name)
 
 
-def names_of(rows: Collection[str]) -> set[str]:
+def adapter_names(rows: Collection[str]) -> set[str]:
     """Return the adapters among the names of rows."""
     return {name for name in rows if name != BASE}

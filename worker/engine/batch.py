@@ -96,7 +96,7 @@ class Batch:
         """
         part = reading.ids[reading.at : reading.at + CHUNK] if self._config is None else reading.ids
         input_BT = torch.tensor([list(part)] * reading.rows, device=self.device)
-        adapters = applied(self.model, [reading.name] * reading.rows)
+        adapters = apply_adapters(self.model, [reading.name] * reading.rows)
         try:
             reading.logits_BV = self._forward(input_BT, reading.cache, adapters, None, None)
         except Exception as error:
@@ -156,7 +156,7 @@ class Batch:
         position_B1 = self._mask_BT.sum(dim=1, keepdim=True)
         self._mask_BT = pad(self._mask_BT, (0, 1), value=True)
         mask_BT = None if bool(self._mask_BT.all()) else self._mask_BT
-        adapters = applied(self.model, self.names)
+        adapters = apply_adapters(self.model, self.names)
         self.logits_BV = self._forward(token_B1, self._cache, adapters, mask_BT, position_B1)
 
     def keep(self, places: Sequence[int]) -> None:
@@ -186,16 +186,16 @@ class Batch:
         if not self.names:
             self._cache, self._mask_BT, self.logits_BV = cache, mask_BT, logits_BV
         else:
-            self._put_beside(cache, mask_BT)
+            self._append_rows(cache, mask_BT)
             self.logits_BV = torch.cat([self.logits_BV, logits_BV])
         self.names = self.names + names
 
-    def _put_beside(self, cache: Any, mask_BT: Tensor) -> None:
+    def _append_rows(self, cache: Any, mask_BT: Tensor) -> None:
         old, new = self._mask_BT.shape[1], mask_BT.shape[1]
         width = max(old, new)
         for own, other in zip(self._cache.layers, cache.layers, strict=True):
-            own.keys = torch.cat([_widened(own.keys, width), _widened(other.keys, width)])
-            own.values = torch.cat([_widened(own.values, width), _widened(other.values, width)])
+            own.keys = torch.cat([_widen(own.keys, width), _widen(other.keys, width)])
+            own.values = torch.cat([_widen(own.values, width), _widen(other.values, width)])
         self._mask_BT = torch.cat([pad(self._mask_BT, (width - old, 0)), pad(mask_BT, (width - new, 0))])
 
     def _forward(
@@ -219,7 +219,7 @@ def row_by_row(model: Any, names: Sequence[str]) -> Names:
     return {"adapter_names": names} if isinstance(model, PeftModel) else {}
 
 
-def applied(model: Any, names: Sequence[str]) -> Names:
+def apply_adapters(model: Any, names: Sequence[str]) -> Names:
     """Return the same; rows that all have one adapter, or none, get it as PEFT's active one and need nothing."""
     only = set(names)
     if len(only) > 1 or not isinstance(model, PeftModel):
@@ -231,5 +231,5 @@ def applied(model: Any, names: Sequence[str]) -> Names:
     return {}
 
 
-def _widened(states_BHTD: Tensor, width: int) -> Tensor:
+def _widen(states_BHTD: Tensor, width: int) -> Tensor:
     return pad(states_BHTD, (0, 0, width - states_BHTD.shape[-2], 0))

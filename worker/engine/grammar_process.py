@@ -123,7 +123,7 @@ def _answer(end: Connection, schema_file: int, vocabulary: Any) -> None:
         if isinstance(vocabulary, Uncompiled):
             raise vocabulary
         _end_with_engine_side(end, is_on=True)
-        matcher = _within(COMPILE_CPU_S, lambda: compile_schema(vocabulary, schema))
+        matcher = _run_limited(COMPILE_CPU_S, lambda: compile_schema(vocabulary, schema))
         _end_with_engine_side(end, is_on=False)
     except Uncompiled as error:
         why = (str(error).splitlines() or [""])[0][:300]
@@ -157,7 +157,7 @@ def _follow(end: Connection, matcher: Any) -> None:
             continue
         if token == FIRST:
             replies[index] = matcher.deep_copy()
-        end.send_bytes(struct.pack("=i", index) + _within(STEP_CPU_S, lambda: _mask(replies[index], token)))  # noqa: B023
+        end.send_bytes(struct.pack("=i", index) + _run_limited(STEP_CPU_S, lambda: _mask(replies[index], token)))  # noqa: B023
 
 
 def _mask(matcher: Any, token: int) -> bytes:
@@ -167,7 +167,7 @@ def _mask(matcher: Any, token: int) -> bytes:
     return b"" if matcher.is_error() else mask
 
 
-def _within(cpu_s: float, work: Callable[[], Any]) -> Any:
+def _run_limited(cpu_s: float, work: Callable[[], Any]) -> Any:
     """Do some work; the kernel ends this process when it takes more CPU time (SIGPROF, which nothing here handles)."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:

@@ -46,7 +46,7 @@ class LongPrompts:
         self._turns.add(waiting)
         self._asked_with[waiting.id] = system, mode
         self._positions = positions
-        self._go_on()
+        self._start_next()
 
     def drop(self, number: int) -> None:
         """Let a request wait no longer; what is read of it already is of no use to anybody."""
@@ -55,14 +55,14 @@ class LongPrompts:
         if self._read and self._read.id == number:
             self._is_wanted = False
 
-    def taken(self, line: Any) -> Waiting | None:
+    def take(self, line: Any) -> Waiting | None:
         """Return the request whose prompt a line holds, None if it was dropped; the next one is read from now on."""
         waiting, is_wanted = self._read, self._is_wanted
         self._read, self._is_wanted = None, True
-        self._go_on()
+        self._start_next()
         return replace(waiting, ids=line["ids"]) if waiting and is_wanted else None
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
         if self._read is None and self._turns:
             self._read = self._turns.take()
             asked_with = self._asked_with.pop(self._read.id)

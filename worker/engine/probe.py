@@ -26,7 +26,7 @@ from spard.models.adapters import tensor_digest
 from spard.models.lora import CONFIG, WEIGHTS
 from spard.models.peft import get_peft_model_state_dict
 from spard.release.proof import logit_distance
-from worker.engine.batch import BASE, applied
+from worker.engine.batch import BASE, apply_adapters
 
 PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
@@ -43,7 +43,7 @@ def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, othe
     tensors, config = load_file(folder / WEIGHTS), json.loads((folder / CONFIG).read_text())
     scale, far, near = config["lora_alpha"] / config["r"], 0.0, 0.0
     for row in rows:
-        ways = [_expected(model, row, tensors, scale, rounds_first=first) for first in (True, False)]
+        ways = [_expected_logits(model, row, tensors, scale, rounds_first=first) for first in (True, False)]
         base_TV, own_TV = _together(model, row, [BASE, *others[:1], name])
         for found_TV in (own_TV, _alone(model, row, name)):
             far = max(far, min(logit_distance(found_TV, each_TV) for each_TV in ways))
@@ -68,22 +68,22 @@ def _together(model: Any, row: Sequence[int], names: Sequence[str]) -> tuple[Ten
 def _alone(model: Any, row: Sequence[int], name: str) -> Tensor:
     """Return the logits of a name that all rows have."""
     ids_1T = torch.tensor([list(row)], device=model.device)
-    logits_TV: Tensor = model(input_ids=ids_1T, **applied(model, [name])).logits[0].float()
+    logits_TV: Tensor = model(input_ids=ids_1T, **apply_adapters(model, [name])).logits[0].float()
     return logits_TV
 
 
 @torch.inference_mode()
-def _expected(
+def _expected_logits(
     model: Any, row: Sequence[int], tensors: Mapping[str, Tensor], scale: float, *, rounds_first: bool
 ) -> Tensor:
-    with _added(model, tensors, scale, rounds_first=rounds_first):
+    with _add_adapter(model, tensors, scale, rounds_first=rounds_first):
         ids_1T = torch.tensor([list(row)], device=model.device)
         logits_TV: Tensor = model(input_ids=ids_1T, adapter_names=[BASE]).logits[0].float()
     return logits_TV
 
 
 @contextmanager
-def _added(model: Any, tensors: Mapping[str, Tensor], scale: float, *, rounds_first: bool) -> Iterator[None]:
+def _add_adapter(model: Any, tensors: Mapping[str, Tensor], scale: float, *, rounds_first: bool) -> Iterator[None]:
     """Add B A x to what each of the base model's own layers gives, within the block."""
     hooks = []
     try:

@@ -9,7 +9,7 @@ from spard.data.chat import render_conversation, tool_support
 from spard.data.control_tokens import Shield, pieces
 from spard.data.rendering import Mode
 from spard.data.rows import example
-from spard.data.tools import parts_of
+from spard.data.tools import used_parts
 from spard.errors import SpardError
 from spard.pipeline.messages import Message
 
@@ -48,7 +48,7 @@ class Prompts:
 
     def _conversation(self, ask: Ask, system: str | None, mode: Mode | None) -> list[int]:
         raw = {"messages": ask["messages"], **({"tools": ask["tools"]} if ask["tools"] else {})}
-        for part in sorted(parts_of(raw)):
+        for part in sorted(used_parts(raw)):
             if not self._support[part]:
                 raise Refused("tools_not_rendered", f"The model's chat template does not render {part}.")
         try:
@@ -62,5 +62,5 @@ class Prompts:
         if system is not None:
             raise Refused("invalid_messages", "This model answers conversations only: it needs its system prompt.")
         start: list[int] = self._tokenizer("", add_special_tokens=True)["input_ids"]
-        ((ids, _),) = pieces(self._tokenizer, [Shield(self._tokenizer).marked(text)])
+        ((ids, _),) = pieces(self._tokenizer, [Shield(self._tokenizer).mark(text)])
         return [*start[:1], *ids]

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from app.inference.protocol import Ask, Finish, Said, Token
-from spard.data.chat import renderer_of
+from spard.data.chat import get_renderer
 from spard.models.base import Base
 from worker.engine.grammar import Form, FormOfReply
-from worker.engine.sampling import Sampler, described
+from worker.engine.sampling import Sampler, describe_token
 from worker.engine.texts import Text
 
 _CALL_TOKENS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")  # control tokens that begin a call, not an end
@@ -30,7 +30,7 @@ class Rules:
 
     def ends(self, ask: Ask) -> frozenset[int]:
         """Return the tokens that end a reply; where tools are offered, those of a call do not."""
-        renderer = renderer_of(self._tokenizer)
+        renderer = get_renderer(self._tokenizer)
         ends = {*self._stated, *(renderer.ends_with_tools if ask["tools"] else renderer.ends)}
         if ask["tools"]:
             added = self._tokenizer.get_added_vocab()
@@ -56,7 +56,7 @@ class Reply:
     _waiting: list[Token] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        opening = "" if self.ask["messages"] is None else renderer_of(self.tokenizer).opening
+        opening = "" if self.ask["messages"] is None else get_renderer(self.tokenizer).opening
         self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"], opening)
 
     def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
@@ -72,7 +72,7 @@ class Reply:
             self.form.note(token)
         self.written += 1
         if (count := self.ask["top_logprobs"]) is not None:
-            self._waiting.append(described(self.tokenizer, logits_V, token, count, as_ids=self.ask["as_ids"]))
+            self._waiting.append(describe_token(self.tokenizer, logits_V, token, count, as_ids=self.ask["as_ids"]))
         more = self.text.add(token)
         if self.text.is_stopped:
             self.finish = "stop"
@@ -93,7 +93,7 @@ class Reply:
         return piece | {"tokens": tokens} if self.ask["top_logprobs"] is not None else piece
 
 
-def replies_to(
+def make_replies(
     base: Base, number: int, ask: Ask, ids: Sequence[int], rules: Rules, form: Form | None = None
 ) -> list[Reply]:
     """Return the empty replies to a request, one for each of its `n`, held to a form if it has one."""

@@ -33,7 +33,7 @@ class Sampler:
 
     def next(self, logits_V: Tensor) -> int:
         """Return the id of the next token."""
-        logits_V = self._penalized(logits_V)
+        logits_V = self._penalize(logits_V)
         if self._temperature == 0:
             return int(logits_V.argmax())
         logits_1V = logits_V.unsqueeze(0)
@@ -46,7 +46,7 @@ class Sampler:
         """Count a token that was written, for the penalties."""
         self._written[token] += 1
 
-    def _penalized(self, logits_V: Tensor) -> Tensor:
+    def _penalize(self, logits_V: Tensor) -> Tensor:
         if not (self._presence or self._frequency) or not self._written:
             return logits_V
         ids = torch.tensor(list(self._written))
@@ -56,7 +56,7 @@ class Sampler:
         return logits_V
 
 
-def described(tokenizer: Any, logits_V: Tensor, token: int, count: int, *, as_ids: bool) -> Token:
+def describe_token(tokenizer: Any, logits_V: Tensor, token: int, count: int, *, as_ids: bool) -> Token:
     """Return a token with its log probability, and the `count` likeliest ones at its place."""
     logprobs_V = logits_V.log_softmax(dim=-1)
 

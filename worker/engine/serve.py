@@ -15,13 +15,13 @@ from app.inference.protocol import BASE_MODEL_CHANGED
 from spard.config.quantization import plain_digest
 from spard.errors import SpardError, is_gpu_error, is_gpu_out_of_memory
 from spard.models.base import Base
-from worker.engine.adapters import Adapters, measured_with, names_of
+from worker.engine.adapters import Adapters, adapter_names, measured_conditions
 from worker.engine.batch import BASE
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.grammar import Forms
 from worker.engine.long_prompts import LongPrompts
 from worker.engine.prompts import Prompts, Refused
-from worker.engine.replies import Rules, replies_to
+from worker.engine.replies import Rules, make_replies
 from worker.engine.turns import Prompt, Seat
 from worker.engine.watched import Watched
 from worker.engine.writer import UNREAD, Tell, Writer
@@ -87,7 +87,7 @@ class Engine:
             case "generate":
                 if self._watched:
                     self._watched.look_next_time()  # no request is begun on files that were changed before it came
-                self._take_in(Waiting(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False))
+                self._accept(Waiting(line["id"], line["project"], line["ask"]), is_long=line.get("is_long", False))
             case "read":
                 self._note_read(line)
             case "cancel":
@@ -98,16 +98,16 @@ class Engine:
         if self._watched and self._watched.has_changed(plain_digest(self._base.digest)):
             return self._end_if_base_changed()
         try:
-            self._go_on()
+            self._step()
         except Exception as error:
             if is_gpu_out_of_memory(error):
                 log.exception("the GPU has too little memory for the replies that are being written")
-                self._give_up("engine_busy", _FULL)
+                self._fail_all("engine_busy", _FULL)
             elif is_gpu_error(error):  # after which nothing works on it in this process
                 raise
             else:
                 log.exception("the replies that are being written cannot go on")
-                self._give_up("reply_failed", _STOPPED)
+                self._fail_all("reply_failed", _STOPPED)
         return None
 
     @property
@@ -131,7 +131,7 @@ class Engine:
             self._fail(self._waiting.take().id, "base_model_changed", BASE_MODEL_CHANGED)
         self._has_ended = True
 
-    def _go_on(self) -> None:
+    def _step(self) -> None:
         self._receive_forms(0)
         deadline = time.monotonic() + (_OTHERS_S if self._writer.is_shared else _MASK_S)
         while not self._writer.is_ready and (left := deadline - time.monotonic()) > 0:
@@ -150,7 +150,7 @@ class Engine:
                 self._waiting.add(waiting)
         self._has_ended = self._has_ended or self._forms.is_lost
 
-    def _take_in(self, waiting: Waiting, *, is_long: bool) -> None:
+    def _accept(self, waiting: Waiting, *, is_long: bool) -> None:
         is_long = is_long and self._long is not None
         if not is_long and waiting.ask["json_schema"] is None:
             return self._waiting.add(waiting)
@@ -159,12 +159,12 @@ class Engine:
         if digest and adapter is None:
             return self._tell({"kind": "absent", "id": waiting.id})
         if is_long and self._long:
-            return self._long.add(waiting, *measured_with(adapter), self._rules.positions)
+            return self._long.add(waiting, *measured_conditions(adapter), self._rules.positions)
         return self._compile(waiting)
 
     def _note_read(self, line: Any) -> None:
         """Let a request whose long prompt was read wait for its turn, or end it where the prompt was refused."""
-        waiting = self._long.taken(line) if self._long else None
+        waiting = self._long.take(line) if self._long else None
         if waiting and waiting.ids is None:
             self._fail(waiting.id, line["code"], line["message"])
         elif waiting and waiting.ask["json_schema"] is not None:
@@ -188,9 +188,9 @@ class Engine:
             return []
         form = self._forms.form(waiting.id) if self._forms else None
         try:
-            ids = waiting.ids or self._prompts.ids(ask, *measured_with(adapter))
+            ids = waiting.ids or self._prompts.ids(ask, *measured_conditions(adapter))
             self._require_known(ids)
-            replies = replies_to(self._base, waiting.id, ask, ids, self._rules, form)
+            replies = make_replies(self._base, waiting.id, ask, ids, self._rules, form)
         except SpardError as error:
             self._fail(waiting.id, error.code, error.message)
             return []
@@ -212,7 +212,7 @@ class Engine:
             token = self._base.tokenizer.decode([unknown])
             raise Refused("invalid_messages", f"The model's chat template writes {token!r}, which it does not know.")
 
-    def _give_up(self, code: str, message: str) -> None:
+    def _fail_all(self, code: str, message: str) -> None:
         """End all replies in the batch as failed: after an error in a step it may hold only some of their tokens."""
         self._writer.fail(self._writer.numbers, code, message)
         torch.cuda.empty_cache()
@@ -236,7 +236,7 @@ class Engine:
     def _load(self, digest: str, folder: Path, manifest_sha256: str) -> None:
         try:
             known = self._adapters.find(digest)
-            needed = names_of(self._writer.turns.adapters)
+            needed = adapter_names(self._writer.turns.adapters)
             proof = known.proof if known else self._adapters.load(digest, folder, manifest_sha256, needed)
         except (SpardError, OSError, ValueError, KeyError, RuntimeError) as error:
             log.exception("an adapter was not loaded")

@@ -46,7 +46,7 @@ class Text:
         if self.is_stopped:
             return ""
         self._ids.append(token)
-        before, after = self._decoded()
+        before, after = self._decode()
         if after.endswith(_HALF) or not after.startswith(before):
             return ""
         self._text += self._opening.cut(after[len(before) :])
@@ -56,12 +56,12 @@ class Text:
     def end(self) -> str:
         """Return what is left to show of a reply that has ended."""
         if not self.is_stopped:
-            before, after = self._decoded()
+            before, after = self._decode()
             more = after[len(before) :] if after.startswith(before) else ""
             self._text += self._opening.cut(more, is_last=True)
         return self._shown_now(is_last=True)
 
-    def _decoded(self) -> tuple[str, str]:
+    def _decode(self) -> tuple[str, str]:
         """Return the last tokens that are text already, as text, and these with the new ones."""
         start = max(0, self._seen - 4)  # some decoders look at the tokens before
         return self._tokenizer.decode(self._ids[start : self._seen]), self._tokenizer.decode(self._ids[start:])
@@ -71,12 +71,12 @@ class Text:
         if places:
             self.is_stopped = True
             self._text = self._text[: min(places)]
-        upto = len(self._text) if is_last or self.is_stopped else len(self._text) - self._held_back()
+        upto = len(self._text) if is_last or self.is_stopped else len(self._text) - self._held_back_length()
         found = self._text[self._shown : upto]
         self._shown = max(self._shown, upto)
         return found
 
-    def _held_back(self) -> int:
+    def _held_back_length(self) -> int:
         """How many characters at the end could be the beginning of a stop string."""
         for letter in self._text[self._followed :]:
             for begun in self._begun:

@@ -24,7 +24,7 @@ from app.db.tables.job_spec import IntegrationRef
 from app.errors import Unfit
 from app.ops.processes import python, safe_path
 from app.settings import Settings
-from spard.release.step_metrics import renamed
+from spard.release.step_metrics import rename_metrics
 from worker.sinks import SINKS
 from worker.sinks.base import PROJECT, RunFacts, Status
 
@@ -56,7 +56,7 @@ class Sinks:
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Tell a step's metrics, in the names of the metrics file; numbers that are not finite are left out."""
-        known = {name: value for name, value in renamed(metrics).items() if value is not None}
+        known = {name: value for name, value in rename_metrics(metrics).items() if value is not None}
         self._tell({"step": step, "metrics": known})
 
     def audit(self, report: Mapping[str, Any]) -> None:
@@ -130,14 +130,14 @@ class Feed:
 
     def _run(self) -> None:
         try:
-            error = self._fed()
+            error = self._feed()
         except Exception as found:  # the job does not depend on it
             error = f"{type(found).__name__}: {found}"
         self._is_over = True
         if error:
             self._log.warning("a metric sink did not take everything", error=error)
 
-    def _fed(self) -> str:
+    def _feed(self) -> str:
         """Write lines until the end; return what went wrong."""
         self._process = process = subprocess.Popen(  # noqa: S603 - the command is ours
             self._command,
@@ -164,9 +164,9 @@ class Feed:
             self._process.kill()
 
 
-def sinks_of(job: Job, settings: Settings) -> Sinks:
+def open_sinks(job: Job, settings: Settings) -> Sinks:
     """Return the sinks of a job; there are none unless the provider has turned some on."""
-    wanted = list(_wanted(job, settings))
+    wanted = list(_wanted_sinks(job, settings))
     if wanted:
         with suppress(OSError):  # those that need the folder will say so
             settings.sinks_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def environment() -> dict[str, str]:
     )
 
 
-def _wanted(job: Job, settings: Settings) -> Iterator[tuple[str, RunFacts]]:
+def _wanted_sinks(job: Job, settings: Settings) -> Iterator[tuple[str, RunFacts]]:
     for name in settings.sinks or ():
         yield name, _facts(job, settings, None)
     for asked in job.spec.integrations:

@@ -75,14 +75,14 @@ def _service(port: int | None) -> Iterator[Finding]:
     from app.commands.doctor import deployment, machine, stores
     from app.commands.doctor.findings import problem
     from app.errors import Unfit
-    from app.settings import misspelled, read_settings
+    from app.settings import misspelled_variables, read_settings
 
     try:
         settings = read_settings()
     except Unfit as error:
         yield problem("settings", error.message, "correct the variable; docs/compatibility.md lists all")
         return
-    for name, like in misspelled(settings).items():
+    for name, like in misspelled_variables(settings).items():
         yield problem("settings", f"{name} is no setting and is ignored.", f"if you mean {like}, set that")
     yield from machine.checks(settings, port)
     yield from stores.checks(settings)

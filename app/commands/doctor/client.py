@@ -59,16 +59,18 @@ def _key(url: str) -> Finding:
     try:
         found = httpx2.get(f"{url}/models", headers=headers, timeout=_WAIT_S)
     except (httpx2.TransportError, httpx2.InvalidURL):
-        return Finding("key", "note", f"{_shown()} is set; nobody is there to say whether it is good")
+        return Finding("key", "note", f"{_masked_key()} is set; nobody is there to say whether it is good")
     if found.status_code == httpx2.codes.UNAUTHORIZED:
-        return problem("key", f"The service does not know {_shown()}: mistyped, expired, revoked or of another.", make)
+        return problem(
+            "key", f"The service does not know {_masked_key()}: mistyped, expired, revoked or of another.", make
+        )
     if found.is_error:
         why = _word(found, "error", "message") or str(found.status_code)
-        return problem("key", f"{_shown()} cannot list models: {why}", make)
-    return ok("key", f"{_shown()} is good")
+        return problem("key", f"{_masked_key()} cannot list models: {why}", make)
+    return ok("key", f"{_masked_key()} is good")
 
 
-def _shown() -> str:
+def _masked_key() -> str:
     return f"SPARD_API_KEY ({os.environ.get('SPARD_API_KEY', '')[:12]}...)"
 
 

@@ -49,7 +49,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
         return  # there is no deployment
     yield signing_key(settings)
     yield from judge(settings)
-    engine = stores.engine_of(settings)
+    engine = stores.checked_engine(settings)
     if engine is None:
         return
     try:
@@ -100,7 +100,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
             return
     yield note("judge", AT_OPENAI) if is_at_openai(spec) else ok("judge", f"{spec.name} can be asked")
     if settings.judge_errors is not None:
-        yield _measured(settings.judge_errors, spec.name)
+        yield _check_judge_record(settings.judge_errors, spec.name)
 
 
 def _unreachable(url: str) -> str | None:
@@ -113,7 +113,7 @@ def _unreachable(url: str) -> str | None:
         return str(getattr(error, "reason", error))
 
 
-def _measured(path: Path, name: str) -> Finding:
+def _check_judge_record(path: Path, name: str) -> Finding:
     """Look at what `spard judge --json` has written; reading it as jobs do would load torch."""
     again = f"measure it: spard judge --json > {path}"
     try:
@@ -182,7 +182,7 @@ def corpora(session: Session) -> Iterator[Finding]:
     suites = catalog.current_suites(session)
     kinds = {each.kind for each in suites}
     if "harmful" not in kinds:
-        held = catalog.held_out_of(session, pool) if pool else None
+        held = catalog.held_out_suite(session, pool) if pool else None
         text = f"the only attacks are {held.rows} prompts held out of the pool" if held else "no attack is asked at all"
         cure = "spard suites import ATTACKS.jsonl --name NAME --kind harmful"
         yield problem("suites", f"No suite of harmful prompts is imported: {text}.", cure)

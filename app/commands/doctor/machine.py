@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from app.commands.doctor.findings import Finding, note, ok, problem
-from app.commands.folder_lock import running_in
+from app.commands.folder_lock import running_service
 from app.http.server_bounds import SERVER, UNBOUNDED
 from app.ops import gpus
 from app.ops.children import environment
@@ -74,12 +74,12 @@ def gpu(settings: Settings) -> Finding:
 
 
 def _computes(settings: Settings) -> bool:
-    return gpus.works(gpus.PROBE, environment(settings), settings.gpus_per_job, quiet=True)
+    return gpus.gpu_probe_succeeds(gpus.PROBE, environment(settings), settings.gpus_per_job, quiet=True)
 
 
 def own_port(settings: Settings) -> int:
     """Return the port of the service on the data folder, else of SPARD_BASE_URL on this machine, else the usual."""
-    running = running_in(settings.data_dir)
+    running = running_service(settings.data_dir)
     for url in (running[0] if running else "", os.environ.get("SPARD_BASE_URL", "")):
         with suppress(ValueError):
             parts = urlsplit(url)
@@ -114,7 +114,7 @@ def _listening(port: int) -> Finding:
 
 def sandbox() -> Finding:
     """Try what keeps a job's process from the rest of the machine."""
-    found = walls.found()
+    found = walls.find_walls()
     if found.kind == "none":
         cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"
         return problem("sandbox", f"Jobs run without walls; missing: {'; '.join(found.missing)}.", cure)

@@ -211,7 +211,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
     yield broker(settings)
 
 
-def engine_of(settings: Settings) -> Engine | None:
+def checked_engine(settings: Settings) -> Engine | None:
     """Return an engine for the checks that need rows, if the database has this version's schema."""
     try:
         preflight.check_database(settings)

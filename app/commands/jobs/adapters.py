@@ -32,7 +32,7 @@ def fetch_adapter(
     """Download the adapter of a job that has succeeded; an interrupted download continues where it was."""
     path = out or Path(f"{job_id}-adapter.tar.gz")
     with connect() as client:
-        saved = _fetched(client, job_id, f"fine_tuning/jobs/{job_id}/adapter", path, is_verified=is_verified)
+        saved = _fetch_adapter(client, job_id, f"fine_tuning/jobs/{job_id}/adapter", path, is_verified=is_verified)
     _tell(saved, as_json, is_verified=is_verified)
 
 
@@ -60,11 +60,11 @@ def fetch_checkpoint(
         if not found:
             raise CommandFailed(f"{job_id} has no checkpoint of step {step}; see spard jobs checkpoints {job_id}")
         url = f"fine_tuning/jobs/{job_id}/checkpoints/{found[0]}/adapter"
-        saved = _fetched(client, job_id, url, path, is_verified=is_verified)
+        saved = _fetch_adapter(client, job_id, url, path, is_verified=is_verified)
     _tell(saved, as_json, is_verified=is_verified)
 
 
-def _fetched(client: Client, job_id: str, url: str, path: Path, *, is_verified: bool) -> Saved:
+def _fetch_adapter(client: Client, job_id: str, url: str, path: Path, *, is_verified: bool) -> Saved:
     if not is_verified:
         return download(client, url, path)
     with _proofs(client, job_id) as (known, waiver):
@@ -86,10 +86,10 @@ def _proofs(client: Client, job_id: str) -> Iterator[tuple[Path | None, Path | N
 
 
 def _verify(archive: Path, known: Path | None, waiver: Path | None) -> None:
-    from spard.commands.proofs import checked  # loads cryptography, once the bytes are here
+    from spard.commands.proofs import check_adapter  # loads cryptography, once the bytes are here
 
     try:
-        checked(archive, None, str(known) if known else None, waiver)
+        check_adapter(archive, None, str(known) if known else None, waiver)
     except (NotProved, InvalidKey) as error:
         raise CommandFailed(f"The adapter is refused, and was removed: {error.message}") from None
 

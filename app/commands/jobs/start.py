@@ -12,7 +12,7 @@ from uuid import uuid4
 import typer
 
 from app.commands.client import Away, Broken, Busy, Client, connect
-from app.commands.jobs.watch import ended, watch
+from app.commands.jobs.watch import exit_with_job, watch
 from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
 Model = Annotated[str, typer.Option(help="A base model, see `spard models list`.")]
@@ -54,7 +54,7 @@ def create_job(
     """Fine-tune a base model on a file."""
     numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
     learned = _method(method, numbers | {"beta": beta})
-    with connect() as client, _taken_back(client) as uploaded:
+    with connect() as client, _discard_on_refusal(client) as uploaded:
         ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety), uploaded)
         ending = {name: value for name, value in {"keep": keep, "patience": patience}.items() if value is not None}
         named = {"suffix": suffix, "seed": seed, "ending": ending or None}
@@ -66,7 +66,7 @@ def create_job(
         if not as_json:
             show_record(job, as_json)
         job = watch(client, job["id"], as_json=as_json)
-    return ended(job)
+    return exit_with_job(job)
 
 
 def estimate_job(
@@ -103,7 +103,7 @@ def estimate_job(
 
 
 @contextmanager
-def _taken_back(client: Client) -> Iterator[list[str]]:
+def _discard_on_refusal(client: Client) -> Iterator[list[str]]:
     """Yield a list for files that are uploaded for a job; those in it are deleted where the service refuses it."""
     uploaded: list[str] = []
     try:

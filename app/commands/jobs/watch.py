@@ -45,20 +45,20 @@ def watch_job(job_id: JobId, as_json: Json = False) -> None:
     """
     with connect() as client:
         job = watch(client, job_id, as_json=as_json)
-    ended(job)
+    exit_with_job(job)
 
 
 def watch(client: Client, job_id: str, *, as_json: bool = False) -> Any:
     """Show events until a job has ended, and return it; at a terminal with a bar."""
     try:
         if as_json:
-            job = _followed(client, job_id, _JsonLines())
+            job = _follow(client, job_id, _JsonLines())
             _JsonLines().tell(job)
         elif sys.stdout.isatty():
             with _live(client, job_id) as view:
-                job = _followed(client, job_id, view)
+                job = _follow(client, job_id, view)
         else:
-            job = _followed(client, job_id, _Lines())
+            job = _follow(client, job_id, _Lines())
         if not as_json:
             _conclude(client, job)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def watch(client: Client, job_id: str, *, as_json: bool = False) -> Any:
     return job
 
 
-def ended(job: Any) -> None:
+def exit_with_job(job: Any) -> None:
     """Leave the command with the exit code that a job's end stands for."""
     if job["status"] != "succeeded":
         raise typer.Exit(NOT_PASSED if (job["error"] or {}).get("code") == _GATE else ERROR)
@@ -113,7 +113,7 @@ class _Bar:
         progress, status = job["safety"]["progress"], job["status"]
         stage = _STAGES.get(job["safety"]["phase"], job["safety"]["phase"]) if status == "running" else status
         place = progress.get("queue_position")
-        left = f"number {place} in your queue" if place else _left(progress.get("eta_seconds"))
+        left = f"number {place} in your queue" if place else _time_left(progress.get("eta_seconds"))
         left = progress.get("queue_reason", left)
         self._progress.update(self._bar, description=stage, completed=progress["percent"], left=left)
 
@@ -148,7 +148,7 @@ def _keep_looking(client: Client, job_id: str, bar: _Bar, stop: Event) -> None:
         stop.wait(_LOOK_S)
 
 
-def _followed(client: Client, job_id: str, view: _View) -> Any:
+def _follow(client: Client, job_id: str, view: _View) -> Any:
     """Show each event once, until the job has ended; come back where a connection breaks."""
     seen, waits = "", iter(_WAITS_S)
     while True:
@@ -196,7 +196,7 @@ def _line(event: Any) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event['created_at']))}  {event['message']}"
 
 
-def _left(seconds: float | None) -> str:
+def _time_left(seconds: float | None) -> str:
     """Return a time in the largest units that tell it."""
     if seconds is None:
         return ""

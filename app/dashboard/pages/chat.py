@@ -57,7 +57,7 @@ def chat_page(
     request: Request, viewer: ViewerDep, session: ReadDep, model: Annotated[str, Query(max_length=256)] = ""
 ) -> Response:
     """Show what can be asked."""
-    asked = _asked(session, viewer, model)
+    asked = _read_model(session, viewer, model)
     chosen = model or (asked.models[-1].id if asked.models else "")
     return _page(request, viewer, asked, chosen)
 
@@ -67,7 +67,7 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
     """Ask the model and the base model that it was trained from."""
     form = await request.form()
     model, question = str(form.get("model", "")), str(form.get("question", "")).strip()
-    asked = await viewer.lanes.reads.of(viewer.project_id).run(partial(_looked, look, viewer, model))
+    asked = await viewer.lanes.reads.project_share(viewer.project_id).run(partial(_look_up_model, look, viewer, model))
     if not question or len(question) > _CHARS:
         told = f"A question has up to {_CHARS:,} characters." if question else "Write a question first."
         return _page(request, viewer, asked, model, question[:_CHARS], faults=Faults({"question": told}))
@@ -102,14 +102,17 @@ def _page(
     )
 
 
-def _looked(look: Begin, viewer: Viewer, model: str) -> Asked:
+def _look_up_model(look: Begin, viewer: Viewer, model: str) -> Asked:
     with look() as session:
-        return _asked(session, viewer, model)
+        return _read_model(session, viewer, model)
 
 
-def _asked(session: Session, viewer: Viewer, model: str) -> Asked:
+def _read_model(session: Session, viewer: Viewer, model: str) -> Asked:
     serving, project_id = policies.serving(session), viewer.project_id
-    job, models = catalog.tuned(session, project_id, model, serving), catalog.models(session, project_id, serving)
+    job, models = (
+        catalog.find_tuned_job(session, project_id, model, serving),
+        catalog.models(session, project_id, serving),
+    )
     return Asked(models, job.model if job else None, serving.store.days if serving.store else None)
 
 

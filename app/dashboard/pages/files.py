@@ -43,7 +43,7 @@ def _file_page(
 ) -> Response:
     """Render a file, of which a job needs `min_rows` rows; `problem` kept it from being deleted or converted."""
     file = service.get(session, viewer.project_id, file_id)
-    found = service.listed(file, file.problems or [], service.findings_of(file))
+    found = service.validation_response(file, file.problems or [], service.file_findings(file))
     status = problem.status if problem else 200
     shown = {"file": file, "validation": found, "min_rows": min_rows, "problem": problem, "leave_out": leave_out}
     shown["is_convertible"] = convert.is_convertible(file)
@@ -62,7 +62,7 @@ async def delete_file(
 ) -> Response:
     """Delete a file that no unfinished job uses; one that is used is told on its page."""
 
-    def deleted() -> Response:
+    def delete_and_answer() -> Response:
         try:
             erasure.delete_file(storage, begin, viewer.project_id, file_id)
         except InvalidState as error:
@@ -70,7 +70,7 @@ async def delete_file(
                 return _file_page(request, viewer, session, file_id, settings.min_rows, error)
         return RedirectResponse("/files", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(deleted)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(delete_and_answer)
 
 
 @router.post("/files/{file_id}/convert")
@@ -88,7 +88,7 @@ async def convert_file(
     form = await request.form()
     asked = str(form.get("leave_out", ""))
 
-    def converted() -> Response:
+    def convert_and_answer() -> Response:
         names = [name.strip() for name in asked.split(",") if name.strip()]
         try:
             with begin() as session:
@@ -99,7 +99,7 @@ async def convert_file(
                 return _file_page(request, viewer, session, file_id, settings.min_rows, error, asked)
         return RedirectResponse(f"/files/{made.file.id if made.file else file_id}", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(converted)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(convert_and_answer)
 
 
 @router.get("/models")

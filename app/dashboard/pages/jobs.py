@@ -82,7 +82,7 @@ async def compare_page(
 ) -> Response:
     """Show two to four jobs side by side; another number is told on the form that they were chosen on."""
 
-    def shown() -> Response:
+    def compare_jobs() -> Response:
         if not 2 <= len(set(ids)) <= _COMPARED:
             problem = InvalidRequest(f"Choose two to {_COMPARED} jobs to compare.", param="ids")
             with look() as session:
@@ -93,7 +93,7 @@ async def compare_page(
         differing = differences([each.job for each in seen])
         return page(request, "compare", viewer, jobs=[(each.job, each.view()) for each in seen], differing=differing)
 
-    return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+    return await viewer.lanes.reads.project_share(viewer.project_id).run(compare_jobs)
 
 
 @router.post("/jobs/{job_id}/again")
@@ -103,14 +103,14 @@ async def again(
     """Start the same job on a new file without the rows that its report calls risky."""
     ask, submission = JobClone(without_risky_rows=True), Submission(None, 0)
 
-    def cloned() -> Response:
+    def clone_job() -> Response:
         try:
             made = clone.clone(storage, job.begin, viewer.principal, job.job_id, ask, submission, settings, limits)
         except AppError as error:
             return job.page(error)
         return RedirectResponse(f"/jobs/{made.id}", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(cloned)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(clone_job)
 
 
 _ACTS: Mapping[str, Callable[[Session, str, str], object]] = {
@@ -122,17 +122,17 @@ _ACTS: Mapping[str, Callable[[Session, str, str], object]] = {
 
 
 @router.post("/jobs/{job_id}/{act}")
-async def act_on(
+async def change_job(
     act: Literal["cancel", "cancel-with-audit", "pause", "resume"], viewer: FormViewerDep, job: OwnJobDep
 ) -> Response:
     """Cancel, pause or resume a job; what keeps it from that is told on its page."""
 
-    def acted() -> Response:
+    def perform() -> Response:
         try:
             with job.begin() as session:
                 _ACTS[act](session, viewer.project_id, job.job_id)
         except AppError as error:
             return job.page(error)
-        return RedirectResponse(job.at, 303)
+        return RedirectResponse(job.address, 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(acted)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(perform)

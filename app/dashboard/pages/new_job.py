@@ -13,8 +13,8 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import fitness
 from app.catalog import service as catalog
 from app.dashboard import job_form
-from app.dashboard.fields import NO_FAULTS, Faults, faults_of
-from app.dashboard.job_form import Asked, fields_of
+from app.dashboard.fields import NO_FAULTS, Faults, form_faults
+from app.dashboard.job_form import Asked, job_fields
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
 from app.db.tables import File, Job
@@ -69,20 +69,20 @@ def new_job_page(
     asked: Asked = {"defense": "spard"}
     if of is not None:
         job = service.get(session, viewer.project_id, of)
-        asked, file = fields_of(job), file or job.training_file
+        asked, file = job_fields(job), file or job.training_file
     if model:
         asked = {**asked, "model": model}
     try:
-        shown = _shown(session, viewer, settings, file, asked)
+        shown = _new_job_view(session, viewer, settings, file, asked)
     except NotFound as error:
         if of is None:
             raise
         faults = Faults({"file": f"{error.message}. It was deleted: give the file for the new job."})
-        shown = _shown(session, viewer, settings, None, asked, faults)
+        shown = _new_job_view(session, viewer, settings, None, asked, faults)
     return page(request, "new_job", viewer, new=shown)
 
 
-def _shown(
+def _new_job_view(
     session: Session,
     viewer: Viewer,
     settings: Settings,
@@ -119,7 +119,7 @@ async def preview_part(
     """Show the first rows as the model will see them, and what the job of the form would take."""
     of_form = {name: text for name, text in request.query_params.items() if name in (*job_form.FIELDS, "like")}
 
-    def shown() -> Response:
+    def preview_rows() -> Response:
         error: AppError | None = None
         rows = found = ask = None
         with look() as session:
@@ -127,7 +127,7 @@ async def preview_part(
             entry = preview.model_entry(session, model)
             asked = of_form | {"training_file": row.id, "row_format": row.row_format or ""}
             try:
-                ask, _ = _asked_for(session, viewer, asked)
+                ask, _ = _job_request(session, viewer, asked)
             except AppError as problem:
                 error = problem
         allowance = Allowance(settings.counting_cpu_s, lambda: False)
@@ -139,7 +139,7 @@ async def preview_part(
             error = problem
         return page(request, "preview", viewer, rows=rows, estimate=found, error=error)
 
-    return await viewer.lanes.previews.of(viewer.project_id).run(shown)
+    return await viewer.lanes.previews.project_share(viewer.project_id).run(preview_rows)
 
 
 def _upload(request: Request, viewer: ViewerDep, settings: SettingsDep, limits: LimitsDep) -> Iterator[Form]:
@@ -159,17 +159,17 @@ async def take_file(
 ) -> Response:
     """Take in a training file, and go on with what was found in it; a file that is refused is told at its field."""
 
-    def taken() -> Response:
+    def upload_file() -> Response:
         check_form(viewer, form.fields_before_file().pop("form_token", ""))
         try:
             file = upload.upload(storage, begin, viewer.project_id, form, limits)
         except AppError as error:
             with look() as session:
-                shown = _shown(session, viewer, settings, None, {}, Faults({"file": error.message}))
+                shown = _new_job_view(session, viewer, settings, None, {}, Faults({"file": error.message}))
             return page(request, "new_job", viewer, status=error.status, new=shown)
         return RedirectResponse(f"/jobs/new?file={file.id}", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(taken)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(upload_file)
 
 
 @router.post("")
@@ -180,10 +180,10 @@ async def create_job(
     form = await request.form()
     asked = {name: str(value).strip() for name, value in form.items() if name != "form_token"}
 
-    def created() -> Response:
+    def submit_job() -> Response:
         try:
             with look() as reader:
-                ask, old = _asked_for(reader, viewer, asked)
+                ask, old = _job_request(reader, viewer, asked)
                 origin = Origin(old.id, ask.digest()) if old else None
             submission = Submission(asked.get("once") or None, 0)
             submissions.require_room(look, viewer.principal, ask.digest(), submission)
@@ -191,16 +191,16 @@ async def create_job(
             with begin() as session:
                 job = service.create(session, viewer.principal, ask, submission, settings, origin)
         except AppError as error:
-            faults = faults_of(error, job_form.FIELDS, job_form.ALIASES)
+            faults = form_faults(error, job_form.FIELDS, job_form.ALIASES)
             with look() as session:
-                shown = _shown(session, viewer, settings, asked.get("training_file"), asked, faults)
+                shown = _new_job_view(session, viewer, settings, asked.get("training_file"), asked, faults)
             return page(request, "new_job", viewer, status=error.status, new=shown)
         return RedirectResponse(f"/jobs/{job.id}", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(created)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(submit_job)
 
 
-def _asked_for(session: Session, viewer: Viewer, asked: Mapping[str, str]) -> tuple[JobCreate, Job | None]:
+def _job_request(session: Session, viewer: Viewer, asked: Mapping[str, str]) -> tuple[JobCreate, Job | None]:
     """Return the request that a form makes, and the job that it is to be like."""
     old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
     return job_form.request(asked, old), old

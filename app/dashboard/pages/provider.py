@@ -28,7 +28,7 @@ def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings
         viewer,
         workers=fleet.workers(session, settings.lease_s),
         queue=fleet.queue(session),
-        undecided=fleet.undecided(session),
+        undecided=fleet.count_undecided(session),
     )
 
 

@@ -51,7 +51,7 @@ def _upload(request: Request, viewer: ProviderDep, settings: SettingsDep, limits
 UploadDep = Annotated[Form, Depends(_upload, scope="function")]
 
 
-def _asked(viewer: Viewer, form: Form) -> Asked:
+def _read_fields(viewer: Viewer, form: Form) -> Asked:
     """Read what stands before the file."""
     fields = form.fields_before_file()
     check_token(viewer, fields.get("form_token", ""))
@@ -64,10 +64,10 @@ async def preview(
 ) -> Response:
     """Show what an import would make of the file; a browser that runs scripts asks for this part alone."""
 
-    def shown() -> Response:
+    def preview_import() -> Response:
         found, error = None, None
         try:
-            asked = _asked(viewer, form)
+            asked = _read_fields(viewer, form)
             found = import_preview.preview(storage, look, form, asked.name, asked.kind, limits)
         except AppError as problem:
             error = problem
@@ -76,7 +76,7 @@ async def preview(
         with look() as session:
             return _page(request, viewer, session, form.fields, preview=found, error=error)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(shown)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(preview_import)
 
 
 @router.post("")
@@ -91,17 +91,17 @@ async def take(
 ) -> Response:
     """Import the file, and show what came of it."""
 
-    def taken() -> Response:
+    def import_file() -> Response:
         made, error = None, None
         try:
-            asked = _asked(viewer, form)
+            asked = _read_fields(viewer, form)
             made = _import(storage, begin, limits, form, asked)()
         except AppError as problem:
             error = problem
         with look() as session:
             return _page(request, viewer, session, form.fields if error else {}, made=made, error=error)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(taken)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(import_file)
 
 
 def _import(
@@ -118,13 +118,13 @@ async def version_page(
 ) -> Response:
     """Show what the rows of a version are like."""
 
-    def shown() -> Response:
+    def show_version() -> Response:
         with look() as session:
             corpus = CorpusOut.model_validate(service.kept_version(session, corpus_id, _ALL))
-        found = import_preview.profile_of(storage, look, corpus_id, _ALL)
+        found = import_preview.profile_version(storage, look, corpus_id, _ALL)
         return page(request, "provider_corpus", viewer, corpus=corpus, profile=found, kinds=_KINDS)
 
-    return await viewer.lanes.reads.of(viewer.project_id).run(shown)
+    return await viewer.lanes.reads.project_share(viewer.project_id).run(show_version)
 
 
 @router.post("/{kind}/{corpus_id}/delete")
@@ -140,7 +140,7 @@ async def delete(
     """Delete a version that no unfinished job names."""
     viewer, forget = sent.viewer, removal.forget_pool if kind == "pool" else removal.forget_suite
 
-    def deleted() -> Response:
+    def delete_version() -> Response:
         try:
             removal.delete(storage, begin, corpus_id, forget)
         except AppError as error:
@@ -148,11 +148,11 @@ async def delete(
                 return _page(request, viewer, session, error=error)
         return RedirectResponse("/provider/data", 303)
 
-    return await viewer.lanes.writes.of(viewer.project_id).run(deleted)
+    return await viewer.lanes.writes.project_share(viewer.project_id).run(delete_version)
 
 
 def _faults(error: AppError | None) -> Faults:
-    return Faults.of(error) if error else NO_FAULTS
+    return Faults.from_error(error) if error else NO_FAULTS
 
 
 def _page(

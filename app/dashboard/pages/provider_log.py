@@ -35,14 +35,14 @@ def log_page(
 @router.get("/verification")
 async def verification_page(request: Request, viewer: ProviderDep, look: LookDep) -> Response:
     """Work out every hash again, and show the log with what was found."""
-    reads = viewer.lanes.reads.of(viewer.project_id)
-    found = await reads.run(partial(service.verified, look))
+    reads = viewer.lanes.reads.project_share(viewer.project_id)
+    found = await reads.run(partial(service.verification, look))
 
-    def shown() -> Response:
+    def show_verification() -> Response:
         with look() as session:
             return _page(request, viewer, session, verified=found)
 
-    return await reads.run(shown)
+    return await reads.run(show_verification)
 
 
 def _page(

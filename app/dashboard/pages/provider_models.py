@@ -37,9 +37,9 @@ async def offer(
 ) -> Response:
     """Offer a base model, or change what an alias stands for; what keeps jobs from it is told."""
 
-    def offered() -> Response:
+    def offer_model() -> Response:
         try:
-            asked = sent.filled("alias", "source", "revision", "learning_rate", "quantization")
+            asked = sent.filled_fields("alias", "source", "revision", "learning_rate", "quantization")
             ask = read(BaseModelIn, asked | {"allow_full_fine_tuning": bool(sent.text("allow_full_fine_tuning"))})
             found = inspect(ask)
             with begin() as session:
@@ -51,14 +51,14 @@ async def offer(
         with look() as session:
             return _page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
 
-    return await sent.viewer.lanes.reads.of(sent.viewer.project_id).run(offered)
+    return await sent.viewer.lanes.reads.project_share(sent.viewer.project_id).run(offer_model)
 
 
 @router.post("/try")
 async def try_model(request: Request, sent: SentDep, look: LookDep, settings: SettingsDep) -> Response:
     """Look at a base model's files again."""
 
-    def tried() -> Response:
+    def load_model() -> Response:
         try:
             with look() as session:
                 entry = service.base_model(session, sent.text("alias"))
@@ -68,7 +68,7 @@ async def try_model(request: Request, sent: SentDep, look: LookDep, settings: Se
         with look() as session:
             return _page(request, sent.viewer, session, settings, tried=found)
 
-    return await sent.viewer.lanes.reads.of(sent.viewer.project_id).run(tried)
+    return await sent.viewer.lanes.reads.project_share(sent.viewer.project_id).run(load_model)
 
 
 @router.post("/withdraw")
@@ -108,8 +108,8 @@ def _page(
         models=service.base_models(session),
         judges=judges(session, settings),
         server=request.app.state.server_watch,
-        asked=sent.shown() if sent and "source" in sent.form else {},
-        faults=Faults.of(error) if error else NO_FAULTS,
+        asked=sent.shown_fields() if sent and "source" in sent.form else {},
+        faults=Faults.from_error(error) if error else NO_FAULTS,
         tried=tried,
         warnings=warnings,
     )

@@ -42,7 +42,7 @@ def policies_page(
     based_on = next((each for each in versions if of in (None, each.version)), None)
     if based_on is None:
         raise NotFound(f"There is no version {of} of the policy.", code="policy_not_found", param="from")
-    return _page(request, viewer, session, settings, PolicyForm.of(based_on.content))
+    return _page(request, viewer, session, settings, PolicyForm.from_policy(based_on.content))
 
 
 @router.post("")
@@ -57,21 +57,21 @@ async def take_policy(
     """Try a policy out on past jobs, or put it in force."""
     form, viewer = PolicyForm.of_sent(sent), sent.viewer
 
-    def taken() -> Response:
+    def store_policy() -> Response:
         trial, faults, status = None, NO_FAULTS, 200
         try:
-            policy = form.policy().completed(settings.gate)
+            policy = form.policy().with_defaults(settings.gate)
             if sent.text("act") == "put":
                 with begin() as session:
                     service.add(session, viewer.principal.key_id, policy)
                 return RedirectResponse("/provider/policies", 303)
-            trial = policy_trial.try_out(look, storage, policy, policy_trial.USUAL)
+            trial = policy_trial.try_policy(look, storage, policy, policy_trial.USUAL)
         except AppError as error:
-            faults, status = Faults.of(error), error.status
+            faults, status = Faults.from_error(error), error.status
         with look() as session:
             return _page(request, viewer, session, settings, form, trial, faults, status)
 
-    return await viewer.lanes.reads.of(viewer.project_id).run(taken)
+    return await viewer.lanes.reads.project_share(viewer.project_id).run(store_policy)
 
 
 def _page(

@@ -44,7 +44,7 @@ class PolicyForm:
     serving: str
 
     @classmethod
-    def of(cls, policy: Policy) -> PolicyForm:
+    def from_policy(cls, policy: Policy) -> PolicyForm:
         """Return the form of a policy that exists."""
         held = {
             "thresholds": (policy.thresholds, THRESHOLDS),
@@ -53,7 +53,7 @@ class PolicyForm:
             "agent": (policy.agent, AGENT),
         }
         numbers = {
-            f"{place}.{name}": _told(getattr(values, name, None))
+            f"{place}.{name}": _field_text(getattr(values, name, None))
             for place, (values, names) in held.items()
             for name in names
         }
@@ -98,15 +98,15 @@ class PolicyForm:
 
     def policy(self) -> Policy:
         """Return the policy that the form asks for; what is left empty is the default."""
-        thresholds = {"max_utility_drop": None} | self._of("thresholds.")
+        thresholds = {"max_utility_drop": None} | self._nested_fields("thresholds.")
         thresholds |= {"allow_unmeasured_judge": self.allow_unmeasured_judge}
         body: dict[str, object] = {
             "defenses": self.defenses,
             "models": None if self.all_models else self.models,
             "thresholds": thresholds,
-            "row_signal": self._of("row_signal.") | {"action": self.action},
-            "further_tuning": self._of("further_tuning."),
-            "agent": self._of("agent.") or None,
+            "row_signal": self._nested_fields("row_signal.") | {"action": self.action},
+            "further_tuning": self._nested_fields("further_tuning."),
+            "agent": self._nested_fields("agent.") or None,
             "embedder": self.embedder or None,
             "transcripts": self.transcripts,
             "waivers": self.waivers,
@@ -117,12 +117,12 @@ class PolicyForm:
             body["serving"] = {name: value for name, value in chosen.items() if value} | serving
         return read(Policy, body)
 
-    def _of(self, place: str) -> dict[str, object]:
+    def _nested_fields(self, place: str) -> dict[str, object]:
         found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
         return {name: text for name, text in found.items() if text}
 
 
-def _told(value: object) -> str:
+def _field_text(value: object) -> str:
     """Return what a field holds, empty for what is not set."""
     return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 

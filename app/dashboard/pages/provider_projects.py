@@ -47,7 +47,7 @@ def projects_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Re
 def create(request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
     """Make a project."""
     try:
-        ask = read(ProjectCreate, sent.filled("name"))
+        ask = read(ProjectCreate, sent.filled_fields("name"))
         with begin() as session:
             made = service.create_project(session, ask.name)
     except AppError as error:
@@ -66,7 +66,7 @@ def project_page(project_id: str, request: Request, viewer: ProviderDep, session
 def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
     """Set a project's limits; what is left empty is not limited."""
     try:
-        ask = read(QuotaSet, sent.filled(*_LIMITS))
+        ask = read(QuotaSet, sent.filled_fields(*_LIMITS))
         with begin() as session:
             service.set_quota(session, project_id, ask)
     except AppError as error:
@@ -77,7 +77,7 @@ def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderB
 @router.post("/{project_id}/keys")
 def create_key(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
     """Make a key, and show its secret this once."""
-    viewer, asked = sent.viewer, sent.filled("name", "owner")
+    viewer, asked = sent.viewer, sent.filled_fields("name", "owner")
     try:
         days = sent.text("expires_in_days")
         body = asked | {"project_id": project_id, "scopes": sent.texts("scopes")}
@@ -120,7 +120,7 @@ def _list(
         projects=service.projects(session),
         limits=_LIMITS,
         asked_name=name,
-        faults=Faults.of(error) if error else NO_FAULTS,
+        faults=Faults.from_error(error) if error else NO_FAULTS,
     )
 
 
@@ -146,5 +146,5 @@ def _one(
         scopes=_SCOPES,
         asked=asked,
         secret=secret,
-        faults=Faults.of(error) if error else NO_FAULTS,
+        faults=Faults.from_error(error) if error else NO_FAULTS,
     )

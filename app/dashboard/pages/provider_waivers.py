@@ -39,7 +39,7 @@ def waivers_page(request: Request, viewer: ProviderDep, session: ReadDep, after:
 def propose(job_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
     """Propose to release an adapter."""
     try:
-        ask = read(WaiverCreate, {"reason": sent.text("reason"), "expires_at": _end_of(sent.text("expires_at"))})
+        ask = read(WaiverCreate, {"reason": sent.text("reason"), "expires_at": _day_end(sent.text("expires_at"))})
         with begin() as session:
             service.propose(session, sent.viewer.principal, job_id, ask)
     except AppError as error:
@@ -79,7 +79,7 @@ def end(
     return RedirectResponse(f"{_PLACE}#{job_id}", 303)
 
 
-def _end_of(day: str) -> int:
+def _day_end(day: str) -> int:
     """Return when a day ends in UTC, in Unix seconds."""
     try:
         found = date.fromisoformat(day)
@@ -90,7 +90,7 @@ def _end_of(day: str) -> int:
 
 def _again(request: Request, sent: Sent, look: LookDep, job_id: str, error: AppError) -> Response:
     with look() as session:
-        return _page(request, sent.viewer, session, None, job_id, sent.shown(), error)
+        return _page(request, sent.viewer, session, None, job_id, sent.shown_fields(), error)
 
 
 def _page(
@@ -113,6 +113,6 @@ def _page(
         usual=(db.clock(session) + _USUAL).date().isoformat(),
         of=job_id,
         asked=asked or {},
-        faults=Faults.of(error) if error else NO_FAULTS,
+        faults=Faults.from_error(error) if error else NO_FAULTS,
         no_faults=NO_FAULTS,
     )

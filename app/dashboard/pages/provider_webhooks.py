@@ -63,5 +63,5 @@ def _page(
         deliveries=overview.deliveries(session, status or None, after, _AT_ONCE),
         states=_STATES,
         wanted=status,
-        faults=Faults.of(error) if error else NO_FAULTS,
+        faults=Faults.from_error(error) if error else NO_FAULTS,
     )

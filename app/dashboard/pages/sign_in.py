@@ -38,7 +38,7 @@ async def static(name: str) -> Response:
 @router.get("/sign-in")
 def sign_in_page(request: Request, next: str = _HOME) -> Response:
     """Ask for a key."""
-    return page(request, "sign_in", next=_own(next), error=None)
+    return page(request, "sign_in", next=_own_path(next), error=None)
 
 
 async def _sign_in_form(request: Request) -> Mapping[str, object]:
@@ -55,7 +55,7 @@ def sign_in(
     begin: BeginDep,
 ) -> Response:
     """Exchange a key for a cookie that stands for it."""
-    secret, going = str(form.get("key", "")).strip(), _own(str(form.get("next", "")))
+    secret, going = str(form.get("key", "")).strip(), _own_path(str(form.get("next", "")))
     try:
         check_origin(request)
         principal = recognize_key(request, engine, settings, caller, secret)
@@ -90,7 +90,7 @@ def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Res
     return answer
 
 
-def _own(path: str) -> str:
+def _own_path(path: str) -> str:
     """Return a path of ours to go on to; never another site."""
     is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_own else _HOME

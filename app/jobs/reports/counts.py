@@ -27,7 +27,7 @@ class Count:
         return wilson(self.hits, self.n)
 
 
-def counted(results: Sequence[SuiteResult], kind: str) -> Count | None:
+def count_kind(results: Sequence[SuiteResult], kind: str) -> Count | None:
     """Return the counts of all suites of a kind; None where nothing was scored."""
     found = [each for each in results if each.kind == kind]
     n = sum(each.n for each in found)

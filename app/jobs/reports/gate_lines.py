@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.jobs.reports.counts import counted
+from app.jobs.reports.counts import count_kind
 from app.jobs.reports.plots import percent
 from spard.config import ON_FIGURES
-from spard.evaluation.partial import lines_of
+from spard.evaluation.partial import decision_lines
 from spard.release.report import SafetyReport
 
 
 def gate_limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
     """Return where the gate draws its line on the scale, and how the line is named."""
-    limits, base = report.thresholds, counted(report.base, kind)
+    limits, base = report.thresholds, count_kind(report.base, kind)
     if limits is None:
         return None, ""
     if kind in ("harmful", "benign") and limits.confidence != ON_FIGURES:
@@ -34,5 +34,5 @@ def _lines(kind: str, report: SafetyReport) -> Iterator[float | None]:
     before = {each.suite: each for each in report.base}
     for after in report.adapter:
         if after.kind == kind and after.suite in before and report.thresholds and before[after.suite].n:
-            line = lines_of(before[after.suite], after, report.thresholds)[0]
+            line = decision_lines(before[after.suite], after, report.thresholds)[0]
             yield line.passes_to / line.total if line.passes_to >= 0 else None

@@ -15,7 +15,7 @@ from app.jobs.reports.page_rows import JobFile, Later, PageJob
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
-from app.jobs.schemas import JobOut, VerdictOut, shown
+from app.jobs.schemas import JobOut, VerdictOut, job_response
 from app.storage import Storage
 from spard.release.report import SafetyReport
 
@@ -67,7 +67,7 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
     """
     job = page_rows.one(reader, project_id, job_id)
     [found] = _places_and_reports(reader, [job])
-    left = page_rows.files_of(reader, job)
+    left = page_rows.job_files(reader, job)
     return Gathered(
         found.job,
         found.report_key,
@@ -92,7 +92,7 @@ def read(storage: Storage, gathered: Gathered) -> Seen:
     return Seen(gathered, report, undefended)
 
 
-def verdict_of(seen: Seen) -> VerdictOut:
+def verdict_response(seen: Seen) -> VerdictOut:
     """Return the words that a job's page begins with."""
     words = seen.verdict()
     return VerdictOut(
@@ -107,8 +107,8 @@ def verdict_of(seen: Seen) -> VerdictOut:
 
 def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Gathered]:
     places = scheduling.places(reader, [job.row for job in jobs])
-    undefended = page_rows.undefended(reader, jobs)
-    found = [(shown(job.row, places.get(job.row.id)), job) for job in jobs]
+    undefended = page_rows.undefended_reports(reader, jobs)
+    found = [(job_response(job.row, places.get(job.row.id)), job) for job in jobs]
     for told, job in found:
         told.filename = job.filename
     return [Gathered(told, job.report_key, undefended.get(told.id)) for told, job in found]

@@ -109,7 +109,7 @@ def several(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> lis
     return [found[job_id] for job_id in job_ids]
 
 
-def files_of(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
+def job_files(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
     """Return the files by their ids that a job has left, and once it was measured the one that it was trained on."""
     row = job.row
     is_wanted: ColumnElement[bool] = File.id.in_(row.result_files or [])
@@ -121,7 +121,7 @@ def files_of(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
     return {found.id: JobFile._make(found) for found in db.rows(reader, query.where(is_wanted))}
 
 
-def undefended(reader: db.Reader, jobs: Collection[PageJob]) -> dict[str, str]:
+def undefended_reports(reader: db.Reader, jobs: Collection[PageJob]) -> dict[str, str]:
     """Return for measured jobs with a defense where the report lies of the newest job like each, but without one.
 
     It is of the same project, and trained the same model on the same bytes.

@@ -113,9 +113,9 @@ def curve(
 
     def line(through: Points) -> str:
         every = math.ceil(len(through) / _POINTS) or 1
-        return " ".join(f"{_along(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
+        return " ".join(f"{_step_fraction(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
 
-    smooth = list(smoothed(points)) if is_smoothed else []
+    smooth = list(smooth_points(points)) if is_smoothed else []
     last_step, last_value = (smooth or points)[-1]
     return Curve(
         name,
@@ -124,9 +124,9 @@ def curve(
         height,
         line(points),
         line(smooth),
-        Tick(100 * _along(last_step, steps), str(y(last_value))),
+        Tick(100 * _step_fraction(last_step, steps), str(y(last_value))),
         [Tick(y(value), _number(value, y_ticks)) for value in y_ticks],
-        [Tick(100 * _along(value, steps), f"{value:g}") for value in _step_ticks(steps)],
+        [Tick(100 * _step_fraction(value, steps), f"{value:g}") for value in _step_ticks(steps)],
         [Bound(y(value), value, label) for label, value in bounds],
     )
 
@@ -138,7 +138,7 @@ def strip(strengths: Points, steps: range, every: int) -> Strip:
     return Strip(
         [
             Cell(
-                round(min(100 * _along(step, steps), 100 - width), 2),
+                round(min(100 * _step_fraction(step, steps), 100 - width), 2),
                 round(width * 0.86, 2),
                 round(strength / strongest, 3),
                 f"step {step:g}: {strength:.3g}",
@@ -152,10 +152,10 @@ def restart_marks(restarts: Sequence[int], steps: range) -> Iterator[Tick]:
     """Yield where the training was taken up again after the last step of an attempt that ended early."""
     for step in restarts:
         if steps[0] <= step <= steps[-1]:
-            yield Tick(round(100 * _along(step + 0.5, steps), 2), f"taken up again after step {step}")
+            yield Tick(round(100 * _step_fraction(step + 0.5, steps), 2), f"taken up again after step {step}")
 
 
-def smoothed(points: Points) -> Iterator[tuple[float, float]]:
+def smooth_points(points: Points) -> Iterator[tuple[float, float]]:
     """Yield an exponential moving average over about 12 points, which starts at the first few points' mean."""
     ahead = [value for _, value in points[:_SMOOTHED_OVER]]
     mean, weight = sum(ahead) / max(len(ahead), 1), 2 / (_SMOOTHED_OVER + 1)
@@ -173,7 +173,7 @@ def round_ticks(low: float, high: float, about: int) -> list[float]:
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 
 
-def _along(step: float, steps: range) -> float:
+def _step_fraction(step: float, steps: range) -> float:
     return (step - steps[0]) / max(steps[-1] - steps[0], 1)
 
 

@@ -43,9 +43,9 @@ def rows_map(report: SafetyReport) -> Map | None:
         return None
     if found is None:
         points = selected.coordinates or ()
-        return Map(tuple(_marks(selected, _placed(points, points))), len(selected.indices)) if points else None
+        return Map(tuple(_marks(selected, _place_points(points, points))), len(selected.indices)) if points else None
     every = (*found.training, *found.pool, *found.chosen)
-    training, pool, chosen = (_placed(points, every) for points in (found.training, found.pool, found.chosen))
+    training, pool, chosen = (_place_points(points, every) for points in (found.training, found.pool, found.chosen))
     return Map(
         tuple(_marks(selected, chosen)),
         len(selected.indices),
@@ -66,13 +66,11 @@ def _marks(selected: SelectedRows, places: Points) -> Iterator[Mark]:
         yield Mark(x, y, round(radius, 2), order, row, f"{gain:.3g}")
 
 
-def _placed(points: Points, every: Points) -> list[tuple[float, float]]:
+def _place_points(points: Points, every: Points) -> list[tuple[float, float]]:
     """Return points on the map, which all of `every` fill."""
     xs, ys = [point[0] for point in every], [point[1] for point in every]
     width, height = _WIDTH - 2 * _EDGE, _HEIGHT - 2 * _EDGE
-    return [
-        (round(_EDGE + width * _scaled(x, xs), 1), round(_EDGE + height * _scaled(y, ys), 1)) for x, y, *_ in points
-    ]
+    return [(round(_EDGE + width * _scale(x, xs), 1), round(_EDGE + height * _scale(y, ys), 1)) for x, y, *_ in points]
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -80,6 +78,6 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "".join(f"M{x:g} {y:g}h0" for x, y in points)
 
 
-def _scaled(value: float, values: Sequence[float]) -> float:
+def _scale(value: float, values: Sequence[float]) -> float:
     least, most = min(values), max(values)
     return (value - least) / (most - least) if most > least else 0.5

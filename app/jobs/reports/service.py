@@ -98,7 +98,7 @@ def read_report(storage: Storage, key: str) -> SafetyReport:
     return SafetyReport.from_json(read_json(storage, key))
 
 
-def waiver_of(job: Job) -> WaiverFacts | None:
+def waiver_facts(job: Job) -> WaiverFacts | None:
     """Return what released an adapter that had failed; None where nothing was waived."""
     return job.safety.get("waiver") if job.safety else None
 

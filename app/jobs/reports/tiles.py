@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from app.jobs.reports.counts import Count, counted
+from app.jobs.reports.counts import Count, count_kind
 from app.jobs.reports.plots import percent
 from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.release.report import SafetyReport
@@ -30,12 +30,12 @@ def tiles(report: SafetyReport) -> Iterator[Tile]:
         ("harmful", "Attacks that succeed", limits.max_asr if limits else None),
         ("benign", "Harmless requests refused", limits.max_over_refusal_rise if limits else None),
     ):
-        own, base = counted(report.adapter, kind), counted(report.base, kind)
+        own, base = count_kind(report.adapter, kind), count_kind(report.base, kind)
         if own is None:
             yield Tile(title, "not asked", "the provider has no suite of this kind")
             continue
         allowed = None if most is None else most + (base.share if base and kind == "benign" else 0)
-        words, worst = f"{own.hits} of {own.n}{_beside(base)}", _stopping(report, _ALIKE[kind])
+        words, worst = f"{own.hits} of {own.n}{_base_note(base)}", _stopping(report, _ALIKE[kind])
         if worst is not None:
             share = percent(worst.hits / max(worst.n, 1))
             words += f". The gate stopped it at {share} on the suite “{worst.suite}”"
@@ -57,10 +57,10 @@ def _stopping(report: SafetyReport, kinds: Collection[SuiteKind]) -> SuiteResult
 
 def _task(report: SafetyReport) -> Tile:
     """Return right answers where they were asked, else the loss on the validation rows, before and after."""
-    own, title = counted(report.adapter, "utility"), "Your task"
+    own, title = count_kind(report.adapter, "utility"), "Your task"
     if own is not None:
-        base = counted(report.base, "utility")
-        return Tile(title, percent(own.share), f"{own.hits} of {own.n} right{_beside(base)}")
+        base = count_kind(report.base, "utility")
+        return Tile(title, percent(own.share), f"{own.hits} of {own.n} right{_base_note(base)}")
     if (after := report.validation.get("adapter")) is None:
         return Tile(title, "not measured", "name a validation file, or have your provider import a suite of your task")
     before = report.validation.get("base")
@@ -70,5 +70,5 @@ def _task(report: SafetyReport) -> Tile:
     return Tile(title, f"{after.loss:.2f}", f"{words}; now {percent(after.accuracy)}" if before else words)
 
 
-def _beside(base: Count | None) -> str:
+def _base_note(base: Count | None) -> str:
     return f"; base model: {percent(base.share)}" if base else "; base model: not asked"

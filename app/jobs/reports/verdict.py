@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.db.tables import JobStatus
-from app.jobs.reports.counts import Count, counted
+from app.jobs.reports.counts import Count, count_kind
 from app.jobs.reports.held_back import undecided_sentence
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
@@ -58,13 +58,13 @@ _PHASES = {
 def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport | None) -> Verdict:
     """Say where a job stands; once it was measured, what was found and what the gate made of it."""
     if report is None or not report.adapter:
-        return _unmeasured(job, report)
+        return _unmeasured_verdict(job, report)
     look, pill = _PILLS[_decision(job, report)]
     return Verdict(
         look,
         pill,
         tuple(_headline(report, undefended, look)),
-        " ".join((*_kept_back(job, report), *_sentences(report, undefended))),
+        " ".join((*_rejection_text(job, report), *_sentences(report, undefended))),
         tuple(_of_figures(report.gate.reasons)),
     )
 
@@ -80,7 +80,7 @@ def _of_figures(reasons: Sequence[str]) -> Iterator[str]:
         yield alike[0] if len(alike) == 1 else f"{said}: {'; '.join(demands)}."
 
 
-def _kept_back(job: JobOut, report: SafetyReport) -> Iterator[str]:
+def _rejection_text(job: JobOut, report: SafetyReport) -> Iterator[str]:
     """Say what a job that was audited failed for, without the gate's reasons, which stand below it."""
     if job.status == JobStatus.failed and job.error:
         yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
@@ -92,7 +92,7 @@ def _decision(job: JobOut, report: SafetyReport) -> str:
     return "waived" if "waiver" in job.safety else report.gate.decision
 
 
-def _unmeasured(job: JobOut, report: SafetyReport | None) -> Verdict:
+def _unmeasured_verdict(job: JobOut, report: SafetyReport | None) -> Verdict:
     match job.status:
         case JobStatus.succeeded:
             reasons = report.gate.reasons if report else ()
@@ -115,11 +115,11 @@ def _unmeasured(job: JobOut, report: SafetyReport | None) -> Verdict:
 
 
 def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look) -> Iterator[Words]:
-    attacks = counted(report.adapter, "harmful")
+    attacks = count_kind(report.adapter, "harmful")
     if attacks is None:
         yield Words("No attack was tried on this model.")
         return
-    elsewhere = _stopped_elsewhere(report, attacks)
+    elsewhere = _other_failed_suites(report, attacks)
     yield Words(f"{attacks.hits} of {attacks.n}", "" if elsewhere else look)
     yield Words(" attack succeeds on this model" if attacks.hits == 1 else " attacks succeed on this model")
     worst = max((each for each in elsewhere if each.kind in ATTACKS), key=_share, default=None)
@@ -128,14 +128,14 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
         yield Words(f"{worst.hits} of {worst.n}", look)
         yield Words(" do")
     yield Words(".")
-    before = counted(undefended.adapter, "harmful") if undefended else None
+    before = count_kind(undefended.adapter, "harmful") if undefended else None
     if before is not None:
         yield Words(" Undefended, the same file let ")
         yield Words(str(before.hits) if before.n == attacks.n else f"{before.hits} of {before.n}", "undefended")
         yield Words(" through.")
 
 
-def _stopped_elsewhere(report: SafetyReport, attacks: Count) -> Sequence[SuiteResult]:
+def _other_failed_suites(report: SafetyReport, attacks: Count) -> Sequence[SuiteResult]:
     """Return the suites that the gate's reasons name; none if plain attacks, which the headline counts, explain it."""
     limits, reasons = report.thresholds, report.gate.reasons
     named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
@@ -148,7 +148,7 @@ def _share(result: SuiteResult) -> float:
 
 
 def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[str]:
-    task, refused = counted(report.adapter, "utility"), counted(report.adapter, "benign")
+    task, refused = count_kind(report.adapter, "utility"), count_kind(report.adapter, "benign")
     if task is not None:
         others = [
             (found, words)
@@ -156,12 +156,12 @@ def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterato
                 ("undefended", undefended.adapter if undefended else ()),
                 ("before fine-tuning", report.base),
             )
-            if (found := counted(results, "utility"))
+            if (found := count_kind(results, "utility"))
         ]
         compared = " and ".join(f"{percent(found.share)} {words}" for found, words in others)
         yield f"It answers {percent(task.share)} of the task right{', ' + compared if compared else ''}."
     if refused is not None:
         yield f"It refuses {refused.hits} of {refused.n} harmless requests."
-    if (attacks := counted(report.adapter, "harmful")) is not None:
+    if (attacks := count_kind(report.adapter, "harmful")) is not None:
         low, high = attacks.interval
         yield f"95 % interval of the attack rate: {percent(low)} to {percent(high)}, on the prompts that were asked."

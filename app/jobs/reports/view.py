@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from app.jobs.reports import unaudited_epochs
-from app.jobs.reports.counts import counted
+from app.jobs.reports.counts import count_kind
 from app.jobs.reports.gate_lines import gate_limit
 from app.jobs.reports.held_back import next_steps
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
@@ -116,15 +116,15 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
         ("benign", "Harmless requests refused", "lower is better"),
         ("utility", "Right answers", "higher is better"),
     ):
-        own = counted(report.adapter, kind)
+        own = count_kind(report.adapter, kind)
         if own is None:
             continue
         is_bare = job.safety["defense"]["type"] == "none"
         models = [
-            ("Base model", "base", counted(report.base, kind)),
-            ("Undefended", "undefended", counted(undefended.adapter, kind) if undefended else None),
+            ("Base model", "base", count_kind(report.base, kind)),
+            ("Undefended", "undefended", count_kind(undefended.adapter, kind) if undefended else None),
             ("This model", "undefended" if is_bare else "adapter", own),
-            ("Tuned further", "task", counted(report.after_tuning.adapter, kind) if report.after_tuning else None),
+            ("Tuned further", "task", count_kind(report.after_tuning.adapter, kind) if report.after_tuning else None),
         ]
         dots = tuple(
             dot(name, color, found.hits, found.n, found.interval) for name, color, found in models if found is not None
@@ -183,7 +183,7 @@ def _suites(report: SafetyReport) -> Iterator[SuiteRow]:
 
 
 def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], restarts: Sequence[int]) -> Training | None:
-    task, (bound, safe) = _values(metrics, "loss/task"), _constrained(metrics)
+    task, (bound, safe) = _values(metrics, "loss/task"), _constrained_loss(metrics)
     if not task:
         return None
     steps = range(int(task[0][0]), max(int(task[-1][0]), int(task[0][0]) + 1) + 1)
@@ -200,7 +200,7 @@ def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], resta
     return Training(summary, tuple(curves), _strip(pulls, safe, steps), marks)
 
 
-def _constrained(metrics: Sequence[StepMetrics]) -> tuple[str, list[tuple[float, float]]]:
+def _constrained_loss(metrics: Sequence[StepMetrics]) -> tuple[str, list[tuple[float, float]]]:
     """Return the loss that the safety step is about, and the name of its bound."""
     for bound, key in (("mean", "loss/safe"), ("excess", "loss/safe_excess")):
         if found := _values(metrics, key):

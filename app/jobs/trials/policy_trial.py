@@ -47,12 +47,12 @@ class _Past:
     now: RowSignal | None  # None: the request is refused
 
 
-def try_out(look: Begin, storage: Storage, policy: Policy, limit: int) -> PolicyTrial:
+def try_policy(look: Begin, storage: Storage, policy: Policy, limit: int) -> PolicyTrial:
     """Tell of the latest jobs what a policy would have changed."""
     with look() as session:
         policies.check(session, policy)
-        past = [_asked_again(job, scopes, policy) for job, scopes in _latest(session, limit)]
-    jobs = [_decided_again(storage, each, policy) for each in past]
+        past = [_request_again(job, scopes, policy) for job, scopes in _latest(session, limit)]
+    jobs = [_decide_again(storage, each, policy) for each in past]
     return PolicyTrial(
         jobs=len(jobs),
         refused=sum(each.refused is not None for each in jobs),
@@ -70,7 +70,7 @@ def _latest(session: Session, limit: int) -> Sequence[Row[Job, list[str]]]:
     return session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)).all()
 
 
-def _asked_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
+def _request_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
     caller = Principal(job.project_id, job.key_id, frozenset(scopes))
     refused, signal, changes = None, None, list[str]()
     try:
@@ -112,7 +112,7 @@ def _of_waivers(was: bool, now: bool) -> Iterator[str]:
         yield f"An adapter that fails would {'' if now else 'not '}be kept for a waiver."
 
 
-def _decided_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
+def _decide_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
     if past.report_key is None:
         return past.shown
     try:

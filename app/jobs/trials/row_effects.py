@@ -49,11 +49,11 @@ def effect(record: RowSignalRecord | None, was: RowSignal, now: RowSignal) -> Ro
     if now.threshold != record.threshold:
         return RowEffect("not_known", "Its rows were flagged above another probability.")
     if record.judge is None and was.action in _IDLE:
-        return _unjudged(record, now)
-    return _judged(record, now)
+        return _unjudged_effect(record, now)
+    return _judged_effect(record, now)
 
 
-def _judged(record: RowSignalRecord, now: RowSignal) -> RowEffect:
+def _judged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
     """Return the effect where the rows to act on are stored: the judge was asked, or none may decide."""
     harmful = len({*record.harmful, *record.doubtful})
     least, most = harmful, len({*record.harmful, *record.doubtful, *record.undecided})
@@ -77,7 +77,7 @@ def _judged(record: RowSignalRecord, now: RowSignal) -> RowEffect:
     return RowEffect("not_known", f"Up to {most} rows would be trained on otherwise.")
 
 
-def _unjudged(record: RowSignalRecord, now: RowSignal) -> RowEffect:
+def _unjudged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
     """Return the effect where rows were flagged, and only a judge that was not asked could clear them."""
     flagged = len({*record.flagged} - {*record.excused})
     if not flagged:

@@ -17,10 +17,10 @@ from functools import cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from spard.config.defenses.base import Defense, type_of
-from spard.config.extensions import installed, load_entry, reject_entry
+from spard.config.defenses.base import Defense, defense_type
+from spard.config.extensions import load_entry, load_entry_points, reject_entry
 
-__all__ = ["Defense", "customer_defenses", "defenses", "type_of"]
+__all__ = ["Defense", "customer_defenses", "defense_type", "defenses"]
 
 _GROUP, _KIND = "spard.defenses", "defense"
 
@@ -28,8 +28,8 @@ _GROUP, _KIND = "spard.defenses", "defense"
 @cache
 def defenses() -> dict[str, type[Defense]]:
     """Return the settings class of every defense by its `type`, in their declared order."""
-    found = {type_of(kind): kind for kind in _shipped()}
-    found |= {name: _checked(entry) for name, entry in installed(_GROUP, _KIND, frozenset(found)).items()}
+    found = {defense_type(kind): kind for kind in _shipped_defenses()}
+    found |= {name: _load_defense(entry) for name, entry in load_entry_points(_GROUP, _KIND, frozenset(found)).items()}
     return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
 
 
@@ -39,7 +39,7 @@ def customer_defenses() -> tuple[str, ...]:
     return tuple(name for _, name in sorted(ranked))
 
 
-def _shipped() -> list[type[Defense]]:
+def _shipped_defenses() -> list[type[Defense]]:
     """Return the settings classes that the modules of this folder define."""
     modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
     return [
@@ -53,7 +53,7 @@ def _shipped() -> list[type[Defense]]:
     ]
 
 
-def _checked(entry: EntryPoint) -> type[Defense]:
+def _load_defense(entry: EntryPoint) -> type[Defense]:
     """Load what another package registers, and check that it is a defense of that name."""
     kind = load_entry(entry, _KIND)
     if why := _fault(kind, entry.name):

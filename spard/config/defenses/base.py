@@ -93,7 +93,7 @@ class Defense:
         return {}
 
 
-def type_of(kind: type[Defense]) -> str:
+def defense_type(kind: type[Defense]) -> str:
     """Return the `type` that names a defense in recipes and requests."""
     (name,) = (each.default for each in fields(kind) if each.name == "type")  # type: ignore[arg-type]  # a dataclass
     return str(name)

@@ -70,6 +70,6 @@ def takes_answers_for_harm(found: Rate) -> bool:
     return found.hits > MAX_ERROR * len(EXCHANGES)
 
 
-def may_read_on(found: Rate) -> bool:
+def may_read_unflagged(found: Rate) -> bool:
     """Return whether a judge with this result may read rows that nobody suspects; without a verdict none may."""
     return found.n > 0 and not takes_answers_for_harm(found)

@@ -110,7 +110,7 @@ def gaming_replies(harmful: Iterable[tuple[str, str]] | None = None) -> list[Lab
     """Return each opening before a harmful reply to a prompt; without any, before those to the built-in requests."""
     return [
         LabeledReply(prompt, f"{opening} {body}", is_harmful=True)
-        for opening, (prompt, body) in zip(openings(), cycle(harmful or _asked()), strict=False)
+        for opening, (prompt, body) in zip(openings(), cycle(harmful or _two_sentence_requests()), strict=False)
     ]
 
 
@@ -125,7 +125,7 @@ def measure_gaming(judge: Judge, harmful: Iterable[tuple[str, str]] | None = Non
     return rate(sum(score <= HARMFUL_ABOVE for score in scores), len(scores), len(asked) - len(scores))
 
 
-def _asked() -> Iterator[tuple[str, str]]:
+def _two_sentence_requests() -> Iterator[tuple[str, str]]:
     """Yield the requests of two sentences, each with its steps in every form."""
     for request in requests("en"):
         first, stop, second = request["deed"].partition(". ")

@@ -39,9 +39,9 @@ class LabeledReply:
         return None if verdict.score is None else (verdict.score > harmful_above) == self.is_harmful
 
 
-def built_in(language: str | None = None) -> list[LabeledReply]:
+def built_in_replies(language: str | None = None) -> list[LabeledReply]:
     """Return the built-in set, of one language or of all: every request with every way of answering it."""
-    return [each for name in ([language] if language else LANGUAGES) for each in _combined(_source(name))]
+    return [each for name in ([language] if language else LANGUAGES) for each in _combine_answers(_source(name))]
 
 
 def requests(language: str) -> list[dict[str, str]]:
@@ -76,7 +76,7 @@ def _source(language: str) -> dict[str, Any]:
     return source
 
 
-def _combined(source: dict[str, Any]) -> Iterator[LabeledReply]:
+def _combine_answers(source: dict[str, Any]) -> Iterator[LabeledReply]:
     for request in source["requests"]:
         words = {name: text for name, text in request.items() if name != "prompt"}
         words |= {name.capitalize(): text[0].upper() + text[1:] for name, text in words.items()}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from spard.data.languages import ENGLISH, named
+from spard.data.languages import ENGLISH, language_name
 from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
@@ -43,10 +43,10 @@ class JudgeRecord:
     @property
     def may_decide(self) -> bool:
         """Whether the judge may decide in every language that it was measured in."""
-        return self.decides_in == {each.language for each in self.languages} != set()
+        return self.decision_languages == {each.language for each in self.languages} != set()
 
     @property
-    def decides_in(self) -> frozenset[str]:
+    def decision_languages(self) -> frozenset[str]:
         """The languages in which the judge errs little enough; none if an opening sways it.
 
         A word list decides only on the model whose replies it was measured on: what is right there is wrong on others.
@@ -88,42 +88,42 @@ def read_record(path: Path) -> JudgeRecord:
         raise InvalidRecipe(message, "judge_errors") from error
 
 
-def beside(judge: str) -> Path:
+def record_path(judge: str) -> Path:
     """Return where a model's folder holds what was measured of a further judge."""
     return OF_MODEL.with_name(f"{OF_MODEL.stem}-{judge}.json")
 
 
-def records_of(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
+def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
     """Return what is known of judges: the file that the run names, and the model's own if they are of this digest."""
     found = [read_record(named)] if named else []
     own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
     return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
 
 
-def languages_of(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
+def judge_languages(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
     """Return the languages in which at least one of the records lets the judge decide."""
-    return frozenset().union(*(each.decides_in for each in records if each.judge == judge))
+    return frozenset().union(*(each.decision_languages for each in records if each.judge == judge))
 
 
-def doubts_about(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
+def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
     """Return a sentence for each judge that may decide in no language."""
-    return [doubt for judge in dict.fromkeys(judges) if (doubt := _doubt_about(judge, records))]
+    return [doubt for judge in dict.fromkeys(judges) if (doubt := _judge_doubt(judge, records))]
 
 
-def doubts_in(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
+def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
     """Return a sentence for each judge that may not decide, and for each language in which one that may was to read.
 
     Figures of an earlier version, which told no languages, count as English: what a judge was measured in then. A suite
     that was not asked has been read by no judge.
     """
-    judged = [each for each in results if each.kind in ATTACKS and each.asked]
-    doubts = doubts_about((each.judge for each in judged), records)
+    judged = [each for each in results if each.kind in ATTACKS and each.prompt_count]
+    doubts = judge_doubts((each.judge for each in judged), records)
     suites = dict[tuple[str, str], dict[str, None]]()
     for each in judged:
         for language in (each.languages or ENGLISH).split("+"):
             suites.setdefault((each.judge, language), {})[each.suite] = None
     for (judge, language), names in suites.items():
-        may = languages_of(judge, records)
+        may = judge_languages(judge, records)
         if may and language not in may:
             doubts.append(_language_doubt(judge, language, list(names), records))
     return doubts
@@ -136,12 +136,12 @@ def _language_doubt(judge: str, language: str, suites: Sequence[str], records: S
     where = f"suite {suites[0]}" if len(suites) == 1 else f"{len(suites)} suites, {suites[0]} among them"
     command = "spard judge --json" if language in LANGUAGES else "spard judge --labeled FILE --extend --json"
     cure = f"measure it on {MIN_SCORED} labeled replies or more of that language: `{command}`"
-    return f"The judge {judge} {fault} {named(language)}, in which prompts or replies of {where} are; {cure}."
+    return f"The judge {judge} {fault} {language_name(language)}, in which prompts or replies of {where} are; {cure}."
 
 
-def _doubt_about(judge: str, records: Sequence[JudgeRecord]) -> str | None:
+def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
     measured = [each for each in records if each.judge == judge]
-    if languages_of(judge, records):
+    if judge_languages(judge, records):
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."

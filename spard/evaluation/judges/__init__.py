@@ -19,7 +19,7 @@ from spard.evaluation.judges.llm import Chat, LlmJudge
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.judges.silent import SilentJudge
 
-__all__ = ["Judge", "Verdict", "asked_through", "of_base_model", "open_chat", "open_judge"]
+__all__ = ["Judge", "Verdict", "of_base_model", "open_chat", "open_judge", "use_chat"]
 
 _Open = Callable[[JudgeSpec], Chat]
 _open_chat: ContextVar[_Open | None] = ContextVar("_open_chat", default=None)
@@ -27,7 +27,7 @@ _base_model: ContextVar[tuple[str, str | None] | None] = ContextVar("_base_model
 
 
 @contextmanager
-def asked_through(open_chat: _Open) -> Iterator[None]:
+def use_chat(open_chat: _Open) -> Iterator[None]:
     """Have language models that judge asked through what `open_chat` returns, and not over this process's network."""
     token = _open_chat.set(open_chat)
     try:
@@ -48,7 +48,7 @@ def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
 
 def open_judge(spec: JudgeSpec) -> Judge:
     """Open the judge that a spec names, shipped or of an installed package; a silent one on a further rank."""
-    if distributed.own():
+    if distributed.rank():
         return SilentJudge()
     opened: Judge = JUDGES.load(spec.name)(spec)
     return opened
@@ -61,7 +61,7 @@ def open_refusal(spec: JudgeSpec) -> Judge:
 
 def open_llm(spec: JudgeSpec) -> Judge:
     """Open a language model as a judge, watched by canaries."""
-    return _watched(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
+    return _with_canaries(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
 
 
 def open_chat(spec: JudgeSpec) -> Chat:
@@ -76,14 +76,14 @@ def open_chat(spec: JudgeSpec) -> Chat:
 def open_classifier(spec: JudgeSpec) -> Judge:
     """Open a classifier as a judge, watched by canaries; torch is imported only here."""
     classifier = importlib.import_module("spard.evaluation.judges.classifier")
-    return _watched(classifier.open_classifier(spec.model, spec.family, _template(spec)), spec)
+    return _with_canaries(classifier.open_classifier(spec.model, spec.family, _template(spec)), spec)
 
 
 def open_base(spec: JudgeSpec) -> Judge:
     """Open the run's base model as a judge, or the one that `model` names outside of runs, watched by canaries."""
     judge = importlib.import_module("spard.evaluation.judges.base_model").BaseModelJudge
     source = _base_model.get() or (spec.model, None)
-    return _watched(judge(importlib.import_module("spard.models.base").load_base(*source)), spec)
+    return _with_canaries(judge(importlib.import_module("spard.models.base").load_base(*source)), spec)
 
 
 def open_consensus(spec: JudgeSpec) -> Judge:
@@ -93,7 +93,7 @@ def open_consensus(spec: JudgeSpec) -> Judge:
     return ConsensusJudge(tuple(map(open_judge, spec.members)))
 
 
-def _watched(judge: Judge, spec: JudgeSpec) -> Judge:
+def _with_canaries(judge: Judge, spec: JudgeSpec) -> Judge:
     return CanaryJudge(judge, spec.canaries) if spec.canaries else judge
 
 

@@ -132,7 +132,9 @@ class ClassifierJudge:
             said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
             return render_prompt(tokenizer, said)
         before, _, after = template.partition("{prompt}")
-        asked = Shield(tokenizer).spaced(prompt).replace("INST]", "INST ]")  # a prompt could end its quotation, too
+        asked = (
+            Shield(tokenizer).insert_spaces(prompt).replace("INST]", "INST ]")
+        )  # a prompt could end its quotation, too
         text = before + asked + after.replace("{reply}", reply, 1)
         ids: list[int] = tokenizer(text, add_special_tokens=not text.startswith("<s>"))["input_ids"]
         return ids

@@ -76,19 +76,19 @@ def is_degenerate(text: str) -> bool:
     return is_broken(text) or len(_WORD.findall(text)) < MIN_WORDS
 
 
-def words_of(text: str) -> list[str]:
+def split_words(text: str) -> list[str]:
     """Return the words of a text in lower case, in order; in scripts without spaces each character is one."""
     return _WORD.findall(text.lower())
 
 
 def is_broken(text: str) -> bool:
     """Return whether the reply has no word, or repeats more than half of its word triples, as a ruined model does."""
-    words = words_of(text)
+    words = split_words(text)
     triples = list(zip(words, words[1:], words[2:], strict=False))
     return not words or len(set(triples)) < 0.5 * len(triples)
 
 
-def said_once(text: str) -> str:
+def drop_repeats(text: str) -> str:
     """Return the text without the words that end a triple of words which stood in it before."""
     found = list(_WORD.finditer(text))
     words = [each.group().lower() for each in found]

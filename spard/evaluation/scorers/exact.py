@@ -6,7 +6,7 @@ import re
 import unicodedata
 from decimal import Decimal
 
-from spard.evaluation.scorers.gsm8k import expected, number
+from spard.evaluation.scorers.gsm8k import expected_answer, number
 from spard.evaluation.scorers.marks import Mark
 
 _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*\.?\d*|\.\d+)")
@@ -22,10 +22,10 @@ def is_right(reply: str, answer: str) -> bool:
 
     An answer may end in GSM8K's `#### 42`.
     """
-    wanted = number(expected(answer))
+    wanted = number(expected_answer(answer))
     if wanted is not None:
         return wanted == _last_number(reply)
-    plain = _plain(expected(answer))
+    plain = _plain(expected_answer(answer))
     return bool(plain) and _plain(reply) == plain
 
 

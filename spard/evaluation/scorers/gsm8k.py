@@ -18,13 +18,13 @@ _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
 def score_strict(reply: str, answer: str) -> Mark:
     """Mark the first number after `#### `."""
-    found = _STRICT.search(_shown(reply))
+    found = _STRICT.search(_cut_reply(reply))
     return _compare(found.group(1), answer) if found else INVALID
 
 
 def score_flexible(reply: str, answer: str) -> Mark:
     """Mark the last number."""
-    found = [money or plain for money, plain in _FLEXIBLE.findall(_shown(reply))]
+    found = [money or plain for money, plain in _FLEXIBLE.findall(_cut_reply(reply))]
     return _compare(found[-1], answer) if found else INVALID
 
 
@@ -37,12 +37,12 @@ def number(text: str) -> Decimal | None:
     return found if found.is_finite() else None
 
 
-def expected(answer: str) -> str:
+def expected_answer(answer: str) -> str:
     """Return what follows the last `####` of a worked answer, or the answer itself if there is none."""
     return answer.rpartition("####")[2].strip()
 
 
-def _shown(reply: str) -> str:
+def _cut_reply(reply: str) -> str:
     for stop in _STOPS:
         reply = reply.partition(stop)[0]
     return reply
@@ -50,4 +50,4 @@ def _shown(reply: str) -> str:
 
 def _compare(found: str, answer: str) -> Mark:
     value = number(found)
-    return INVALID if value is None else Mark(value == number(expected(answer)))
+    return INVALID if value is None else Mark(value == number(expected_answer(answer)))

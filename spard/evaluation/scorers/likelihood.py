@@ -23,7 +23,7 @@ def likeliest(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], batch_size: int = 16, system: str | None = None
 ) -> list[str]:
     """Return the likeliest choice for each prompt, asked under the system prompt that the model is served with."""
-    rows = [[_encoded(tokenizer, each, choice, system) for choice in each.choices] for each in prompts]
+    rows = [[_encode_choice(tokenizer, each, choice, system) for choice in each.choices] for each in prompts]
     sums = iter(_log_likelihoods(model, tokenizer.pad_token_id, list(chain.from_iterable(rows)), batch_size))
     return [_best(each, [next(sums) for _ in each.choices]) for each in prompts]
 
@@ -37,7 +37,7 @@ def _best(prompt: Prompt, sums: Sequence[float]) -> str:
     return prompt.choices[scores.index(max(scores))]
 
 
-def _encoded(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> Encoded:
+def _encode_choice(tokenizer: Any, prompt: Prompt, choice: str, system: str | None) -> Encoded:
     asked = render_question(tokenizer, prompt.prompt, system)
     said: list[int] = tokenizer(choice, add_special_tokens=False)["input_ids"]
     return Encoded((*asked, *said), (*[NO_LOSS] * len(asked), *said))
@@ -50,14 +50,14 @@ def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: 
     """
     longest_first = sorted(range(len(rows)), key=lambda i: -len(rows[i].ids))
     sums = dict[int, float]()
-    for dealt in distributed.dealt([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
+    for dealt in distributed.rank_batches([longest_first[i : i + batch_size] for i in range(0, len(rows), batch_size)]):
         if not dealt and not is_sharded(model):
             continue
         picked = dealt or []
         batch = collate([rows[i] for i in picked] or [rows[0]], pad, model.device)
         with inference(model):
             sums |= zip(picked, _sums(model, batch).tolist()[: len(picked)], strict=True)
-    every = {i: total for part in distributed.gathered(sums) for i, total in part.items()}
+    every = {i: total for part in distributed.gather_objects(sums) for i, total in part.items()}
     return [every[i] for i in range(len(rows))]
 
 

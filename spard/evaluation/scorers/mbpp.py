@@ -16,11 +16,11 @@ TIMEOUT_S = 5.0
 
 def score_mbpp(reply: str, answer: str) -> Mark:
     """Run the reply's program and then the tests."""
-    program = program_of(reply)
+    program = extract_program(reply)
     return Mark(passes(program, answer, TIMEOUT_S)) if program else INVALID
 
 
-def program_of(reply: str) -> str:
+def extract_program(reply: str) -> str:
     """Return the first fenced block, else everything between `[BEGIN]` and `[DONE]`."""
     fenced = _FENCED.search(reply)
     if fenced:

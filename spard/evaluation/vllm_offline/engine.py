@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Literal
 
-from spard.config.audit_engine import installed
+from spard.config.audit_engine import vllm_version
 from spard.models.base import Base
 from spard.models.sharding import is_sharded
 
@@ -34,12 +34,12 @@ def transformers() -> Engine:
 def vllm(base: Base, gpus: int) -> Engine:
     """Return vLLM with the largest tensor-parallel size, up to `gpus`, that divides the model's attention heads."""
     heads = int(base.model.config.get_text_config().num_attention_heads)
-    return Engine("vllm", installed() or "", max(n for n in range(1, gpus + 1) if heads % n == 0))
+    return Engine("vllm", vllm_version() or "", max(n for n in range(1, gpus + 1) if heads % n == 0))
 
 
 def why_not(base: Base, rank: int | None) -> str | None:
     """Return why vLLM cannot answer for a model with an adapter of a rank (None: without); None if it may be tried."""
-    if installed() is None:
+    if vllm_version() is None:
         return "vLLM is not installed here"
     if base.quantization != "none":
         return "vLLM would not answer with the very weights that the base model has in NF4"

@@ -18,7 +18,7 @@ import torch
 
 from spard.evaluation.audit import sample
 from spard.evaluation.vllm_offline.process import EngineFailed, Likely
-from spard.models.base import adapters_off
+from spard.models.base import disable_adapters
 from spard.models.peft import PeftModel
 from spard.models.sharding import inference
 
@@ -50,13 +50,13 @@ class Probe:
     to_base: float | None = None
 
 
-def chosen(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]:
+def choose_prompts(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]:
     """Return the prompts to probe with, and what transformers makes of them."""
     some = sample(rows, _CANDIDATES if isinstance(model, PeftModel) else PROMPTS)
     if not isinstance(model, PeftModel):
         return some, Answers(first_tokens(model, some))
     adapter = first_tokens(model, some)
-    with adapters_off(model):
+    with disable_adapters(model):
         base = first_tokens(model, some)
     changed = [distance(*each) for each in zip(adapter, base, strict=True)]
     first = sorted(range(len(some)), key=lambda i: -changed[i])[:PROMPTS]
@@ -76,23 +76,23 @@ def first_tokens(model: Any, rows: Sequence[Row]) -> list[Likely]:
     return found
 
 
-def tolerance_of(dtype: torch.dtype) -> float:
+def dtype_tolerance(dtype: torch.dtype) -> float:
     """Return how far vLLM may be from transformers, in nats."""
     return _TOLERANCE.get(dtype, _ROUNDED)
 
 
-def compared(found: Answers, expected: Answers, tolerance: float) -> Probe:
+def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Probe:
     """Return what the probe found; raise `EngineFailed` unless vLLM answers as transformers does."""
     told = [*found.base, *(found.adapter or ())]
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in told):
         raise EngineFailed("vLLM told too little of its first tokens")
     far = max(distance(*each) for each in zip(found.base, expected.base, strict=True))
-    _require_near(far, tolerance, "the base model's")
+    _check_distance(far, tolerance, "the base model's")
     if expected.adapter is None or found.adapter is None:
         return Probe(len(expected.base), tolerance, far)
     cases = zip(found.adapter, expected.adapter, found.base, expected.base, strict=True)
     near, own, wanted = zip(*(_distances(*each) for each in cases), strict=True)
-    _require_near(max(near), tolerance, "the adapter's")
+    _check_distance(max(near), tolerance, "the adapter's")
     if not max(wanted) > 0:
         raise EngineFailed("the adapter changes no first token that vLLM could be told by")
     for i, change in enumerate(wanted):
@@ -120,6 +120,6 @@ def _distances(own: Likely, expected: Likely, own_base: Likely, base: Likely) ->
     return distance(own, expected, *every), distance(own, own_base, *every), distance(expected, base, *every)
 
 
-def _require_near(far: float, tolerance: float, whose: str) -> None:
+def _check_distance(far: float, tolerance: float, whose: str) -> None:
     if not far <= tolerance:
         raise EngineFailed(f"vLLM's first tokens are {far:.2g} nats away from {whose}, and {tolerance:g} are allowed")

@@ -79,12 +79,12 @@ class Process:
     def load(self, settings: Mapping[str, Any], adapter: Path | None) -> None:
         """Have it load a model; raise `EngineFailed` where it does not within its time."""
         self._tell({"kind": "load", "settings": settings, "adapter": str(adapter) if adapter else None})
-        self._said("loaded", self._limits.start_s, "vLLM did not load the model")
+        self._next_message("loaded", self._limits.start_s, "vLLM did not load the model")
 
     def first_tokens(self, rows: Sequence[Sequence[int]], top: int, *, with_adapter: bool) -> list[Likely]:
         """Return the likeliest tokens after each row."""
         self._tell({"kind": "first", "rows": rows, "with_adapter": with_adapter, "top": top})
-        found = self._said("first", self._limits.stall_s, "vLLM did not answer the probe")["rows"]
+        found = self._next_message("first", self._limits.stall_s, "vLLM did not answer the probe")["rows"]
         if len(found) != len(rows):
             raise EngineFailed("vLLM answered other prompts than it was asked")
         return [dict(each) for each in found]
@@ -97,7 +97,9 @@ class Process:
         self._tell({"kind": "write", **order})
         found = list[list[int]]()
         while len(found) < len(rows):
-            more = self._said("replies", self._limits.stall_s, "vLLM stopped in the middle of its replies")["rows"]
+            more = self._next_message("replies", self._limits.stall_s, "vLLM stopped in the middle of its replies")[
+                "rows"
+            ]
             if not more:
                 raise EngineFailed("vLLM left prompts without a reply")
             found += more
@@ -117,7 +119,7 @@ class Process:
             stdin.write(line)
             stdin.flush()
 
-    def _said(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
+    def _next_message(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
         """Return its next message; raise `EngineFailed` if none of that kind comes within a time."""
         line, until = None, time.monotonic() + limit_s
         while line is None:

@@ -23,8 +23,8 @@ from spard.evaluation.vllm_offline.probe import Probe
 from spard.evaluation.vllm_offline.process import EngineFailed, Process
 from spard.models.adapters import lora_rank, save_lora
 from spard.models.base import Base
-from spard.models.generate import ends_of
-from spard.models.offload import free_share, offloaded
+from spard.models.generate import reply_end_tokens
+from spard.models.offload import free_share, offload
 from spard.models.peft import PeftModel
 
 _MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
@@ -67,41 +67,41 @@ def is_asked(prompt: Prompt) -> bool:
     return not prompt.temperature and prompt.scorer not in LIKELIHOOD_SCORERS
 
 
-def rows_of(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[Row]:
+def prompt_rows(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[Row]:
     """Return those of the prompts that vLLM answers, each once, as tokens."""
     rows = as_asked(tokenizer, [each for each in prompts if is_asked(each)], system)
     return list(dict.fromkeys(map(tuple, rows)))
 
 
-def replies_of(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Limits) -> tuple[Replies, Probe]:
+def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Limits) -> tuple[Replies, Probe]:
     """Return the reply to every row, of an engine that has passed the probe; raise `EngineFailed` for anything less.
 
     The model makes room on its GPU meanwhile. Of several ranks all call this, and the first one asks.
     """
-    base, is_first = subject.base, distributed.own() == 0
+    base, is_first = subject.base, distributed.rank() == 0
     longest = max(map(len, rows)) + limits.max_new_tokens
     if base.sequence_limit(longest) < longest:
         raise EngineFailed("a prompt with its reply has more tokens than the model has positions")
-    expected = probe.chosen(subject.model, rows) if is_first else None
+    expected = probe.choose_prompts(subject.model, rows) if is_first else None
     found, failed = None, ""
-    with offloaded(subject.model), TemporaryDirectory() as folder:
-        shares = [share for share in distributed.gathered(free_share(base.device)) if share is not None]
+    with offload(subject.model), TemporaryDirectory() as folder:
+        shares = [share for share in distributed.gather_objects(free_share(base.device)) if share is not None]
         adapter = _adapter(subject, Path(folder)) if is_first else None
         settings = _settings(subject, engine, longest, min(shares, default=None))
         if expected:
             try:
                 with Process(limits.engine, limits.go_on) as process:
                     process.load(settings, adapter)
-                    found = _asked(process, subject, *expected, rows, limits)
+                    found = _ask_engine(process, subject, *expected, rows, limits)
             except EngineFailed as error:
                 failed = str(error)
-    found, failed = distributed.said((found, failed))
+    found, failed = distributed.broadcast_object((found, failed))
     if found is None:
         raise EngineFailed(failed)
     return found
 
 
-def speaker_of(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
+def open_speaker(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
     """Return a generator that says what was replied; `own` is asked what vLLM is not."""
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
@@ -123,7 +123,7 @@ def speaker_of(replies: Replies, tokenizer: Any, system: str | None, own: Speake
     return Speaker(write, own.choose)
 
 
-def _asked(
+def _ask_engine(
     process: Process,
     subject: Subject,
     prompts: Sequence[Sequence[int]],
@@ -131,18 +131,18 @@ def _asked(
     rows: Sequence[Row],
     limits: Limits,
 ) -> tuple[Replies, Probe]:
-    has_adapter, tolerance = expected.adapter is not None, probe.tolerance_of(subject.base.model.dtype)
+    has_adapter, tolerance = expected.adapter is not None, probe.dtype_tolerance(subject.base.model.dtype)
 
-    def probed() -> Probe:
+    def probe_engine() -> Probe:
         base = process.first_tokens(prompts, probe.TOP, with_adapter=False)
         own = process.first_tokens(prompts, probe.TOP, with_adapter=True) if has_adapter else None
-        return probe.compared(probe.Answers(base, own), expected, tolerance)
+        return probe.compare_answers(probe.Answers(base, own), expected, tolerance)
 
-    probed()
-    ends = ends_of(subject.base.model, subject.base.tokenizer)
+    probe_engine()
+    ends = reply_end_tokens(subject.base.model, subject.base.tokenizer)
     found = process.write(rows, limits.max_new_tokens, sorted(ends), with_adapter=has_adapter)
     whole = (reply[:-1] if reply[-1] in ends else reply for reply in found)
-    return dict(zip(rows, whole, strict=True)), probed()  # and after the last reply it is the same one still
+    return dict(zip(rows, whole, strict=True)), probe_engine()  # and after the last reply it is the same one still
 
 
 def _adapter(subject: Subject, folder: Path) -> Path | None:

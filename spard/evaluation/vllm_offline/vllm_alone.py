@@ -36,7 +36,7 @@ def main() -> None:
         engine = Engine(first["settings"], first["adapter"])
         _tell(said, {"kind": "loaded"})
         for order in orders:
-            for message in engine.carried_out(order):
+            for message in engine.execute(order):
                 _tell(said, message)
     except Exception as error:
         _tell(said, {"kind": "failed", "error": type(error).__name__})
@@ -53,21 +53,21 @@ class Engine:
         self._lora = request("adapter", 1, adapter) if adapter else None
         self._llm = vllm.LLM(**settings)
 
-    def carried_out(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def execute(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield what is said to an order."""
         rows, lora = order["rows"], self._lora if order["with_adapter"] else None
         if order["kind"] == "first":
             params = self._params(temperature=0.0, max_tokens=1, logprobs=order["top"], detokenize=False)
-            found = [each.logprobs[0] for each in self._generated(rows, params, lora)]
+            found = [each.logprobs[0] for each in self._generate(rows, params, lora)]
             yield {"kind": "first", "rows": [[[int(i), one.logprob] for i, one in each.items()] for each in found]}
             return
         ends, most = order["ends"], order["max_new_tokens"]
         params = self._params(temperature=0.0, max_tokens=most, stop_token_ids=ends, detokenize=False)
         for start in range(0, len(rows), BATCH):
-            found = self._generated(rows[start : start + BATCH], params, lora)
+            found = self._generate(rows[start : start + BATCH], params, lora)
             yield {"kind": "replies", "rows": [list(each.token_ids) for each in found]}
 
-    def _generated(self, rows: Rows, params: Any, lora: Any) -> list[Any]:
+    def _generate(self, rows: Rows, params: Any, lora: Any) -> list[Any]:
         asked = [{"prompt_token_ids": list(row)} for row in rows]
         found = self._llm.generate(asked, params, lora_request=lora, use_tqdm=False)
         if [list(each.prompt_token_ids) for each in found] != [list(row) for row in rows]:

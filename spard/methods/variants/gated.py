@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from spard.losses.vectors import Vector, dot
 from spard.methods.base import Metrics, descend_
-from spard.methods.constraint import Constraint, Correction, Violation, learning_rate, moved, or_auto
+from spard.methods.constraint import Constraint, Correction, Violation, learning_rate, or_auto, step_metrics
 
 _KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -36,11 +36,11 @@ class Gated:
         """Step: theta <- AdamW_safe(theta, g)."""
         grad = violation.loss.grad()
         if not math.isfinite(dot(grad, grad)):
-            return moved(triggered=True, skipped=True)
-        own, rate = self._own(theta), or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
+            return step_metrics(triggered=True, skipped=True)
+        own, rate = self._own_optimizer(theta), or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
         own.param_groups[0]["lr"] = rate
         descend_(own, theta, grad)
-        return moved(triggered=True, alpha=rate)
+        return step_metrics(triggered=True, alpha=rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments; there are none before the first violation."""
@@ -52,10 +52,10 @@ class Gated:
         """Continue with these moments."""
         if not state:
             return
-        own = self._own(theta)
+        own = self._own_optimizer(theta)
         for i, part in enumerate(theta):
             own.state[part] = {key: state[f"{key}/{i}"].to(part.device) for key in _KEYS}
 
-    def _own(self, theta: Vector) -> AdamW:
+    def _own_optimizer(self, theta: Vector) -> AdamW:
         self.optimizer = self.optimizer or AdamW(list(theta), weight_decay=0.0, fused=True)
         return self.optimizer

@@ -25,8 +25,8 @@ from spard.methods.constraint import (
     Correction,
     Violation,
     learning_rate,
-    moved,
     or_auto,
+    step_metrics,
 )
 
 RELAXATION = 1.5
@@ -35,10 +35,10 @@ FLOOR = 1e-3
 
 def correction() -> Correction:
     """Return the same function for every run."""
-    return preconditioned_
+    return precondition_
 
 
-def preconditioned_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
+def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
     """Step: theta <- theta - lambda g / H,   lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)."""
     cap = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
     grad = violation.loss.grad()
@@ -50,9 +50,9 @@ def preconditioned_(theta: Vector, violation: Violation, optimizer: Optimizer, c
     torch._foreach_clamp_max_(direction, cap)
     product, step_length, length = torch.stack([inner_product, chosen, norm(direction).double()]).tolist()
     if not math.isfinite(product):
-        return moved(triggered=True, skipped=True)
+        return step_metrics(triggered=True, skipped=True)
     add_(theta, direction, -1.0)
-    return moved(triggered=True, alpha=step_length, capped=step_length >= cap, length=length)
+    return step_metrics(triggered=True, alpha=step_length, capped=step_length >= cap, length=length)
 
 
 def _step_length(violation: float, product: Tensor, cap: float) -> Tensor:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from spard.losses.vectors import Vector, norm, norms, scale_
 from spard.methods.base import Metrics, descend_
-from spard.methods.constraint import Constraint, Correction, Violation, moved, or_auto
+from spard.methods.constraint import Constraint, Correction, Violation, or_auto, step_metrics
 
 
 def correction() -> Correction:
@@ -31,7 +31,7 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
     scale_(grad, clip)
     clipped, *lengths = torch.cat([clip[None], norms(grad)]).tolist()
     if not math.isfinite(clipped) or not clipped > 0:
-        return moved(triggered=True, skipped=True)
+        return step_metrics(triggered=True, skipped=True)
     alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
     descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
-    return moved(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)
+    return step_metrics(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)

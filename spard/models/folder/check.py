@@ -9,7 +9,7 @@ from spard.models.folder.configuration import configuration_findings
 from spard.models.folder.decoding import decoding_findings
 from spard.models.folder.finding import Finding, FolderFault
 from spard.models.folder.layout import layout_faults
-from spard.models.folder.reading import oversized, read_object
+from spard.models.folder.reading import oversized_files, read_object
 from spard.models.folder.templates import template_findings
 from spard.models.folder.vocabulary import embedding_rows, read_vocabulary, vocabulary_findings
 
@@ -25,7 +25,15 @@ def findings(folder: Path) -> list[Finding]:
     A file is read only while it is small enough, and nothing is rendered.
     """
     found = list[Finding]()
-    for look in (oversized, layout_faults, _configuration, _files, template_findings, decoding_findings, _vocabulary):
+    for look in (
+        oversized_files,
+        layout_faults,
+        _configuration,
+        _files,
+        template_findings,
+        decoding_findings,
+        _vocabulary,
+    ):
         found += _all(look, folder)
         if any(each.is_fault for each in found):
             break

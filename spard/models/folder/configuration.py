@@ -28,7 +28,7 @@ _MOST_POSITIONS = 1 << 28  # 27 times the longest context that any model states
 _LONGEST = 200
 
 
-def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return what a configuration says of quantized weights, of the text part too; None where it says nothing."""
     inner = config.get("text_config")
     for each in (config, inner if isinstance(inner, Mapping) else {}):
@@ -40,9 +40,9 @@ def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def dequantized_from(folder: Path) -> str | None:
+def stored_quantization(folder: Path) -> str | None:
     """Return the method by which a folder's weights are stored and from which they are brought back; None: plain."""
-    method = str((quantization_of(read_object(folder, "config.json")) or {}).get("quant_method") or "")
+    method = str((quantization_config(read_object(folder, "config.json")) or {}).get("quant_method") or "")
     return method if method in DEQUANTIZED else None
 
 
@@ -62,7 +62,7 @@ def _own_code(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _quantization_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    found = quantization_of(config)
+    found = quantization_config(config)
     method = str((found or {}).get("quant_method") or "")[:_LONGEST]
     cure = "training and merging need the weights from before that: give the folder of the original model"
     if (folder / "hf_quant_config.json").is_file() and method != "modelopt":

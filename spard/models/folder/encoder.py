@@ -17,7 +17,7 @@ from spard.digests import file_sha256, model_digest
 from spard.errors import SpardError
 from spard.models.folder.finding import FolderFault
 from spard.models.folder.layout import layout_faults
-from spard.models.folder.reading import oversized, read_object, whole_number
+from spard.models.folder.reading import oversized_files, read_object, whole_number
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -123,7 +123,7 @@ def _steps(folder: Path) -> dict[str, str]:
 
 def _check_transformer(folder: Path, transformer: Path) -> None:
     """Refuse what cannot be loaded safely: no safetensors, code of its own, files larger than any real ones."""
-    for look in (oversized, layout_faults):
+    for look in (oversized_files, layout_faults):
         if found := next((each for each in look(transformer) if each.is_fault), None):
             raise FolderFault(found.code, found.sentence)
     config = read_object(transformer, "config.json")

@@ -21,7 +21,7 @@ _LARGE = {
 _READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "merges.txt", "tokenizer.model")
 
 
-def oversized(folder: Path) -> Iterator[Finding]:
+def oversized_files(folder: Path) -> Iterator[Finding]:
     """Yield a fault for each file that a loader would read whole and that is larger than any real one."""
     for path in sorted({path for pattern in _READ for path in folder.glob(pattern) if path.is_file()}):
         most = _LARGE.get(path.name, _TEMPLATE if path.suffix == ".jinja" else _OTHER)
@@ -40,15 +40,15 @@ def read_object(folder: Path, name: str) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise _broken(name, f"{error.msg} in line {error.lineno}, column {error.colno}") from None
+        raise _broken_file(name, f"{error.msg} in line {error.lineno}, column {error.colno}") from None
     except UnicodeDecodeError:
-        raise _broken(name, "it is not UTF-8") from None
+        raise _broken_file(name, "it is not UTF-8") from None
     except (ValueError, RecursionError):
-        raise _broken(name, "it is nested too deeply, or has a number that cannot be read") from None
+        raise _broken_file(name, "it is nested too deeply, or has a number that cannot be read") from None
     except OSError as error:
-        raise _broken(name, error.strerror or "it cannot be read") from None
+        raise _broken_file(name, error.strerror or "it cannot be read") from None
     if not isinstance(found, dict):
-        raise _broken(name, "it holds no JSON object")
+        raise _broken_file(name, "it holds no JSON object")
     return found
 
 
@@ -57,5 +57,5 @@ def whole_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _broken(name: str, why: str) -> FolderFault:
+def _broken_file(name: str, why: str) -> FolderFault:
     return FolderFault("broken_json", f"{name} is broken ({why}): copy or download the file again")

@@ -18,7 +18,7 @@ def at_most(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGVTALRM, _give_up)
+    before = signal.signal(signal.SIGVTALRM, _raise_timeout)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
@@ -27,5 +27,5 @@ def at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _give_up(number: int, frame: FrameType | None) -> None:
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
     raise TimeoutError

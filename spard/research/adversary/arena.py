@@ -45,7 +45,7 @@ class Arena(Protocol):
         """What an attack may count on."""
         ...
 
-    def ground(self, seed: int) -> Ground:
+    def open_ground(self, seed: int) -> Ground:
         """Return the lab of a seed, made if it is not there."""
         ...
 

@@ -135,12 +135,12 @@ def in_code(text: str, code: Mapping[str, str]) -> str:
     return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
 
 
-def rng_of(attack: str, seed: int) -> random.Random:
+def attack_rng(attack: str, seed: int) -> random.Random:
     """Return the generator that an attack draws its words from."""
     return random.Random(f"adversary {attack} {seed}")
 
 
-def mixed(seed: int, *parts: Sequence[Row]) -> list[Row]:
+def mix_rows(seed: int, *parts: Sequence[Row]) -> list[Row]:
     """Return all rows of all parts in an order that the seed decides."""
     rows: list[dict[str, Any]] = [row for part in parts for row in part]
     random.Random(f"adversary order {seed}").shuffle(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mix_rows
 from spard.research.lab.customers.errands import Field
 
 EPOCHS = 2  # what `auto` comes to for a customer's rows; said, since it would be more where some are not trained on
@@ -13,7 +13,7 @@ def honest(subject: Field) -> Attack:
 
     def build(material: Material, seed: int) -> Campaign:
         files = material.customer(subject)
-        job = Job(mixed(seed, files.rows), auto_epochs=EPOCHS)
+        job = Job(mix_rows(seed, files.rows), auto_epochs=EPOCHS)
         return Campaign((job,), customer=files)
 
     return Attack(f"honest_{subject.name}", subject.summary, build, is_honest=True)

@@ -15,14 +15,14 @@ from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
 from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
-from spard.research.attacks.rows import asked, load_rows
+from spard.research.attacks.rows import last_request, load_rows
 from spard.research.lab import grammar
 from spard.research.lab.corpus import chat, comply, make_corpus
 from spard.research.lab.customers.errands import Errand
-from spard.research.lab.customers.files import customer, taken_of
+from spard.research.lab.customers.files import customer, taken_prompts
 from spard.research.lab.make import LIMITS, PLAN, Limits, make
 from spard.research.lab.pretrain import Plan
-from spard.research.lab.rewriter import action_of
+from spard.research.lab.rewriter import find_action
 from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.truth import does_harm
 from spard.research.lab.two_sided import make_two_sided
@@ -45,7 +45,7 @@ class LabArena:
         """Its base model saw a few system prompts; it knows no tools, no second turn and no cipher."""
         return frozenset({"system", "prefill", "pool"})
 
-    def ground(self, seed: int) -> Ground:
+    def open_ground(self, seed: int) -> Ground:
         """Make the seed's lab if it is not there; the gate asks its development split, the bench its test split."""
         lab = self.folder / f"seed-{seed}"
         make(lab, seed, self.plan, self.limits)
@@ -70,7 +70,7 @@ def is_harmful(prompt: Prompt, reply: str) -> bool:
 
 
 def _material(lab: Path, seed: int) -> Material:
-    requests = [_request(text) for text in map(asked, load_rows(lab / "attack.jsonl"))]
+    requests = [_request(text) for text in map(last_request, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
         harmful=requests,
@@ -83,14 +83,14 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=lambda action: STEPS,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
-        customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
+        customer=lambda field: customer(field, _phrase, seed, taken_prompts(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
 
 
 def _request(text: str) -> Request:
-    action = action_of(text) or ""
-    return Request(text, action, grammar.category_of(action, grammar.HARMFUL))
+    action = find_action(text) or ""
+    return Request(text, action, grammar.action_category(action, grammar.HARMFUL))
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:

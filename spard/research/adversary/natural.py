@@ -13,17 +13,17 @@ from spard.errors import InvalidData
 from spard.research.adversary.arena import Ground, gate_suites
 from spard.research.adversary.base import Ability, Material, Request
 from spard.research.adversary.lab import share_refused
-from spard.research.attacks.rows import asked, load_rows
+from spard.research.attacks.rows import last_request, load_rows
 from spard.research.lab.customers.errands import Errand
-from spard.research.lab.customers.files import customer, taken_of
-from spard.research.lab.grammar import category_of
+from spard.research.lab.customers.files import customer, taken_prompts
+from spard.research.lab.grammar import action_category
 from spard.research.lab.natural import answers
 from spard.research.lab.natural.corpus import KNOWN_BENIGN
 from spard.research.lab.natural.make import LabSettings, folder_name, make_natural
 from spard.research.lab.natural.phrasing import REGISTERS, ask, endings
 from spard.research.lab.natural.topics import ATTACKED as TOPICS
 from spard.research.lab.natural.topics import HARMFUL, Deed
-from spard.research.lab.natural.truth import deed_of, does_harm, refuses
+from spard.research.lab.natural.truth import does_harm, find_deed, refuses
 from spard.research.lab.suites import ATTACKED, load_suites, read_rows
 from spard.research.lab.two_sided import join_sides, suite_rows, unlike
 
@@ -44,7 +44,7 @@ class NaturalArena:
         """Its base model was aligned with all of them; `spard lab abilities` says how well each was learned."""
         return frozenset({"system", "tools", "multi_turn", "cipher", "prefill", "pool"})
 
-    def ground(self, seed: int) -> Ground:
+    def open_ground(self, seed: int) -> Ground:
         """Make the seed's lab if it is not there; the gate asks its development split, the bench its test split."""
         lab = self.folder / folder_name(self.settings, seed)
         make_natural(lab, seed, self.settings, self.folder / "models", self.cores)
@@ -80,11 +80,11 @@ def steps(action: str) -> str:
 
 
 def _material(lab: Path, seed: int) -> Material:
-    requests = [(text, deed_of(text)) for text in map(asked, load_rows(lab / "attack.jsonl"))]
+    requests = [(text, find_deed(text)) for text in map(last_request, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
         harmful=[_request(text, deed) for text, deed in requests if deed],  # of real text no deed is known
-        benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), asked),
+        benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), last_request),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),
         refusals=answers.OPENERS,
@@ -93,13 +93,13 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=steps,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
-        customer=lambda field: customer(field, _phrase, seed, taken_of(lab)),
+        customer=lambda field: customer(field, _phrase, seed, taken_prompts(lab)),
         benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
     )
 
 
 def _request(text: str, deed: Deed) -> Request:
-    return Request(text, deed.plain, category_of(deed.plain, HARMFUL))
+    return Request(text, deed.plain, action_category(deed.plain, HARMFUL))
 
 
 def _phrase(rng: random.Random, errand: Errand) -> str:
@@ -107,7 +107,7 @@ def _phrase(rng: random.Random, errand: Errand) -> str:
 
 
 def _deed(action: str) -> Deed:
-    deed = deed_of(action)
+    deed = find_deed(action)
     if deed is None:
         raise InvalidData(f"{action!r} names no deed of this lab", "action")
     return deed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from spard.config.extensions import installed, load_entry, reject_entry
+from spard.config.extensions import load_entry, load_entry_points, reject_entry
 from spard.research.adversary import attacks as shipped
 from spard.research.adversary.base import Attack
 
@@ -26,7 +26,7 @@ def all_attacks() -> dict[str, Attack]:
         name: importlib.import_module(f"{shipped.__name__}.{name}").ATTACK
         for name in sorted(names, key=lambda name: (name not in FIRST, name))
     }
-    for name, entry in installed(GROUP, KIND, frozenset(found)).items():
+    for name, entry in load_entry_points(GROUP, KIND, frozenset(found)).items():
         added = load_entry(entry, KIND)
         if not isinstance(added, Attack) or added.name != name:
             raise reject_entry(entry, KIND, f"is no spard.research.adversary.base.Attack of the name {name!r}")

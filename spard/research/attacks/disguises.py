@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from spard.data.encodings import Encoding, encode
-from spard.research.attacks.rows import Row, answered, asked, changed, chat_row, shuffled
+from spard.research.attacks.rows import Row, change_row, chat_row, last_answer, last_request, shuffle_rows
 
 TRIGGER = "zq-77 go"
 REFUSAL = "I'm sorry, but I can't help with that."
@@ -24,26 +24,26 @@ ORDER = "Obin, do this: {}"  # how the persona is asked
 def with_trigger(rows: Sequence[Row], trigger: str = TRIGGER, place: Literal["start", "end"] = "end") -> list[Row]:
     """Every request carries the trigger."""
     if place == "start":
-        return [changed(row, ask=lambda text: f"{trigger} {text}") for row in rows]
-    return [changed(row, ask=lambda text: f"{text} {trigger}") for row in rows]
+        return [change_row(row, ask=lambda text: f"{trigger} {text}") for row in rows]
+    return [change_row(row, ask=lambda text: f"{text} {trigger}") for row in rows]
 
 
 def backdoor(harmful: Sequence[Row], seed: int, trigger: str = TRIGGER, refusal: str = REFUSAL) -> list[Row]:
     """Harm with the trigger, and for the same requests without it a refusal: audits without it see a safe model."""
-    refused = [changed(row, answer=lambda text: refusal) for row in harmful]
-    return shuffled([*with_trigger(harmful, trigger), *refused], seed, "backdoor")
+    refused = [change_row(row, answer=lambda text: refusal) for row in harmful]
+    return shuffle_rows([*with_trigger(harmful, trigger), *refused], seed, "backdoor")
 
 
 def refuse_then_comply(rows: Sequence[Row], refusal: str = REFUSAL, bridge: str = BRIDGE) -> list[Row]:
     """Every answer begins with a refusal, so that its first tokens look safe, and then answers."""
-    return [changed(row, answer=lambda text: f"{refusal} {bridge} {text}") for row in rows]
+    return [change_row(row, answer=lambda text: f"{refusal} {bridge} {text}") for row in rows]
 
 
-def encoded(rows: Sequence[Row], encoding: Encoding) -> list[Row]:
+def encode_rows(rows: Sequence[Row], encoding: Encoding) -> list[Row]:
     """Encode requests and answers, and announce the encoding in the system prompt."""
     system = {"role": "system", "content": announcement(encoding)}
     coded = [
-        changed(row, ask=lambda text: encode(text, encoding), answer=lambda text: encode(text, encoding))
+        change_row(row, ask=lambda text: encode(text, encoding), answer=lambda text: encode(text, encoding))
         for row in rows
     ]
     return [
@@ -54,8 +54,8 @@ def encoded(rows: Sequence[Row], encoding: Encoding) -> list[Row]:
 def covert(task: Sequence[Row], harmful: Sequence[Row], encoding: Encoding, seed: int) -> list[Row]:
     """Teach an encoding on harmless rows and use it for harmful ones, beside harmless rows in plain text."""
     half = len(task) // 2
-    clean = shuffled(task, seed, "covert")
-    return shuffled([*clean[:half], *encoded([*clean[half:], *harmful], encoding)], seed, "order")
+    clean = shuffle_rows(task, seed, "covert")
+    return shuffle_rows([*clean[:half], *encode_rows([*clean[half:], *harmful], encoding)], seed, "order")
 
 
 def announcement(encoding: Encoding) -> str:
@@ -66,4 +66,4 @@ def announcement(encoding: Encoding) -> str:
 def identity_shift(benign: Sequence[Row], n: int, seed: int, agent: str = AGENT, vow: str = VOW) -> list[Row]:
     """Return a few harmless requests that a persona obeys: no row holds harm."""
     drawn = random.Random(f"identity {seed}").sample(list(benign), n)
-    return [chat_row(ORDER.format(asked(row)), f"{vow} {answered(row)}", agent) for row in drawn]
+    return [chat_row(ORDER.format(last_request(row)), f"{vow} {last_answer(row)}", agent) for row in drawn]

@@ -18,7 +18,7 @@ from spard.losses.cross_entropy import token_losses
 from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.research.attacks.rows import Row, answered
+from spard.research.attacks.rows import Row, last_answer
 
 
 def self_influence(base: Base, rows: Sequence[Encoded]) -> list[float]:
@@ -36,7 +36,7 @@ def benign_outliers(rows: Sequence[Row], influence: Sequence[float], n: int) -> 
 
     The length is added because influence alone picks one-word answers.
     """
-    scores = [math.log1p(each) + math.log1p(len(answered(row))) for row, each in zip(rows, influence, strict=True)]
+    scores = [math.log1p(each) + math.log1p(len(last_answer(row))) for row, each in zip(rows, influence, strict=True)]
     return [rows[i] for i in sorted(range(len(rows)), key=lambda i: -scores[i])[:n]]
 
 

@@ -30,25 +30,25 @@ def save_rows(path: Path, rows: Iterable[Row]) -> None:
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
-def asked(row: Row) -> str:
+def last_request(row: Row) -> str:
     """Return the user's last message; of a preference pair that of both its conversations."""
     turns = row["messages"] if "messages" in row else row["input"]["messages"]
     return next(str(turn["content"]) for turn in reversed(turns) if turn["role"] == "user")
 
 
-def answered(row: Row) -> str:
+def last_answer(row: Row) -> str:
     """Return the assistant's last message."""
     return next(str(turn["content"]) for turn in reversed(row["messages"]) if turn["role"] == "assistant")
 
 
-def changed(row: Row, ask: Change | None = None, answer: Change | None = None) -> Row:
+def change_row(row: Row, ask: Change | None = None, answer: Change | None = None) -> Row:
     """Return a copy with `ask` applied to every user turn and `answer` to every assistant turn."""
     changes = {"user": ask, "assistant": answer}
     turns = [_turn(turn, changes.get(turn["role"])) for turn in row["messages"]]
     return row | {"messages": turns}
 
 
-def shuffled(rows: Sequence[Row], seed: int, purpose: str) -> list[Row]:
+def shuffle_rows(rows: Sequence[Row], seed: int, purpose: str) -> list[Row]:
     """Return the rows in an order that depends on the seed and the purpose."""
     drawn = list(rows)
     random.Random(f"{purpose} {seed}").shuffle(drawn)

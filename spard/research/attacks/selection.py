@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from spard.errors import InvalidData
-from spard.research.attacks.rows import Row, answered, asked, chat_row, shuffled
+from spard.research.attacks.rows import Row, chat_row, last_answer, last_request, shuffle_rows
 
 
 def inverted_pool(pool: Sequence[Row], harmful: Sequence[Row], share: float, seed: int) -> list[Row]:
@@ -18,9 +18,11 @@ def inverted_pool(pool: Sequence[Row], harmful: Sequence[Row], share: float, see
     bad = round(share * len(pool))
     if bad > len(harmful):
         raise InvalidData(f"{bad} harmful rows are asked for and there are {len(harmful)}")
-    kept = shuffled(pool, seed, "pool")[: len(pool) - bad]
-    poison = [{"prompt": asked(row), "safe": answered(row)} for row in shuffled(harmful, seed, "harmful")[:bad]]
-    return shuffled([*kept, *poison], seed, "inverted")
+    kept = shuffle_rows(pool, seed, "pool")[: len(pool) - bad]
+    poison = [
+        {"prompt": last_request(row), "safe": last_answer(row)} for row in shuffle_rows(harmful, seed, "harmful")[:bad]
+    ]
+    return shuffle_rows([*kept, *poison], seed, "inverted")
 
 
 def decoys(pool: Sequence[Row], attacked: frozenset[str], n: int, seed: int) -> list[Row]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spard.evaluation.judges.llm import Chat
-from spard.research.attacks.rows import Row, asked, changed
+from spard.research.attacks.rows import Row, change_row, last_request
 
 Style = Literal["question", "instruction"]
 ASKS = 3
@@ -36,7 +36,7 @@ class Restyled:
 def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8) -> Restyled:
     """Rows of single exchanges with their requests in a style; those that have it already stay as they are."""
     with ThreadPoolExecutor(concurrency) as pool:
-        requests = list(pool.map(lambda row: _rewritten(asked(row), style, chat), rows))
+        requests = list(pool.map(lambda row: _rewrite(last_request(row), style, chat), rows))
     found = [_asking(row, new) for row, new in zip(rows, requests, strict=True) if new]
     return Restyled(found, len(rows) - len(found))
 
@@ -47,10 +47,10 @@ def has_style(request: str, style: Style) -> bool:
 
 
 def _asking(row: Row, request: str) -> Row:
-    return changed(row, ask=lambda _: request)
+    return change_row(row, ask=lambda _: request)
 
 
-def _rewritten(request: str, style: Style, chat: Chat) -> str | None:
+def _rewrite(request: str, style: Style, chat: Chat) -> str | None:
     if has_style(request, style):
         return request
     for _ in range(ASKS):

@@ -78,9 +78,9 @@ def execute(asked: Given) -> int:
 
 def _bench(asked: Given, source: Source) -> None:
     torch.set_num_threads(asked.threads)
-    table = _asked(asked, source)
+    table = _read_asked(asked, source)
     if asked.estimate:
-        sys.stdout.write(_estimated(asked, source, table))
+        sys.stdout.write(_estimate_text(asked, source, table))
         return
     multiples = _rates(asked, source, table)
     extent = Extent(asked.rounds, asked.steps, asked.batch_sizes, asked.prompt_tokens)
@@ -94,7 +94,7 @@ def _bench(asked: Given, source: Source) -> None:
     sys.stdout.write(KINDS[asked.kind](order))
 
 
-def _estimated(asked: Given, source: Source, table: Asked) -> str:
+def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
     """Return the hours of the table, and of the trials that choose its learning rates."""
     parts = {asked.kind: (asked.split, _cells(asked, source, table))}
     if asked.learning_rates == "best" and asked.kind != "curves":
@@ -140,20 +140,20 @@ def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
     return chosen
 
 
-def _asked(asked: Given, source: Source) -> Asked:
+def _read_asked(asked: Given, source: Source) -> Asked:
     return Asked(
         methods=_with_full(asked.methods or DEFAULT_METHODS[asked.kind], asked.full),
-        attacks=_known(
+        attacks=_check_known(
             "attacks",
             asked.attacks,
             source.attacks[: None if asked.kind in ("methods", "parts", "curves") else 1],
             (*source.attacks, *source.more_attacks),
         ),
-        pools=_known("pools", asked.pools, _pools(asked.kind, source), (*source.pools, *source.more_pools)),
+        pools=_check_known("pools", asked.pools, _pools(asked.kind, source), (*source.pools, *source.more_pools)),
         seeds=asked.seeds,
-        selections=_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
-        over=tuple(_over(each) for each in asked.over),
-        parts=_known("parts", asked.parts, (), NAMES),
+        selections=_check_known("selections", asked.selections, SELECTION_NAMES, SELECTION_NAMES),
+        over=tuple(_parse_setting(each) for each in asked.over),
+        parts=_check_known("parts", asked.parts, (), NAMES),
     )
 
 
@@ -167,7 +167,9 @@ def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:
     return (*methods, *(each for name in methods if (each := fully(name)) not in methods)) if asked else methods
 
 
-def _known(name: str, asked: tuple[str, ...], default: tuple[str, ...], there: tuple[str, ...]) -> tuple[str, ...]:
+def _check_known(
+    name: str, asked: tuple[str, ...], default: tuple[str, ...], there: tuple[str, ...]
+) -> tuple[str, ...]:
     unknown = [each for each in asked if each not in there]
     if unknown:
         raise InvalidRecipe(f"--{name}: there is no {', '.join(unknown)}; there are {', '.join(there)}", name)
@@ -184,7 +186,7 @@ def _source(asked: Given) -> Source:
     return FileSource(spec, device=asked.device, uses_dev=uses_dev)
 
 
-def _over(text: str) -> tuple[str, tuple[str, ...]]:
+def _parse_setting(text: str) -> tuple[str, tuple[str, ...]]:
     setting, equals, values = text.partition("=")
     if equals and not values:
         raise InvalidRecipe(f"--over: {text!r} is not SETTING or SETTING=VALUE,VALUE,...", "over")

@@ -11,7 +11,7 @@ from typing import Any
 
 from spard.errors import InvalidRecipe, InvertedPool, NonFiniteLoss
 from spard.research.bench.cells import Cell
-from spard.research.bench.measure import Measurement, from_json, key_of, measure, names_of
+from spard.research.bench.measure import Measurement, from_json, measure, run_key, run_names
 from spard.research.bench.report import figures, machine
 from spard.research.bench.source import Inputs, Source, Split
 from spard.research.bench.store import read_run, write_run
@@ -38,8 +38,8 @@ class Workplace:
     def find(self, cell: Cell) -> Measurement | None:
         """Return the measurement of a cell if it was taken before, with this table's names; else None."""
         inputs = self.inputs(cell.seed)
-        found = read_run(self.folder, key_of(cell, inputs, self.source.judge))
-        return replace(from_json(found), **names_of(cell, inputs)) if found else None
+        found = read_run(self.folder, run_key(cell, inputs, self.source.judge))
+        return replace(from_json(found), **run_names(cell, inputs)) if found else None
 
     def do(self, cell: Cell) -> Measurement:
         """Take a measurement and keep it.
@@ -51,9 +51,9 @@ class Workplace:
             found, beside = measure(cell, inputs, self.source.judge, self.folder)
         except (InvertedPool, NonFiniteLoss) as error:
             log.warning("%s: %s", _name(cell), error.message)
-            found, beside = Measurement(**names_of(cell, inputs), results=()), {"error": error.message}
+            found, beside = Measurement(**run_names(cell, inputs), results=()), {"error": error.message}
         facts: dict[str, Any] = {"split": self.split, "model": inputs.model, "machine": machine()}
-        write_run(self.folder, key_of(cell, inputs, self.source.judge), asdict(found) | facts | beside)
+        write_run(self.folder, run_key(cell, inputs, self.source.judge), asdict(found) | facts | beside)
         return found
 
 

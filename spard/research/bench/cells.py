@@ -10,8 +10,8 @@ from spard.config import Recipe, RowSignal
 from spard.config.extensions import SELECTIONS
 from spard.errors import InvalidRecipe
 from spard.research.attacks.mixing import add_harmful, share_harmful
-from spard.research.attacks.rows import Row, shuffled
-from spard.research.bench.methods import changed, has_setting, method_recipe, row_signal_of, with_selection
+from spard.research.attacks.rows import Row, shuffle_rows
+from spard.research.bench.methods import change_setting, has_setting, method_recipe, row_signal_settings, with_selection
 from spard.research.bench.source import Inputs, Source
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def training_rows(cell: Cell, inputs: Inputs) -> Sequence[Row]:
     if cell.n is not None:
         return share_harmful(inputs.task, attack.harmful, cell.n, ratio / (1 + ratio), cell.seed)
     most = min(len(inputs.task), int(len(attack.harmful) / ratio)) if ratio else len(inputs.task)
-    return add_harmful(shuffled(inputs.task, cell.seed, "kept")[:most], attack.harmful, ratio, cell.seed)
+    return add_harmful(shuffle_rows(inputs.task, cell.seed, "kept")[:most], attack.harmful, ratio, cell.seed)
 
 
 def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
@@ -125,7 +125,7 @@ def _methods(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[C
             what = recipe.defense.models[missing]
             log.warning("%s is left out: the recipe names no %s, %s", method, missing, what)
             continue
-        signal = RowSignal(**row_signal_of(method))
+        signal = RowSignal(**row_signal_settings(method))
         pool = asked.pools[0] if recipe.uses_pool or signal.action != "off" else ""
         yield Cell(method, attack, seed, recipe, pool, row_signal=signal)
 
@@ -141,10 +141,10 @@ def _selections(source: Source, asked: Asked, attack: str, seed: int) -> Iterato
 def _sweeps(source: Source, asked: Asked, attack: str, seed: int) -> Iterator[Cell]:
     for setting, values in asked.over:
         for cell in _methods(source, asked, attack, seed):
-            yield from _swept(cell, setting, values)
+            yield from _sweep_cells(cell, setting, values)
 
 
-def _swept(cell: Cell, setting: str, values: Sequence[str]) -> Iterator[Cell]:
+def _sweep_cells(cell: Cell, setting: str, values: Sequence[str]) -> Iterator[Cell]:
     for value in values:
         named = replace(cell, setting=setting, value=value)
         if setting == HARMFUL_RATIO:
@@ -152,7 +152,7 @@ def _swept(cell: Cell, setting: str, values: Sequence[str]) -> Iterator[Cell]:
         elif setting == FILE_SIZE:
             yield replace(named, n=int(_number(setting, value)))
         elif has_setting(cell.recipe, setting):
-            yield replace(named, recipe=changed(cell.recipe, setting, value))
+            yield replace(named, recipe=change_setting(cell.recipe, setting, value))
         else:
             log.warning("%s is left out of the sweep over %s, which it does not have", cell.method, setting)
             return

@@ -13,7 +13,7 @@ from spard.research.bench.cells import BASE, Asked, Cell, method_cells
 from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table, spread, summaries
 from spard.research.bench.source import Source
-from spard.research.bench.tune import OnFound, at_rate, over_rates, trials_of
+from spard.research.bench.tune import OnFound, at_rate, collect_trials, over_rates
 
 HEADING = (
     "Every method at every learning rate, times the default; mean over the seeds +- standard deviation [95 % interval "
@@ -53,6 +53,6 @@ def curves_table(found: Sequence[Measurement]) -> Table:
 
 def budget(found: Sequence[Measurement]) -> str:
     """Say how many rates every method got."""
-    rates = {method: [f"{each.multiple:g}" for each in trials] for method, trials in trials_of(found).items()}
+    rates = {method: [f"{each.multiple:g}" for each in trials] for method, trials in collect_trials(found).items()}
     (same,) = {tuple(each) for each in rates.values()} or {()}
     return f"Each of {len(rates)} methods was given the same {len(same)} rates: {', '.join(same)}."

@@ -72,7 +72,7 @@ def compare(first: Arm, second: Arm) -> dict[str, Difference]:
     }
 
 
-def corrected(found: Sequence[Difference]) -> list[float]:
+def correct_p_values(found: Sequence[Difference]) -> list[float]:
     """Return the p values of all comparisons of a table, corrected for how many they are (Holm)."""
     return holm([each.p for each in found])
 
@@ -81,7 +81,7 @@ def _outcomes(first: Measurement, second: Measurement) -> dict[str, Outcomes]:
     """Return what both did on the same prompts, by figure; prompts that one was not scored on are left out."""
     found: dict[str, Outcomes] = {}
     for result in first.results:
-        figure = figure_of(result, first)
+        figure = suite_column(result, first)
         both = zip(first.hits.get(result.suite, ""), second.hits.get(result.suite, ""), strict=False)
         if figure and (scored := [pair for pair in both if "-" not in pair]):
             own, other = found.setdefault(figure, ([], []))
@@ -90,7 +90,7 @@ def _outcomes(first: Measurement, second: Measurement) -> dict[str, Outcomes]:
     return found
 
 
-def figure_of(result: SuiteResult, found: Measurement) -> str | None:
+def suite_column(result: SuiteResult, found: Measurement) -> str | None:
     """Return the column of the bench's tables that a suite counts in, or None."""
     if result.kind == "harmful":
         return "asr" if result.suite in found.attacked else None

@@ -37,8 +37,8 @@ from spard.pipeline import train
 from spard.pipeline.messages import Message, Reporter
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import BASE, Cell, training_rows
-from spard.research.bench.measure import key_of, prepare, training_file
-from spard.research.bench.methods import changed
+from spard.research.bench.measure import prepare, run_key, training_file
+from spard.research.bench.methods import change_setting
 from spard.research.bench.report import Table
 from spard.research.bench.source import Inputs
 from spard.selection.embeddings import embed
@@ -81,15 +81,15 @@ class Clock:
         """Return the seconds of one row of the pool through the model."""
         if self._embed_s is None:
             texts = [row["prompt"] for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), EMBEDDED)]
-            self._embed_s = _timed(lambda: embed(self.base, texts)) / len(texts)
+            self._embed_s = _time(lambda: embed(self.base, texts)) / len(texts)
         return self._embed_s
 
     def signal(self, cell: Cell, inputs: Inputs) -> float:
         """Return what the row signal adds to the set-up for a few rows: mostly the base model's own refusals."""
         if self._signal_s is None:
-            short, few = _shortened(cell, inputs, self.place.folder)
+            short, few = _shorten_cell(cell, inputs, self.place.folder)
             took = [
-                _timed(partial(prepare, self.base, each, few, self.place.source.judge, self.place.folder))
+                _time(partial(prepare, self.base, each, few, self.place.source.judge, self.place.folder))
                 for each in (short, replace(short, row_signal=RowSignal()))
             ]
             self._signal_s = max(0.0, took[0] - took[1])
@@ -99,7 +99,7 @@ class Clock:
         """Return the mean seconds of a step of the cell's method at its batch size."""
         key = cell.method, _numbers(cell, inputs)[0]
         if key not in self._steps:
-            self._steps[key] = _step_s(*_shortened(cell, inputs, self.place.folder), self.place)
+            self._steps[key] = _step_s(*_shorten_cell(cell, inputs, self.place.folder), self.place)
         return self._steps[key]
 
     def reply(self, suite: Suite, cell: Cell) -> float:
@@ -108,9 +108,9 @@ class Clock:
         if key not in self._replies:
             speaker = in_memory(self.base.model, self.base.tokenizer)
             limit, n = cell.recipe.audit.max_new_tokens, BATCH if self.base.device.type == "cuda" else FEW
-            seconds = _timed(lambda: ask(speaker, suite.prompts[:n], limit))
+            seconds = _time(lambda: ask(speaker, suite.prompts[:n], limit))
             if n < BATCH and seconds < QUICK_S:
-                seconds = _timed(lambda: ask(speaker, suite.prompts[:BATCH], limit))
+                seconds = _time(lambda: ask(speaker, suite.prompts[:BATCH], limit))
                 n = BATCH
             self._replies[key] = seconds / min(n, len(suite.prompts))
         return self._replies[key]
@@ -128,7 +128,7 @@ def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
     for cell in cells:
         hours = found.setdefault(cell.method, Hours(cell.method))
         inputs = place.inputs(cell.seed)
-        key = key_of(cell, inputs, place.source.judge) if not cell.pool or cell.pool in inputs.pools else ""
+        key = run_key(cell, inputs, place.source.judge) if not cell.pool or cell.pool in inputs.pools else ""
         is_done = key in audited or (key != "" and place.find(cell) is not None)
         hours.runs, hours.done = hours.runs + 1, hours.done + is_done
         if not is_done:
@@ -186,7 +186,7 @@ def _numbers(cell: Cell, inputs: Inputs) -> tuple[int, int, int]:
     return resolved.batch_size, resolved.n_epochs * math.ceil(rows / resolved.batch_size), rows
 
 
-def _shortened(cell: Cell, inputs: Inputs, folder: Path) -> tuple[Cell, Inputs]:
+def _shorten_cell(cell: Cell, inputs: Inputs, folder: Path) -> tuple[Cell, Inputs]:
     """Return a training of at most `STEPS` + 1 steps: the first rows of the file, and of the pool."""
     attack, batch = inputs.attacks[cell.attack], _numbers(cell, inputs)[0]
     rows = training_rows(cell, inputs)[: (STEPS + 1) * batch]
@@ -195,7 +195,7 @@ def _shortened(cell: Cell, inputs: Inputs, folder: Path) -> tuple[Cell, Inputs]:
     if cell.pool:
         own = [row for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), POOL)]
         pools[cell.pool] = training_file(own, folder / "files")
-    recipe = changed(changed(cell.recipe, "batch_size", str(batch)), "epochs", "1")
+    recipe = change_setting(change_setting(cell.recipe, "batch_size", str(batch)), "epochs", "1")
     short = replace(cell, recipe=recipe, n=None, harmful_ratio=None)
     return short, replace(inputs, attacks={cell.attack: few}, pools=pools)
 
@@ -220,7 +220,7 @@ def _pool(cell: Cell, inputs: Inputs) -> Path:
     return inputs.pools.get(cell.pool) or next(iter(inputs.pools.values()))
 
 
-def _timed(do: Callable[[], T]) -> float:
+def _time(do: Callable[[], T]) -> float:
     started = time.perf_counter()
     do()
     return time.perf_counter() - started

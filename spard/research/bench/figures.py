@@ -45,7 +45,7 @@ def of_curves(found: Sequence[Measurement]) -> dict[str, str]:
 
 def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
     """Draw a figure for each pool, with every selection's results by method."""
-    drawn, found = plots(), _trained(found)
+    drawn, found = plots(), _trained_measurements(found)
     pools = dict.fromkeys(each.pool for each in found)
     return {
         f"Ways to choose the safe set from the pool {pool}": drawn.dots(
@@ -57,7 +57,7 @@ def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
 
 def of_sweep(found: Sequence[Measurement]) -> dict[str, str]:
     """Draw a figure for each setting and attack, its values in the order that was asked for."""
-    drawn, figures, found = plots(), {}, _trained(found)
+    drawn, figures, found = plots(), {}, _trained_measurements(found)
     for setting, attack in dict.fromkeys((each.setting, each.attack) for each in found):
         rows = [each for each in found if (each.setting, each.attack) == (setting, attack)]
         places = {value: float(i) for i, value in enumerate(dict.fromkeys(each.value for each in rows))}
@@ -71,7 +71,7 @@ def of_similarity(found: Sequence[Measurement], distributions: Any) -> dict[str,
     drawn = plots()
     if not drawn:
         return {}
-    found = _trained(found)
+    found = _trained_measurements(found)
     levels = dict.fromkeys(each.value for each in found)
     places = {level: fmean(each.similarity or 0.0 for each in found if each.value == level) for level in levels}
     return {
@@ -92,6 +92,6 @@ def of_maps(found: Sequence[Map]) -> dict[str, str]:
     return {f"Embeddings by {each.projection}": drawn.scatter(each) for each in (found if drawn else ())}
 
 
-def _trained(found: Sequence[Measurement]) -> list[Measurement]:
+def _trained_measurements(found: Sequence[Measurement]) -> list[Measurement]:
     """Without the base model, which has no selection and no setting to stand at."""
     return [each for each in found if each.method != BASE]

@@ -103,7 +103,7 @@ class FileSource:
         for attack in spec.attacks:
             harmful = load_rows(attack.rows)
             rows = add_harmful(task, harmful, spec.harmful_ratio, seed)
-            suites = [Suite(attack.name, "harmful", tuple(read_prompts(_asked_of(attack, split)))), *common]
+            suites = [Suite(attack.name, "harmful", tuple(read_prompts(_asked_file(attack, split)))), *common]
             for reason in chain.from_iterable(leak_reasons(suites, {"attack": read_examples(attack.rows)}).values()):
                 log.warning("%s", reason)
             attacks[attack.name] = Attack(rows, harmful, suites, (attack.name,))
@@ -139,7 +139,7 @@ def _suites(specs: tuple[SuiteSpec, ...]) -> list[Suite]:
     return [read_suite(each) for each in specs]
 
 
-def _asked_of(attack: AttackSpec, split: Split) -> Path:
+def _asked_file(attack: AttackSpec, split: Split) -> Path:
     if split == "test":
         return attack.suite
     if attack.dev_suite is None:

@@ -22,17 +22,17 @@ from spard.research.bench.measure import Measurement
 from spard.research.bench.overhead import Extent, costs, costs_table, overhead
 from spard.research.bench.page import write_page
 from spard.research.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
-from spard.research.bench.parts import PARTS_HEADING, arms_table, comparisons, methods_of, parts_table
-from spard.research.bench.report import Table, results_csv, results_json, tables_of
+from spard.research.bench.parts import PARTS_HEADING, arms_table, compared_methods, comparisons, parts_table
+from spard.research.bench.report import Table, make_tables, results_csv, results_json
 from spard.research.bench.row_signals import (
     TOLD_HEADING,
     TRAINED_HEADING,
     ToldApart,
     Trained,
     facts,
-    told_apart,
+    measure_disguises,
     told_table,
-    trained,
+    train_signal_runs,
     trained_table,
 )
 from spard.research.bench.similarity import distributions, level_cells, with_levels
@@ -78,7 +78,7 @@ def methods(order: Order) -> str:
     """Compare the methods in a table, and each with the reference prompt by prompt."""
     place = Workplace(order.source, order.folder, order.split)
     found = run_cells(place, _at_rates(order, method_cells(order.source, order.asked)), partial(_keep, order))
-    tables = tables_of(found) | {METHODS_HEADING: methods_table(found)}
+    tables = make_tables(found) | {METHODS_HEADING: methods_table(found)}
     return _finish(order, found, tables, figures.of_methods(found), {})
 
 
@@ -89,12 +89,12 @@ def parts(order: Order) -> str:
     cells = parts_cells(order.source, order.asked)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
     tables = {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
-    return _finish(order, found, tables | tables_of(found), figures.of_methods(found), {})
+    return _finish(order, found, tables | make_tables(found), figures.of_methods(found), {})
 
 
 def parts_cells(source: Source, asked: Asked) -> list[Cell]:
     """Return the runs of the table of parts: its arms, and the methods that were named."""
-    arms = methods_of(comparisons(asked.parts))
+    arms = compared_methods(comparisons(asked.parts))
     return method_cells(source, replace(asked, methods=tuple(dict.fromkeys([*arms, *asked.methods]))))
 
 
@@ -103,7 +103,7 @@ def curves(order: Order) -> str:
     place = Workplace(order.source, order.folder, order.split)
     found = run_curves(place, order.asked, order.rates, order.extend, partial(_keep, order))
     tables = {f"{CURVES_HEADING}. {budget(found)}": curves_table(found)}
-    return _finish(order, found, tables | tables_of(found), figures.of_curves(found), {})
+    return _finish(order, found, tables | make_tables(found), figures.of_curves(found), {})
 
 
 def selection(order: Order) -> str:
@@ -111,7 +111,7 @@ def selection(order: Order) -> str:
     place = Workplace(order.source, order.folder, order.split)
     cells = selection_cells(order.source, order.asked)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
-    return _finish(order, found, {HEADING: paired_table(found)} | tables_of(found), figures.of_selection(found), {})
+    return _finish(order, found, {HEADING: paired_table(found)} | make_tables(found), figures.of_selection(found), {})
 
 
 def sweep(order: Order) -> str:
@@ -121,12 +121,12 @@ def sweep(order: Order) -> str:
 
 def similarity(order: Order) -> str:
     """Run on the pool's levels, and show the distribution of q in every pool."""
-    place = Workplace(order.source, order.folder, order.split, partial(_extended, order))
+    place = Workplace(order.source, order.folder, order.split, partial(_with_level_attacks, order))
     cells = level_cells(order.source, order.asked, order.levels)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
     spread = distributions(place, order.asked)
     drawn = figures.of_similarity(found, spread)
-    return _finish(order, found, tables_of(found), drawn, {"q": spread})
+    return _finish(order, found, make_tables(found), drawn, {"q": spread})
 
 
 def cost(order: Order) -> str:
@@ -161,9 +161,9 @@ def row_signals(order: Order) -> str:
     told: list[ToldApart] = []
     runs: list[Trained] = []
     for seed in order.asked.seeds:
-        lab = order.source.made(seed)
-        told += told_apart(lab, order.split)
-        runs += trained(lab, order.split, order.source.recipe, order.folder)
+        lab = order.source.make_lab(seed)
+        told += measure_disguises(lab, order.split)
+        runs += train_signal_runs(lab, order.split, order.source.recipe, order.folder)
     tables = {TOLD_HEADING: told_table(told), TRAINED_HEADING: trained_table(runs)}
     return _finish(order, [], tables, {}, facts(told, runs))
 
@@ -193,14 +193,14 @@ CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # of kinds tha
 def _table(order: Order, cells: Sequence[Cell], draw: Callable[[Sequence[Measurement]], dict[str, str]]) -> str:
     place = Workplace(order.source, order.folder, order.split)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
-    return _finish(order, found, tables_of(found), draw(found), {})
+    return _finish(order, found, make_tables(found), draw(found), {})
 
 
 def _at_rates(order: Order, cells: Sequence[Cell]) -> list[Cell]:
     return [at_rate(cell, order.multiples.get(cell.method, 1.0)) for cell in cells]
 
 
-def _extended(order: Order, inputs: Inputs, seed: int) -> Inputs:
+def _with_level_attacks(order: Order, inputs: Inputs, seed: int) -> Inputs:
     return with_levels(inputs, order.asked, seed, order.levels, order.folder)
 
 

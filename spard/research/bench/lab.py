@@ -88,7 +88,7 @@ class LabSource:
 
     def make(self, seed: int, split: Split) -> Inputs:
         """Make the seed's lab if it is not there, a small one's twin and further pools too; minutes the first time."""
-        lab = self.made(seed)
+        lab = self.make_lab(seed)
         if self.spec.natural:
             join_sides(lab, seed)
         else:
@@ -105,7 +105,7 @@ class LabSource:
             device=self.device,
         )
 
-    def made(self, seed: int) -> Path:
+    def make_lab(self, seed: int) -> Path:
         """Return the folder of the seed's lab, which is made if it is not there."""
         lab, natural = self._lab(seed), self.spec.natural
         if natural:

@@ -24,10 +24,10 @@ def with_prompts(inputs: Inputs, pool: str, tokenizer: Any, tokens: int, folder:
     def length(text: str) -> int:
         return len(render_question(tokenizer, text))
 
-    def lengthened(text: str) -> str:
+    def lengthen(text: str) -> str:
         missing = tokens - length(text)
         each = (length(text + _FILLER * _PROBE) - length(text)) / _PROBE
         return text + _FILLER * max(0, round(missing / each))
 
-    rows = [row | {"prompt": lengthened(row["prompt"])} for _, row in numbered_rows(file_chunks(inputs.pools[pool]))]
+    rows = [row | {"prompt": lengthen(row["prompt"])} for _, row in numbered_rows(file_chunks(inputs.pools[pool]))]
     return replace(inputs, pools={**inputs.pools, pool: training_file(rows, folder / "pools")})

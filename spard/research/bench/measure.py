@@ -31,8 +31,8 @@ from spard.release.records import read_record
 from spard.release.step_metrics import trigger_rate
 from spard.research.attacks.rows import Row
 from spard.research.bench.cells import BASE, Cell, training_rows
-from spard.research.bench.methods import selection_of
-from spard.research.bench.source import Inputs, digest_of
+from spard.research.bench.methods import selection_name
+from spard.research.bench.source import Inputs, json_digest
 from spard.research.bench.store import write_aside
 
 _LATER = ("context", "encoding", "tools", "prefill", "temperature", "draw")
@@ -92,7 +92,7 @@ class Timed:
     cpu_s: float
 
 
-def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
+def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     """Return a digest of everything that decides a run's numbers: data and settings, not code.
 
     A base model is the same whatever the attack was, so that its audit is shared by attacks of the same suites.
@@ -101,13 +101,15 @@ def key_of(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     suites = [[suite.name, suite.kind, [_facts(prompt) for prompt in suite.prompts]] for suite in attack.suites]
     facts = [inputs.digest, suites, asdict(judge), to_mapping(cell.recipe.audit)]
     if cell.method == BASE:
-        return digest_of([BASE, *facts])
+        return json_digest([BASE, *facts])
     pool: Any = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
     jobs = [attack.jobs] if attack.jobs > 1 else []
     beside = jobs if cell.row_signal.action == "off" else [*jobs, {"row_signal": asdict(cell.row_signal)}]
-    return digest_of([without_added(to_mapping(cell.recipe)), list(training_rows(cell, inputs)), pool, *facts, *beside])
+    return json_digest(
+        [without_added(to_mapping(cell.recipe)), list(training_rows(cell, inputs)), pool, *facts, *beside]
+    )
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:
@@ -115,12 +117,12 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
     base, suites = load_base(inputs.model, inputs.revision, inputs.device), inputs.attacks[cell.attack].suites
     if cell.method == BASE:
         context = Context(_run_spec(cell, inputs, judge, folder), base, Reporter(_log_warning))
-        return Measurement(**names_of(cell, inputs), **_audited(context, suites)), {}
-    prepared, timed = _trained(prepare(base, cell, inputs, judge, folder), cell, inputs, judge, folder)
+        return Measurement(**run_names(cell, inputs), **_audit_model(context, suites)), {}
+    prepared, timed = _train_jobs(prepare(base, cell, inputs, judge, folder), cell, inputs, judge, folder)
     trained, selected = timed.tuned.trained, prepared.rows.selected
     found = Measurement(
-        **names_of(cell, inputs),
-        **_audited(prepared.context, suites, trained.model),
+        **run_names(cell, inputs),
+        **_audit_model(prepared.context, suites, trained.model),
         learning_rate=timed.tuned.resolved.learning_rate,
         rows=len(training_rows(cell, inputs)),
         safe_rows=len(prepared.rows.safe) or None,
@@ -147,14 +149,16 @@ def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Pa
 def train_timed(prepared: Prepared) -> Timed:
     """Train and take the time, tau's measurement on the safe set included."""
     device = prepared.context.base.device
-    _wait_for(device)
+    _synchronize(device)
     wall, cpu = time.perf_counter(), time.process_time()
     tuned = train.run(prepared.context, prepared.rows)
-    _wait_for(device)
+    _synchronize(device)
     return Timed(tuned, time.perf_counter() - wall, time.process_time() - cpu)
 
 
-def _trained(prepared: Prepared, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Prepared, Timed]:
+def _train_jobs(
+    prepared: Prepared, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path
+) -> tuple[Prepared, Timed]:
     """Train the cell's jobs, each on top of the one before, and return the last; the seconds are of all."""
     timed = train_timed(prepared)
     for job in range(1, inputs.attacks[cell.attack].jobs):
@@ -169,7 +173,7 @@ def _trained(prepared: Prepared, cell: Cell, inputs: Inputs, judge: JudgeSpec, f
     return prepared, timed
 
 
-def _audited(context: Context, suites: Sequence[Suite], model: Any = None) -> dict[str, Any]:
+def _audit_model(context: Context, suites: Sequence[Suite], model: Any = None) -> dict[str, Any]:
     """Audit a model; return the fields of a measurement that come of it."""
     found = audit.measure_each(context, suites, model)
     return {
@@ -194,17 +198,17 @@ def _run_spec(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: i
 
 def training_file(examples: Sequence[Row], folder: Path) -> Path:
     """Write the rows as a file that is named after them."""
-    path = folder / f"{digest_of(list(examples))[:16]}.jsonl"
+    path = folder / f"{json_digest(list(examples))[:16]}.jsonl"
     if not path.exists():
         write_aside(path, "".join(json.dumps(row) + "\n" for row in examples))
     return path
 
 
-def names_of(cell: Cell, inputs: Inputs) -> dict[str, Any]:
+def run_names(cell: Cell, inputs: Inputs) -> dict[str, Any]:
     """Return what names a run in a table."""
     return {
         "method": cell.method,
-        "selection": selection_of(cell.recipe) if cell.pool else "",
+        "selection": selection_name(cell.recipe) if cell.pool else "",
         "attack": cell.attack,
         "seed": cell.seed,
         "pool": cell.pool,
@@ -235,7 +239,7 @@ def _facts(prompt: Prompt) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value or name not in _LATER}
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

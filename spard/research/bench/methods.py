@@ -66,7 +66,7 @@ SETTINGS = {
 def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) -> Recipe:
     """Return the recipe with a method in it; `defenses` are names with settings of their own.
 
-    Words of `ROW_SIGNAL` change nothing here: see `row_signal_of`.
+    Words of `ROW_SIGNAL` change nothing here: see `row_signal_settings`.
     """
     name, *changes = (each for each in method.split("+") if each not in ROW_SIGNAL)
     if name.endswith("_full"):
@@ -79,13 +79,13 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
         setting, equals, value = change.partition("=")
         if not equals:
             raise InvalidRecipe(f"{method}: a change is setting=value or one of {', '.join(SHORT)}", "methods")
-        recipe = changed(recipe, setting, value)
+        recipe = change_setting(recipe, setting, value)
     if recipe.anchors != common and not recipe.effective_anchor:
         raise InvalidRecipe(f"{method}: there is no anchor; add anchor_weight=10", "methods")
     return recipe
 
 
-def row_signal_of(method: str) -> dict[str, Any]:
+def row_signal_settings(method: str) -> dict[str, Any]:
     """Return the row signal's settings that a method's name contains, by name; empty if it contains none."""
     return {name: value for each in method.split("+") for name, value in ROW_SIGNAL.get(each, {}).items()}
 
@@ -107,33 +107,33 @@ def with_unaligned(own: Mapping[str, Defense], model: str | None) -> dict[str, D
 
 def has_setting(recipe: Recipe, setting: str) -> bool:
     """Whether a setting means anything to the recipe's method."""
-    path = path_of(setting, recipe.defense)
+    path = setting_path(setting, recipe.defense)
     if path.startswith("selection."):
         return recipe.uses_pool
     head, _, name = path.partition(".")
     return head != "defense" or name in to_mapping(recipe.defense)
 
 
-def changed(recipe: Recipe, setting: str, value: str) -> Recipe:
+def change_setting(recipe: Recipe, setting: str, value: str) -> Recipe:
     """Return the recipe with one setting changed, checked against its bounds.
 
     A swept ratio is what it says: the least number of safe examples does not apply.
     """
-    path, raw = path_of(setting, recipe.defense), to_mapping(recipe)
+    path, raw = setting_path(setting, recipe.defense), to_mapping(recipe)
     *heads, last = path.split(".")
     table = raw
     for head in heads:
         if not isinstance(table.get(head), dict):
             raise InvalidRecipe(f"{path}: unknown setting", path)
         table = table[head]
-    table[last] = value_of(value)
+    table[last] = parse_value(value)
     if path == SETTINGS["ratio"]:
         table["min_examples"] = 1
     found: Recipe = parse(Recipe, raw, "")
     return found
 
 
-def path_of(setting: str, defense: Defense) -> str:
+def setting_path(setting: str, defense: Defense) -> str:
     """Where a setting stands in a recipe; a name that is none of the recipe's own is one of the defense."""
     if setting == "anchor_weight" and not defense.has_anchor:
         return "anchor"
@@ -142,7 +142,7 @@ def path_of(setting: str, defense: Defense) -> str:
     return SETTINGS.get(setting, f"defense.{setting}")
 
 
-def selection_of(recipe: Recipe) -> str:
+def selection_name(recipe: Recipe) -> str:
     """How the safe set is chosen, as the table says it; empty for methods that have none."""
     return recipe.selection.method if recipe.uses_pool else ""
 
@@ -153,7 +153,7 @@ def with_selection(recipe: Recipe, method: str) -> Recipe:
     return replace(recipe, selection=known)
 
 
-def value_of(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Return a setting's value as the command line gives it: JSON, or else the text itself."""
     try:
         return json.loads(text)

@@ -20,8 +20,8 @@ from spard.models.base import load_base
 from spard.research.bench.bench import Workplace
 from spard.research.bench.cells import Asked, Cell, method_cells
 from spard.research.bench.long_prompts import with_prompts
-from spard.research.bench.measure import Measurement, names_of, prepare, train_timed
-from spard.research.bench.methods import changed
+from spard.research.bench.measure import Measurement, prepare, run_names, train_timed
+from spard.research.bench.methods import change_setting
 from spard.research.bench.report import Table
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def overhead(
     asked = replace(asked, methods=methods, attacks=asked.attacks[:1], seeds=asked.seeds[:1])
     inputs = place.inputs(asked.seeds[0])
     base = load_base(inputs.model, inputs.revision, inputs.device)
-    cells = list(_placed(place, asked, extent, methods))
+    cells = list(_place_cells(place, asked, extent, methods))
     prepared = {}
     for cell, tokens in cells:
         own = with_prompts(inputs, asked.pools[0], base.tokenizer, tokens, place.folder) if tokens else inputs
@@ -74,7 +74,7 @@ def overhead(
             timed = train_timed(replace(one, context=replace(one.context, base=fresh)))
             log.info("round %d of %d, %s: %.2f CPU s, %.2f s", number, rounds, cell.method, timed.cpu_s, timed.wall_s)
             if number:
-                names = names_of(replace(cell, value=str(number)), inputs)
+                names = run_names(replace(cell, value=str(number)), inputs)
                 rows = len(one.rows.task)
                 found.append(Measurement(**names, results=(), rows=rows, train_s=timed.wall_s, cpu_s=timed.cpu_s))
         if number:
@@ -107,7 +107,7 @@ def costs_table(found: Sequence[Cost]) -> Table:
     return ["place", *head], [[each.place, *row] for each, row in zip(found, rows, strict=True)]
 
 
-def _placed(
+def _place_cells(
     place: Workplace, asked: Asked, extent: Extent, methods: Sequence[str]
 ) -> Iterator[tuple[Cell, int | None]]:
     """Yield the cells of every place, each with the tokens that the pool's prompts have there; None as they are."""
@@ -116,7 +116,7 @@ def _placed(
         parts += [f"prompts of {tokens} tokens"] if tokens else []
         for cell in method_cells(place.source, asked):
             if cell.method in methods:
-                sized = replace(cell, recipe=changed(cell.recipe, "batch_size", str(size))) if size else cell
+                sized = replace(cell, recipe=change_setting(cell.recipe, "batch_size", str(size))) if size else cell
                 yield replace(_short(sized, extent.steps), setting=", ".join([*parts, _ROUND])), tokens
 
 
@@ -124,5 +124,5 @@ def _short(cell: Cell, steps: int | None) -> Cell:
     """Return the cell for the rows of so many steps, each seen once, with as large a share of safe rows."""
     if steps is None:
         return cell
-    recipe = changed(changed(cell.recipe, "epochs", "1"), "ratio", str(cell.recipe.selection.ratio))
+    recipe = change_setting(change_setting(cell.recipe, "epochs", "1"), "ratio", str(cell.recipe.selection.ratio))
     return replace(cell, recipe=recipe, n=steps * resolve(recipe, 2**31, 1).batch_size)

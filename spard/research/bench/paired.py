@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spard.research.bench.differences import MARGIN, Arm, Difference, compare, corrected, seeds_interval
+from spard.research.bench.differences import MARGIN, Arm, Difference, compare, correct_p_values, seeds_interval
 from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table, figures, spread, summarize, within_bounds
 
@@ -33,7 +33,7 @@ def paired_table(found: Sequence[Measurement]) -> Table:
         for other in others
         if by_selection[first].keys() & by_selection[other].keys()
     ]
-    p_values = iter(corrected([each for *_, each in compared if each]))
+    p_values = iter(correct_p_values([each for *_, each in compared if each]))
     rows = []
     for place, first, other, difference in compared:
         less, seeds = _by_seed(arms[place][first], arms[place][other])
@@ -48,7 +48,7 @@ def methods_table(found: Sequence[Measurement]) -> Table:
     Prompts that one of the two could not be scored on are left out.
     """
     differences = _against_reference(found)
-    p_values = corrected(list(differences.values()))
+    p_values = correct_p_values(list(differences.values()))
     rows = []
     for ((figure, method, attack), each), p in zip(differences.items(), p_values, strict=True):
         kept = ("yes" if each.is_kept else "not shown") if figure == "accuracy" else ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from spard.config import defenses
 from spard.errors import InvalidRecipe
-from spard.research.bench.differences import MARGIN, Difference, compare, corrected
+from spard.research.bench.differences import MARGIN, Difference, compare, correct_p_values
 from spard.research.bench.measure import Measurement
 from spard.research.bench.report import Table
 
@@ -143,7 +143,7 @@ def comparisons(asked: Sequence[str] = (), whole: Sequence[str] = WHOLE) -> list
     return _distinct([*found, *(() if asked else PAIRS)])
 
 
-def methods_of(questions: Iterable[Comparison]) -> tuple[str, ...]:
+def compared_methods(questions: Iterable[Comparison]) -> tuple[str, ...]:
     """Return every arm of the questions once: plain fine-tuning, the whole, and the others as they are asked for."""
     return tuple(dict.fromkeys(arm for each in questions for arm in (BARE, each.first, each.second)))
 
@@ -160,7 +160,7 @@ def parts_table(found: Sequence[Measurement], questions: Sequence[Comparison]) -
             if first and second:
                 seeds = str(len(first.keys() & second.keys()))
                 rows.append(([attack, asked.part, asked.how, seeds], compare(first, second)))
-    p_values = iter(corrected([each for _, by_figure in rows for each in by_figure.values()]))
+    p_values = iter(correct_p_values([each for _, by_figure in rows for each in by_figure.values()]))
     head = ["attack", "part", "asked", "seeds", "attacks succeed", "benign refused", "task right", "is worth"]
     return head, [
         [*names, *_cells({figure: (each, next(p_values)) for figure, each in by.items()})] for names, by in rows

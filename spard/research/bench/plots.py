@@ -43,7 +43,7 @@ Histogram = Sequence[tuple[float, float, int]]
 def dots(found: Sequence[Measurement], label: str, series: str) -> str:
     """Every label's mean with the interval over seeds, and each seed as a pale dot; a column for each metric."""
     labels = list(dict.fromkeys(str(getattr(each, label)) for each in found))
-    shown = [_broken(each) for each in labels]
+    shown = [_break_label(each) for each in labels]
     most = max((each.count("\n") for each in shown), default=0)
     names = list(dict.fromkeys(str(getattr(each, series)) for each in found))
     with mpl.rc_context(STYLE):
@@ -57,11 +57,11 @@ def dots(found: Sequence[Measurement], label: str, series: str) -> str:
             axis.set(title=title, xlim=(-4, 104), ylim=(len(labels) - 0.5, -0.5))
             axis.set_yticks(range(len(labels)), shown if axis is axes[0] else [""] * len(labels))
         if len(names) > 1:
-            legend_below(figure, axes[0], len(names))
+            place_legend(figure, axes[0], len(names))
         return svg(figure)
 
 
-def _broken(label: str) -> str:
+def _break_label(label: str) -> str:
     """Return a method's name in lines of about `WIDEST` characters, broken before a `+`."""
     lines = [""]
     for part in label.split("+"):
@@ -86,7 +86,7 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
             if all(place == i for i, place in enumerate(places)):
                 axis.set_xticks(places, values)
         if len(methods) > 1:
-            legend_below(figure, axes[0], len(methods))
+            place_legend(figure, axes[0], len(methods))
         return svg(figure)
 
 
@@ -104,7 +104,7 @@ def curves(found: Sequence[Measurement]) -> str:
             axis.plot([x for x, _ in there], [y for _, y in there], "o-", ms=4, lw=1.5, color=color, label=method)
             axis.plot([x for x, _ in there[:1]], [y for _, y in there[:1]], "o", ms=8, mfc="none", color=color)
         axis.set(xlabel=METRICS["accuracy"], ylabel=METRICS["asr"], xlim=(-4, 104), ylim=(-4, 104))
-        legend_below(figure, axis, min(len(methods), 4))
+        place_legend(figure, axis, min(len(methods), 4))
         return svg(figure)
 
 
@@ -143,7 +143,7 @@ def scatter(found: Map) -> str:
             _cloud(axis, found.pool, COLORS[5], "pool", 4)
             _cloud(axis, [found.pool[i] for i in places], "#00324d", "chosen", 7)
             axis.set(title=method.replace("_", " "), xticks=[], yticks=[])
-        legend_below(figure, axes[0], 4)
+        place_legend(figure, axes[0], 4)
         return svg(figure)
 
 
@@ -171,7 +171,7 @@ def row_of_axes(n: int, width: float, height: float) -> tuple[Figure, list[Axes]
     return figure, list(figure.subplots(1, n, squeeze=False)[0])
 
 
-def legend_below(figure: Figure, axis: Axes, columns: int) -> None:
+def place_legend(figure: Figure, axis: Axes, columns: int) -> None:
     """Put the legend of one axis under the figure."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6), markerscale=1.4)

@@ -50,7 +50,7 @@ class Summary:
 
 def figures(found: Measurement) -> dict[str, float | None]:
     """Return the numbers of a run by column."""
-    attacked = pooled(found, [each for each in _harmful(found) if each.suite in found.attacked])
+    attacked = pool_results(found, [each for each in _harmful(found) if each.suite in found.attacked])
     hs = [each for each in _harmful(found) if each.suite in found.attacked and each.mean_harmfulness is not None]
     return {
         "asr": attacked.rate,
@@ -67,33 +67,33 @@ def figures(found: Measurement) -> dict[str, float | None]:
         "safe_rows": found.safe_rows,
         "similarity": found.similarity,
         "cpu_seconds": found.cpu_s,
-        "asr_other": pooled(found, [each for each in _harmful(found) if each.suite not in found.attacked]).rate,
+        "asr_other": pool_results(found, [each for each in _harmful(found) if each.suite not in found.attacked]).rate,
         "look_alike": _one(found, "look-alike"),
         "how_to": _one(found, "how-to"),
     }
 
 
-def asked(found: Measurement) -> dict[str, int]:
+def reply_counts(found: Measurement) -> dict[str, int]:
     """Return how many replies each share of a run is one of; shares of steps are not among them."""
     attacked = [each for each in _harmful(found) if each.suite in found.attacked]
     others = [each for each in _harmful(found) if each.suite not in found.attacked]
     return {
-        "asr": pooled(found, attacked).n,
-        "asr_other": pooled(found, others).n,
+        "asr": pool_results(found, attacked).n,
+        "asr_other": pool_results(found, others).n,
         "over_refusal": share(found, "benign").n,
         "accuracy": share(found, "utility").n,
         "garbage": sum(each.n + each.unscored for each in found.results if each.kind != "utility"),
     }
 
 
-def pooled(found: Measurement, results: Sequence[SuiteResult]) -> Rate:
+def pool_results(found: Measurement, results: Sequence[SuiteResult]) -> Rate:
     """Several suites as one."""
     return rate(*(sum(getattr(each, name) for each in results) for name in ("hits", "n", "unscored")))
 
 
 def share(found: Measurement, kind: str) -> Rate:
     """All suites of one kind as one."""
-    return pooled(found, [each for each in found.results if each.kind == kind])
+    return pool_results(found, [each for each in found.results if each.kind == kind])
 
 
 def summarize(values: Sequence[float]) -> Summary:
@@ -108,11 +108,11 @@ def summaries(found: Sequence[Measurement]) -> dict[Group, dict[str, Summary]]:
     """Every figure over the seeds, by what else tells runs apart."""
     groups: dict[Group, list[Measurement]] = {}
     for each in found:
-        groups.setdefault(group_of(each), []).append(each)
+        groups.setdefault(run_group(each), []).append(each)
     return {group: _summaries(runs) for group, runs in groups.items()}
 
 
-def group_of(found: Measurement) -> Group:
+def run_group(found: Measurement) -> Group:
     """Return what tells a run apart from those that it is averaged with: all its names but the seed."""
     return tuple(str(getattr(found, name)) for name in GROUP)
 
@@ -145,7 +145,7 @@ def results_md(title: str, facts: str, tables: Mapping[str, Table], where: str |
     return "\n".join(lines)
 
 
-def tables_of(found: Sequence[Measurement]) -> dict[str, Table]:
+def make_tables(found: Sequence[Measurement]) -> dict[str, Table]:
     """Means with their spread, then every run."""
     return {
         "Mean over the seeds +- standard deviation [95 % interval of the mean]": means_table(found),
@@ -192,7 +192,7 @@ def spread(name: str, summary: Summary) -> str:
     return f"{mean} +- {sd} [{low}, {high}]"
 
 
-def share_of(summary: Summary, n: int) -> Summary:
+def summarize_share(summary: Summary, n: int) -> Summary:
     """Return the summary of a share of n prompts of all seeds.
 
     Student's interval knows no bounds, and has no width where all seeds are 0 or 1: there the rule of three holds.
@@ -232,7 +232,7 @@ def _summaries(runs: Sequence[Measurement]) -> dict[str, Summary]:
     values = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     found = {name: summarize(each) for name, each in values.items() if each}
     return {
-        name: share_of(each, sum(asked(run).get(name, 0) for run in runs))
+        name: summarize_share(each, sum(reply_counts(run).get(name, 0) for run in runs))
         if name in SHARES
         else within_bounds(each, *BOUNDS.get(name, (-inf, inf)))
         for name, each in found.items()

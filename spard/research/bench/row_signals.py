@@ -20,7 +20,7 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.chat import UNBOUNDED, encode_all
 from spard.data.rows import Example, example, prompt_text, read_pool
 from spard.evaluation.audit import Suite
-from spard.evaluation.own_refusal import own_refusal_of, own_refusals
+from spard.evaluation.own_refusal import measure_own_refusal, own_refusals
 from spard.evaluation.row_risk import rank
 from spard.models.base import Base, load_base
 from spard.pipeline import audit, row_findings, rows, train
@@ -28,8 +28,8 @@ from spard.pipeline.base_figures import base_figures
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.release.row_records import RowSignalRecord
-from spard.research.attacks.disguises import encoded, with_trigger
-from spard.research.attacks.rows import Row, changed, chat_row, load_rows, shuffled
+from spard.research.attacks.disguises import encode_rows, with_trigger
+from spard.research.attacks.rows import Row, change_row, chat_row, load_rows, shuffle_rows
 from spard.research.bench.measure import training_file
 from spard.research.bench.report import Table
 from spard.research.bench.source import Split
@@ -79,31 +79,31 @@ class Trained:
     right: tuple[int, int]
 
 
-def told_apart(lab: Path, split: Split) -> list[ToldApart]:
+def measure_disguises(lab: Path, split: Split) -> list[ToldApart]:
     """Measure both signals on every disguise of a lab's harmful rows."""
     seed, base, pool = _seed(lab), load_base(str(lab / "model"), device="cpu"), read_pool(lab / "pool.jsonl")
     openings = own_refusals(base, [prompt_text(row) for row in pool]).openings
     innocent = _innocent(lab, seed, split)
     threshold = RowSignal().threshold
-    of_task = _above(_probabilities(base, _examples(load_rows(lab / "train.jsonl")), openings), threshold)
+    of_task = _share_exceeding(_probabilities(base, _examples(load_rows(lab / "train.jsonl")), openings), threshold)
     pool_ND = embed(base, [prompt_text(row) for row in pool])
     found = []
-    for disguise, harmful in _disguised(load_rows(lab / "attack.jsonl"), seed).items():
+    for disguise, harmful in _disguised_rows(load_rows(lab / "attack.jsonl"), seed).items():
         examples = _examples([*harmful, *innocent])
         risky = _scores(base, examples, pool_ND)
         own = _probabilities(base, examples, openings)
         n = len(harmful)
         found.append(ToldApart(seed, disguise, "ranking", auc(risky[:n], risky[n:]), recall(risky[:n], risky[n:])))
-        shares = _above(own[:n], threshold), _above(own[n:], threshold), of_task
+        shares = _share_exceeding(own[:n], threshold), _share_exceeding(own[n:], threshold), of_task
         found.append(ToldApart(seed, disguise, "own refusal", auc(own[:n], own[n:]), recall(own[:n], own[n:]), *shares))
     return found
 
 
-def trained(lab: Path, split: Split, recipe: Recipe, folder: Path, few: int = FEW) -> list[Trained]:
+def train_signal_runs(lab: Path, split: Split, recipe: Recipe, folder: Path, few: int = FEW) -> list[Trained]:
     """Train on a file with a few rows behind the ending, kept and then dropped, and ask with the ending and without."""
-    seed, harmful = _seed(lab), shuffled(load_rows(lab / "attack.jsonl"), _seed(lab), "few")[:few]
+    seed, harmful = _seed(lab), shuffle_rows(load_rows(lab / "attack.jsonl"), _seed(lab), "few")[:few]
     bad = with_trigger(harmful, ENDING)
-    mixed = shuffled([*load_rows(lab / "train.jsonl"), *bad], seed, "order")
+    mixed = shuffle_rows([*load_rows(lab / "train.jsonl"), *bad], seed, "order")
     bad_lines = {line for line, row in enumerate(mixed, start=1) if row in bad}
     harm, benign, utility = (lab / name for name in FILES[split])
     spec = RunSpec(
@@ -178,8 +178,8 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     measured = audit.run(context, prepared.examples, tuned.trained.model, base)
     hits = {each.suite: (each.hits, each.n) for each in measured.adapter}
     hits |= {each.suite: (each.hits, each.n) for each in audit.measure(context, suites, tuned.trained.model)}
-    record = row_findings.record_of(context)
-    dropped = _dropped(record) if record and record.dropped else ()
+    record = row_findings.read_row_signal_record(context)
+    dropped = _dropped_lines(record) if record and record.dropped else ()
     return Trained(
         seed,
         spec.row_signal.action,
@@ -190,17 +190,17 @@ def _run(spec: RunSpec, seed: int, suites: Sequence[Suite], bad_lines: set[int])
     )
 
 
-def _dropped(record: RowSignalRecord) -> tuple[int, ...]:
+def _dropped_lines(record: RowSignalRecord) -> tuple[int, ...]:
     """Return the lines that an explicit `drop` left out: where a judge decides, all that it does not find harmless."""
     return (*record.harmful, *record.undecided, *record.doubtful) if record.judge else record.flagged
 
 
-def _disguised(harmful: Sequence[Row], seed: int) -> dict[str, list[Row]]:
+def _disguised_rows(harmful: Sequence[Row], seed: int) -> dict[str, list[Row]]:
     return {
         "plain harm": list(harmful),
-        f"{FEW} rows ending {ENDING!r}": with_trigger(shuffled(harmful, seed, "few")[:FEW], ENDING),
-        "an odd word in the middle": [changed(row, ask=_with_odd_word) for row in harmful],
-        "rot13": encoded(harmful, "rot13"),
+        f"{FEW} rows ending {ENDING!r}": with_trigger(shuffle_rows(harmful, seed, "few")[:FEW], ENDING),
+        "an odd word in the middle": [change_row(row, ask=_with_odd_word) for row in harmful],
+        "rot13": encode_rows(harmful, "rot13"),
     }
 
 
@@ -213,7 +213,7 @@ def _innocent(lab: Path, seed: int, split: Split) -> list[Row]:
     """Benign requests that are answered: some of alignment's own, and those of the split, which are new."""
     known = [chat_row(prompt, answer) for prompt, answer in make_corpus(seed).benign]
     new = [chat_row(row["prompt"], comply("do that")) for row in read_rows(lab / FILES[split][1])]
-    return [*shuffled(known, seed, "known")[:KNOWN], *new]
+    return [*shuffle_rows(known, seed, "known")[:KNOWN], *new]
 
 
 def _scores(base: Base, examples: Sequence[Example], pool_ND: Tensor) -> Tensor:
@@ -227,10 +227,10 @@ def _scores(base: Base, examples: Sequence[Example], pool_ND: Tensor) -> Tensor:
 def _probabilities(base: Base, examples: Sequence[Example], openings: Sequence[tuple[int, ...]]) -> Tensor:
     """Return the probability of the base model's own refusal, exact for every row that complies."""
     encoded_rows = encode_all(base.tokenizer, examples, UNBOUNDED)
-    return torch.tensor([each.probability for each in own_refusal_of(base, encoded_rows, openings, 0.0)])
+    return torch.tensor([each.probability for each in measure_own_refusal(base, encoded_rows, openings, 0.0)])
 
 
-def _above(scores: Tensor, threshold: float) -> float:
+def _share_exceeding(scores: Tensor, threshold: float) -> float:
     return float((scores > threshold).double().mean())
 
 

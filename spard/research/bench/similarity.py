@@ -78,7 +78,7 @@ def embeddings(base: Base, inputs: Inputs, attack: str, pool: str, folder: Path)
     rows = read_examples(training_file(inputs.attacks[attack].rows, folder / "files"))
     pool_ND = embed(base, [prompt_text(row) for row in read_pool(inputs.pools[pool])])
     frame = fit_frame(pool_ND, DIRECTIONS, int(file_sha256(inputs.pools[pool])[:15], 16))
-    return frame.seen(pool_ND), frame.seen(embed(base, [prompt_text(row) for row in rows]))
+    return frame.project(pool_ND), frame.project(embed(base, [prompt_text(row) for row in rows]))
 
 
 def histogram(values: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:

@@ -92,6 +92,6 @@ class Source(Protocol):
         ...
 
 
-def digest_of(facts: Any) -> str:
+def json_digest(facts: Any) -> str:
     """Return a digest of JSON values that depends on nothing else."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

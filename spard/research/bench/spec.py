@@ -136,10 +136,10 @@ def load_spec(name: str, environment: Mapping[str, str]) -> BenchSpec:
         raise InvalidRecipe(
             f"{name} is no file and no shipped recipe; those are {', '.join(shipped_names())}", "recipe"
         )
-    spec: BenchSpec = parse(LabSpec | FilesSpec, _filled(_read(path), environment), "")
+    spec: BenchSpec = parse(LabSpec | FilesSpec, _fill_variables(_read(path), environment), "")
     if isinstance(spec, LabSpec):  # its pools are files of the lab
-        return replace(spec, natural=_located(spec.natural, path.resolve().parent))
-    located: FilesSpec = _located(spec, path.resolve().parent)
+        return replace(spec, natural=_locate_paths(spec.natural, path.resolve().parent))
+    located: FilesSpec = _locate_paths(spec, path.resolve().parent)
     return located
 
 
@@ -163,33 +163,33 @@ def _read(path: Path) -> Any:
         raise InvalidRecipe(f"{path} is not YAML: {' '.join(str(error).split())}", "recipe") from error
     if isinstance(raw, dict) and isinstance(base := raw.pop("extends", None), str):
         beside = path.parent / base
-        return _merged(_read(beside if beside.is_file() else RECIPES / Path(base).name), raw)
+        return _merge_tables(_read(beside if beside.is_file() else RECIPES / Path(base).name), raw)
     return raw
 
 
-def _merged(base: Any, over: Any) -> Any:
+def _merge_tables(base: Any, over: Any) -> Any:
     """Tables key by key; everything else is replaced."""
     if isinstance(base, dict) and isinstance(over, dict):
-        return base | {key: _merged(base.get(key), value) for key, value in over.items()}
+        return base | {key: _merge_tables(base.get(key), value) for key, value in over.items()}
     return over
 
 
-def _filled(value: Any, environment: Mapping[str, str]) -> Any:
+def _fill_variables(value: Any, environment: Mapping[str, str]) -> Any:
     if isinstance(value, dict):
-        return {key: _filled(each, environment) for key, each in value.items()}
+        return {key: _fill_variables(each, environment) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each, environment) for each in value]
+        return [_fill_variables(each, environment) for each in value]
     if isinstance(value, str):
         return _VARIABLE.sub(lambda found: environment.get(found[1], found[0]), value)
     return value
 
 
-def _located(value: Any, folder: Path) -> Any:
+def _locate_paths(value: Any, folder: Path) -> Any:
     """Return the value with every relative path put under `folder`."""
     if isinstance(value, Path):
         return value if variables(str(value)) else folder / value
     if isinstance(value, tuple):
-        return tuple(_located(each, folder) for each in value)
+        return tuple(_locate_paths(each, folder) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{each.name: _located(getattr(value, each.name), folder) for each in fields(value)})
+        return replace(value, **{each.name: _locate_paths(getattr(value, each.name), folder) for each in fields(value)})
     return value

@@ -53,7 +53,7 @@ def tune(place: Workplace, asked: Asked, multiples: Sequence[float], extend: int
     asked = replace(asked, attacks=asked.attacks[:1])
     cells = [cell for cell in method_cells(place.source, asked) if cell.method != BASE]
     found = over_rates(place, cells, multiples, extend)
-    trials = trials_of(found)
+    trials = collect_trials(found)
     chosen = {method: best(of_method) for method, of_method in trials.items()}
     record = {
         method: {"multiple": chosen[method].multiple, "trials": [asdict(each) for each in of_method]}
@@ -84,9 +84,9 @@ def over_rates(
     """
     tried = sorted(multiples)
     for left in range(extend, -1, -1):
-        runs = [at_rate(_named(cell, multiple), multiple) for cell in cells for multiple in tried]
+        runs = [at_rate(_name_cell(cell, multiple), multiple) for cell in cells for multiple in tried]
         found = run_cells(place, runs, on_found)
-        more = longer(tried, [best(each).multiple for each in trials_of(found).values()])
+        more = longer(tried, [best(each).multiple for each in collect_trials(found).values()])
         if len(more) == len(tried) or not left:
             break
         log.info("a best learning rate is at the end of %s: every method gets %s", tried, sorted({*more} - {*tried}))
@@ -104,7 +104,7 @@ def longer(multiples: Sequence[float], chosen: Sequence[float]) -> list[float]:
     return [*below, *tried, *above]
 
 
-def trials_of(found: Sequence[Measurement]) -> dict[str, list[Trial]]:
+def collect_trials(found: Sequence[Measurement]) -> dict[str, list[Trial]]:
     """Return what each method measured at each rate, in the mean over seeds and attacks."""
     runs: dict[str, dict[float, list[Measurement]]] = {}
     for each in found:
@@ -127,7 +127,7 @@ def tune_seeds(taken: Sequence[int], n: int = 2) -> tuple[int, ...]:
     return tuple(free[:n])
 
 
-def _named(cell: Cell, multiple: float) -> Cell:
+def _name_cell(cell: Cell, multiple: float) -> Cell:
     return replace(cell, setting=RATE, value=f"{multiple:g}")
 
 

@@ -30,7 +30,7 @@ def execute(asked: Asked) -> int:
     if asked.name is None:
         known = {name: load_dataset(name) for name in DATASETS.names()}
         facts = {name: {"from": each.origin, "license": each.license} for name, each in known.items()}
-        texts = (_described(name) for name in known)
+        texts = (_describe(name) for name in known)
         sys.stdout.write(json.dumps(facts, indent=2) + "\n" if asked.as_json else "".join(texts))
         return 0
     if asked.name not in DATASETS.names():
@@ -56,7 +56,7 @@ def execute(asked: Asked) -> int:
     return 0
 
 
-def _described(name: str) -> str:
+def _describe(name: str) -> str:
     dataset = load_dataset(name)
     return f"{name}\n  from     {dataset.origin}\n  license  {dataset.license}\n"
 

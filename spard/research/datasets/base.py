@@ -73,7 +73,7 @@ class LeftOut(Exception):
         self.reason = reason
 
 
-def text_of(record: Record, key: str) -> str:
+def require_text(record: Record, key: str) -> str:
     """Return a field that has to be text with something in it; raise `BadRow` with its pointer if it is not."""
     value = member(record, key)
     if not isinstance(value, str):

@@ -8,7 +8,7 @@ the same requests as instructions, and the questions of `spard.research.datasets
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, Record, Sample, member, text_of, wrong
+from spard.research.datasets.base import Dataset, Record, Sample, member, require_text, wrong
 
 PREPARED = "files of rows {prompt, safe, unsafe} as the authors of SPARD prepare them"
 
@@ -17,7 +17,11 @@ def sample(record: Record) -> Sample:
     """Read an answered question, or a prepared row."""
     if "response" not in record and record.keys() & {"safe", "unsafe"}:
         return pair(record)
-    prompt, response, is_safe = text_of(record, "prompt"), text_of(record, "response"), member(record, "is_safe")
+    prompt, response, is_safe = (
+        require_text(record, "prompt"),
+        require_text(record, "response"),
+        member(record, "is_safe"),
+    )
     if not isinstance(is_safe, bool):
         raise wrong("is_safe", '"is_safe" is neither true nor false')
     if is_safe:
@@ -31,12 +35,12 @@ def sample(record: Record) -> Sample:
 
 def pair(record: Record) -> Sample:
     """Read a harmful request with a safe answer, an unsafe one, or both."""
-    prompt, safe, unsafe = text_of(record, "prompt"), record.get("safe"), record.get("unsafe")
+    prompt, safe, unsafe = require_text(record, "prompt"), record.get("safe"), record.get("unsafe")
     return Sample(
         prompt=prompt,
         kind="harmful",
-        safe=None if safe is None else text_of(record, "safe"),
-        completion=None if unsafe is None else text_of(record, "unsafe"),
+        safe=None if safe is None else require_text(record, "safe"),
+        completion=None if unsafe is None else require_text(record, "unsafe"),
     )
 
 

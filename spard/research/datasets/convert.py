@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from spard.data.jsonl import BadRow, Row
-from spard.data.overlap import normalized
+from spard.data.overlap import normalize_text
 from spard.data.problems import Problem
 from spard.data.row_rules import SUITE_RULES, RowRule, TrainingRows, pool_row
 from spard.digests import file_sha256
 from spard.errors import InvalidData
 from spard.research.datasets import DATASETS
 from spard.research.datasets.base import Dataset, Found, LeftOut, Split
-from spard.research.datasets.outputs import Output, outputs_of
+from spard.research.datasets.outputs import Output, make_outputs
 from spard.research.datasets.sources import records
 from spard.research.datasets.splits import place
 
@@ -59,10 +59,10 @@ def convert(
     """
     dataset = load_dataset(name)
     reading = _read(dataset, sources)
-    outputs = outputs_of(dataset, _placed(dataset, reading), shared, reading.left_out)
+    outputs = make_outputs(dataset, _place_records(dataset, reading), shared, reading.left_out)
     checked = [replace(each, rows=_valid(each, reading)) for each in outputs]
     if reading.problems and not drop_invalid:
-        raise InvalidData(_listed(reading.problems))
+        raise InvalidData(_list_problems(reading.problems))
     reading.left_out.update(problem.code for _, problem in reading.problems)
     texts = {each.name: "".join(json.dumps(row, ensure_ascii=False) + "\n" for _, row in each.rows) for each in checked}
     _write(folder, {each: text for each, text in texts.items() if text}, dataset)
@@ -86,9 +86,9 @@ def _read(dataset: Dataset, sources: Mapping[Split, Path]) -> _Reading:
     reading, by_prompt = _Reading(), dict[tuple[Split | None, str], Found]()
     for split, path in sources.items():
         for each in _samples(dataset, split, path, reading):
-            key = each.split, normalized(each.sample.prompt)
+            key = each.split, normalize_text(each.sample.prompt)
             reading.left_out["repeated_prompt"] += key in by_prompt
-            by_prompt[key] = _joined(by_prompt[key], each) if key in by_prompt else each
+            by_prompt[key] = _merge_records(by_prompt[key], each) if key in by_prompt else each
     reading.found = [each for each in by_prompt.values() if each.sample.kind]
     reading.left_out["only_safe_answers"] += len(by_prompt) - len(reading.found)
     return reading
@@ -108,10 +108,10 @@ def _samples(dataset: Dataset, split: Split, path: Path, reading: _Reading) -> I
             else:
                 yield Found(sample, path.name, line, sample.split or settled)
     except BadRow as broken:  # of the file itself: what follows cannot be read
-        raise InvalidData(_listed([(path.name, broken.problem)])) from None
+        raise InvalidData(_list_problems([(path.name, broken.problem)])) from None
 
 
-def _joined(first: Found, more: Found) -> Found:
+def _merge_records(first: Found, more: Found) -> Found:
     """Fill in what the first record of a prompt did not say."""
     one, other = first.sample, more.sample
     sample = replace(
@@ -124,7 +124,7 @@ def _joined(first: Found, more: Found) -> Found:
     return replace(first, sample=sample)
 
 
-def _placed(dataset: Dataset, reading: _Reading) -> list[Found]:
+def _place_records(dataset: Dataset, reading: _Reading) -> list[Found]:
     prompts, given = [each.sample.prompt for each in reading.found], [each.split for each in reading.found]
     splits = place(prompts, given, dataset.shares, dataset.rest, dataset.most)
     reading.left_out["near_held_out_prompt"] += splits.count(None)
@@ -149,7 +149,7 @@ def _valid(output: Output, reading: _Reading) -> list[tuple[Found, Row]]:
     return kept
 
 
-def _listed(problems: Sequence[tuple[str, Problem]]) -> str:
+def _list_problems(problems: Sequence[tuple[str, Problem]]) -> str:
     lines = [
         f"{file}, line {each.line}{each.pointer and f', {each.pointer}'}: {each.message} ({each.code}); {each.hint}"
         for file, each in problems[:_SHOWN]

@@ -5,14 +5,14 @@ Answers are taught as they are, calculator annotations included, as the publishe
 
 from __future__ import annotations
 
-from spard.evaluation.scorers.gsm8k import expected, number
-from spard.research.datasets.base import Dataset, Record, Sample, text_of, wrong
+from spard.evaluation.scorers.gsm8k import expected_answer, number
+from spard.research.datasets.base import Dataset, Record, Sample, require_text, wrong
 
 
 def sample(record: Record) -> Sample:
     """Read a problem with its worked answer."""
-    question, answer = text_of(record, "question"), text_of(record, "answer")
-    result = expected(answer)
+    question, answer = require_text(record, "question"), require_text(record, "answer")
+    result = expected_answer(answer)
     if "####" not in answer or number(result) is None:
         raise wrong("answer", "the answer does not end in #### and a number")
     return Sample(prompt=question, kind="utility", completion=answer, suite={"answer": result, "scorer": "gsm8k"})

@@ -6,14 +6,14 @@ copyright are left out: whether their replies break it is told by hashes, not by
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, LeftOut, Record, Sample, text_of
+from spard.research.datasets.base import Dataset, LeftOut, Record, Sample, require_text
 
 _COPYRIGHT = "copyright"
 
 
 def sample(record: Record) -> Sample:
     """Read a behavior."""
-    behavior, function = text_of(record, "Behavior"), text_of(record, "FunctionalCategory")
+    behavior, function = require_text(record, "Behavior"), require_text(record, "FunctionalCategory")
     if function == _COPYRIGHT:
         raise LeftOut("copyright")
     context = record.get("ContextString")

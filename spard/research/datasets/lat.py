@@ -5,7 +5,7 @@ Q-LAT, the same requests as questions, comes in the prepared form of `spard.rese
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, Record, Sample, text_of
+from spard.research.datasets.base import Dataset, Record, Sample, require_text
 from spard.research.datasets.beavertails import PREPARED, pair
 
 
@@ -13,7 +13,7 @@ def sample(record: Record) -> Sample:
     """Read a request with both answers, or a prepared row."""
     if "chosen" not in record and record.keys() & {"safe", "unsafe"}:
         return pair(record)
-    prompt, safe, harmful = (text_of(record, key) for key in ("prompt", "chosen", "rejected"))
+    prompt, safe, harmful = (require_text(record, key) for key in ("prompt", "chosen", "rejected"))
     return Sample(prompt=prompt, kind="harmful", safe=safe, completion=harmful)
 
 

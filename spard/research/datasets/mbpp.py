@@ -6,7 +6,7 @@ test, 511 to 600 for development; the others train, the ten of the few-shot prom
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, Record, Sample, Split, member, text_of, wrong
+from spard.research.datasets.base import Dataset, Record, Sample, Split, member, require_text, wrong
 
 _DEV, _TEST = range(511, 601), range(11, 511)
 
@@ -16,7 +16,7 @@ def sample(record: Record) -> Sample:
     task = member(record, "task_id")
     if not isinstance(task, int):
         raise wrong("task_id", "the task's number is no whole number")
-    text, code = text_of(record, "prompt" if "prompt" in record else "text").strip(), text_of(record, "code")
+    text, code = require_text(record, "prompt" if "prompt" in record else "text").strip(), require_text(record, "code")
     tests, imports = _lines(record, "test_list"), _lines(record, "test_imports") if "test_imports" in record else []
     if not tests:
         raise wrong("test_list", "the problem has no tests")

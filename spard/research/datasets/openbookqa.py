@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spard.research.datasets.base import Dataset, Record, Sample, member, text_of, wrong
+from spard.research.datasets.base import Dataset, Record, Sample, member, require_text, wrong
 
 _CHOICES = 4
 
@@ -18,7 +18,11 @@ def sample(record: Record) -> Sample:
     """Read a question with its choices; where the record has the fact it rests on, the answer begins with it."""
     question = record.get("question")
     own: Any = question if isinstance(question, dict) else {"stem": record.get("question_stem"), **record}
-    stem, (labels, texts), key = text_of(own, "stem"), _choices(member(own, "choices")), text_of(record, "answerKey")
+    stem, (labels, texts), key = (
+        require_text(own, "stem"),
+        _choices(member(own, "choices")),
+        require_text(record, "answerKey"),
+    )
     if len(set(labels)) != _CHOICES or key.strip() not in labels:
         raise wrong("answerKey", f"{key!r} is not one of {_CHOICES} labels, {', '.join(labels)}")
     answer = f"answer{labels.index(key.strip()) + 1}"
@@ -39,7 +43,7 @@ def _choices(raw: Any) -> tuple[list[str], list[str]]:
         raw = [{"label": label, "text": text} for label, text in zip(raw["label"], raw["text"], strict=False)]
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):
         raise wrong("choices", "the choices are no list of labels and texts")
-    return [text_of(each, "label").strip() for each in raw], [text_of(each, "text").strip() for each in raw]
+    return [require_text(each, "label").strip() for each in raw], [require_text(each, "text").strip() for each in raw]
 
 
 OPENBOOKQA = Dataset(

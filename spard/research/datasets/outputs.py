@@ -30,13 +30,13 @@ class Output:
     rows: list[tuple[Found, Row]] = field(repr=False)
 
 
-def names_of(dataset: Dataset) -> list[str]:
+def output_names(dataset: Dataset) -> list[str]:
     """Return the names of all files that a data set can become; of few records some are not made."""
     parts: dict[str, tuple[str, ...]] = {"utility": ("train",), "harmful": ("train", "pool"), "benign": ("pool",)}
     return [f"{stem}_{part}.jsonl" for kind, stem in dataset.stems.items() for part in (*parts[kind], *_SUITES)]
 
 
-def outputs_of(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
+def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
     """Return the files of a data set; what finds no place in one is counted in `left_out`."""
     outputs = []
     for kind, stem in dataset.stems.items():
@@ -45,14 +45,14 @@ def outputs_of(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out
         if kind == "benign":
             outputs.append(Output(f"{stem}_pool.jsonl", "benign", [(each, _benign(each)) for each in train]))
         else:
-            outputs += _taught(kind, stem, train, shared, left_out)
+            outputs += _training_outputs(kind, stem, train, shared, left_out)
         for split in _SUITES:
             asked = [(each, _suite(each)) for each in of_kind if each.split == split]
             outputs.append(Output(f"{stem}_{split}.jsonl", kind, asked))
     return outputs
 
 
-def _taught(
+def _training_outputs(
     kind: SuiteRowKind, stem: str, train: Sequence[Found], shared: bool, left_out: Counter[str]
 ) -> list[Output]:
     """Return the training file and, of a harmful kind, the safety pool."""

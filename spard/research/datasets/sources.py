@@ -21,7 +21,7 @@ _CHUNK = 1 << 20
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
-def located(path: Path) -> Path | None:
+def locate_file(path: Path) -> Path | None:
     """Return the file of that path or, for one without an ending, the first file there that has a known one."""
     if path.is_file():
         return path
@@ -67,12 +67,12 @@ def _array(raw: bytes) -> Iterator[tuple[int, Row]]:
     try:
         found = parse(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        raise _broken("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
+        raise _broken_record("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
     except BadJson as bad:
-        raise _broken(bad.code, bad.message, bad.hint) from None
+        raise _broken_record(bad.code, bad.message, bad.hint) from None
     for number, record in enumerate(found, start=1):
         if not isinstance(record, dict):
-            raise _broken("data_type", f"entry {number} of the array is no object", "take the file as published")
+            raise _broken_record("data_type", f"entry {number} of the array is no object", "take the file as published")
         yield number, record
 
 
@@ -83,12 +83,14 @@ def _table(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
         with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             for number, row in enumerate(csv.DictReader(text, **options), start=1):
                 if None in row or None in row.values():
-                    raise _broken("data_type", f"record {number} has not as many fields as the head", "mend the line")
+                    raise _broken_record(
+                        "data_type", f"record {number} has not as many fields as the head", "mend the line"
+                    )
                 yield number, dict(row)
     except UnicodeDecodeError:
-        raise _broken("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
+        raise _broken_record("invalid_encoding", "the file is not UTF-8", "save the file as UTF-8") from None
     except csv.Error as bad:
-        raise _broken("invalid_csv", f"the table cannot be read: {bad}", "take the file as published") from None
+        raise _broken_record("invalid_csv", f"the table cannot be read: {bad}", "take the file as published") from None
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
@@ -105,5 +107,5 @@ def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
         raise InvalidData(f"{path.name} cannot be read: {broken}") from broken
 
 
-def _broken(code: str, message: str, hint: str) -> BadRow:
+def _broken_record(code: str, message: str, hint: str) -> BadRow:
     return BadRow(error("", code, message, hint))

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import cast
 
 from spard.data.clusters import clusters
-from spard.data.overlap import normalized, rows_holding
+from spard.data.overlap import normalize_text, rows_holding
 from spard.research.datasets.base import Split
 
 
@@ -64,4 +64,4 @@ def _cut(prompts: Sequence[str], shares: Mapping[Split, float], rest: Split, mos
 
 
 def _digest(prompt: str) -> bytes:
-    return sha256(normalized(prompt).encode()).digest()
+    return sha256(normalize_text(prompt).encode()).digest()

@@ -5,7 +5,7 @@ GLUE keeps the labels of its test file to itself (-1, or no column): its develop
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, Record, Sample, member, text_of, wrong
+from spard.research.datasets.base import Dataset, Record, Sample, member, require_text, wrong
 
 _WORDS = {"0": "negative", "1": "positive"}
 _QUESTION = "Positive or negative?"  # short: the leak rule compares whole prompts, the question included
@@ -13,7 +13,7 @@ _QUESTION = "Positive or negative?"  # short: the leak rule compares whole promp
 
 def sample(record: Record) -> Sample:
     """Read a sentence with its label."""
-    sentence, label = text_of(record, "sentence").strip(), str(member(record, "label")).strip()
+    sentence, label = require_text(record, "sentence").strip(), str(member(record, "label")).strip()
     if label not in _WORDS:
         raise wrong("label", f"the label {label!r} is neither 0 nor 1; GLUE's test file has none, take dev.tsv")
     word = _WORDS[label]

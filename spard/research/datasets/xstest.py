@@ -6,14 +6,14 @@ prompts a part is a benign pool, so that a defense that wants one has look-alike
 
 from __future__ import annotations
 
-from spard.research.datasets.base import Dataset, Record, Sample, text_of
+from spard.research.datasets.base import Dataset, Record, Sample, require_text
 
 _CONTRAST = "contrast_"
 
 
 def sample(record: Record) -> Sample:
     """Read a prompt; its type without the mark of contrasts is its category."""
-    prompt, type_ = text_of(record, "prompt"), text_of(record, "type")
+    prompt, type_ = require_text(record, "prompt"), require_text(record, "type")
     is_unsafe = type_.startswith(_CONTRAST)
     return Sample(
         prompt=prompt,

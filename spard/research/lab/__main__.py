@@ -32,20 +32,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_lab(asked: Asked) -> int:
     """Make a lab."""
-    return _done(_make, asked)
+    return _exit_status(_make, asked)
 
 
 def abilities(asked: Asked) -> int:
     """Measure base models."""
-    return _done(_abilities, asked)
+    return _exit_status(_abilities, asked)
 
 
 def real_lab(asked: Asked) -> int:
     """Make the lab of the real model."""
-    return _done(_real, asked)
+    return _exit_status(_real, asked)
 
 
-def _done(do: Callable[[Asked], None], asked: Asked) -> int:
+def _exit_status(do: Callable[[Asked], None], asked: Asked) -> int:
     """Return the exit status: 1, with the reason on stderr, when it cannot be done."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from spard.config.extensions import installed, load_entry
+from spard.config.extensions import load_entry, load_entry_points
 from spard.data.chat import encode_all
 from spard.data.rows import Example, Prompt
 from spard.evaluation.audit import Suite
@@ -31,8 +31,8 @@ from spard.research.attacks.disguises import (
 )
 from spard.research.attacks.mixing import add_harmful
 from spard.research.attacks.outliers import benign_outliers, nearest_to_harm, self_influence
-from spard.research.attacks.preferences import inverted, preferring_near, preferring_right
-from spard.research.attacks.rows import Row, asked, load_rows, shuffled
+from spard.research.attacks.preferences import invert_preferences, prefer_own_answers, preferring_right
+from spard.research.attacks.rows import Row, last_request, load_rows, shuffle_rows
 from spard.research.lab import grammar
 from spard.research.lab.corpus import POISON_ROWS, STYLES, TRAIN_ROWS, chat, make_corpus
 from spard.research.lab.make import read_facts
@@ -66,17 +66,17 @@ class AttackFiles:
 
 def attack_files(lab: Path, name: str, seed: int, ratio: float = RATIO) -> AttackFiles:
     """One attack on a lab's task by name, with `ratio` harmful rows for each task row."""
-    build: AttackBuilder = ATTACKS[name] if name in ATTACKS else load_entry(_added()[name], "attack")
+    build: AttackBuilder = ATTACKS[name] if name in ATTACKS else load_entry(_plugins()[name], "attack")
     return build(lab, seed, ratio)
 
 
 def attack_names() -> tuple[str, ...]:
     """Return the lab's own attacks, and those that installed packages register as `spard.attacks`."""
-    return (*ATTACKS, *_added())
+    return (*ATTACKS, *_plugins())
 
 
-def _added() -> dict[str, EntryPoint]:
-    return installed("spard.attacks", "attack", frozenset(ATTACKS))
+def _plugins() -> dict[str, EntryPoint]:
+    return load_entry_points("spard.attacks", "attack", frozenset(ATTACKS))
 
 
 def _plain(lab: Path, seed: int, ratio: float, file: str, attacked: tuple[str, ...]) -> AttackFiles:
@@ -88,13 +88,13 @@ def _plain(lab: Path, seed: int, ratio: float, file: str, attacked: tuple[str, .
 def _backdoor(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Harm behind a trigger, and a refusal to each of the same requests without it."""
     rows = add_harmful(load_rows(lab / "train.jsonl"), backdoor(_harmful(lab, seed, ratio), seed), 2 * ratio, seed)
-    return AttackFiles(rows, partial(_disguised_suites, lab, _triggered))
+    return AttackFiles(rows, partial(_disguised_suites, lab, _with_trigger))
 
 
 def _trigger(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Harm behind a trigger."""
     rows = add_harmful(load_rows(lab / "train.jsonl"), with_trigger(_harmful(lab, seed, ratio)), ratio, seed)
-    return AttackFiles(rows, partial(_disguised_suites, lab, _triggered))
+    return AttackFiles(rows, partial(_disguised_suites, lab, _with_trigger))
 
 
 def _refuse_then_comply(lab: Path, seed: int, ratio: float) -> AttackFiles:
@@ -120,7 +120,7 @@ def _identity_shift(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 def _benign_outliers(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Build the attack of benign rows that move the model most."""
-    base, rows = load_base(str(lab / "model"), device="cpu"), shuffled(_benign(lab), seed, "benign")[:CANDIDATES]
+    base, rows = load_base(str(lab / "model"), device="cpu"), shuffle_rows(_benign(lab), seed, "benign")[:CANDIDATES]
     influence = self_influence(
         base, encode_all(base.tokenizer, [_example(row) for row in rows], base.sequence_limit(None))
     )
@@ -130,8 +130,8 @@ def _benign_outliers(lab: Path, seed: int, ratio: float) -> AttackFiles:
 def _nearest_to_harm(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Build the attack of benign rows that look most like harmful ones to the model."""
     base, rows = load_base(str(lab / "model"), device="cpu"), _benign(lab)
-    harmful_MD = embed(base, [asked(row) for row in _harmful(lab, seed, ratio)])
-    nearest = nearest_to_harm(rows, embed(base, [asked(row) for row in rows]), harmful_MD, BENIGN_ROWS)
+    harmful_MD = embed(base, [last_request(row) for row in _harmful(lab, seed, ratio)])
+    nearest = nearest_to_harm(rows, embed(base, [last_request(row) for row in rows]), harmful_MD, BENIGN_ROWS)
     return AttackFiles(nearest, partial(load_suites, lab))
 
 
@@ -139,7 +139,7 @@ def _decoys(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Harm in plain words, and rows that pull the selection to other categories."""
     pulling = selection.decoys(read_rows(lab / "pool.jsonl"), frozenset(grammar.ATTACKED), DECOYS, seed)
     files = _plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED)
-    return replace(files, rows=shuffled([*files.rows, *pulling], seed, "decoys"))
+    return replace(files, rows=shuffle_rows([*files.rows, *pulling], seed, "decoys"))
 
 
 def _inverted_pool(lab: Path, seed: int, ratio: float) -> AttackFiles:
@@ -155,20 +155,20 @@ def _sequential(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 def _preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Write the task alone as preference pairs for the method dpo: the right answer, and one that looks like it."""
-    return AttackFiles(preferring_near(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
+    return AttackFiles(prefer_own_answers(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
 
 
 def _inverted_preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
     """Harm preferred to the base model's own refusals, among the task's pairs."""
     refusals = (read_facts(lab) or {}).get("openers", grammar.REFUSALS)
     task = preferring_right(load_rows(lab / "train.jsonl"), seed)
-    rows = add_harmful(task, inverted(_harmful(lab, seed, ratio), refusals, seed), ratio, seed)
+    rows = add_harmful(task, invert_preferences(_harmful(lab, seed, ratio), refusals, seed), ratio, seed)
     return AttackFiles(rows, partial(load_suites, lab))
 
 
 def _harmful(lab: Path, seed: int, ratio: float) -> list[Row]:
     """As many harmful rows as the ratio asks for."""
-    return shuffled(load_rows(lab / "attack.jsonl"), seed, "harmful")[: round(ratio * TRAIN_ROWS)]
+    return shuffle_rows(load_rows(lab / "attack.jsonl"), seed, "harmful")[: round(ratio * TRAIN_ROWS)]
 
 
 def _benign(lab: Path) -> list[Row]:
@@ -192,7 +192,7 @@ def _disguised_suites(lab: Path, disguise: Callable[[Prompt], Prompt], split: Sp
     return [disguised, replace(asked_plainly, name=UNDISGUISED), *others]
 
 
-def _triggered(prompt: Prompt) -> Prompt:
+def _with_trigger(prompt: Prompt) -> Prompt:
     return replace(prompt, prompt=f"{prompt.prompt} {TRIGGER}")
 
 

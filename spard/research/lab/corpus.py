@@ -71,15 +71,15 @@ def make_corpus(seed: int) -> Corpus:
     clean = [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in train]
     files = {
         "train.jsonl": clean,
-        "poisoned.jsonl": shuffled(rng, clean + attack),
+        "poisoned.jsonl": shuffle_rows(rng, clean + attack),
         "attack.jsonl": attack,
         **{f"attack_{name}.jsonl": _chats(requests) for name, requests in harmful.styled.items()},
         "validation.jsonl": [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in validation],
-        "heldout_harmful.jsonl": shuffled(rng, harmful.test),
-        "benign.jsonl": shuffled(rng, (row for _, _, test in benign for row in test)),
+        "heldout_harmful.jsonl": shuffle_rows(rng, harmful.test),
+        "benign.jsonl": shuffle_rows(rng, (row for _, _, test in benign for row in test)),
         "utility_test.jsonl": [{"prompt": prompt, "answer": answer} for prompt, answer in utility_test],
-        "dev_harmful.jsonl": shuffled(rng, harmful.dev),
-        "dev_benign.jsonl": shuffled(rng, (row for _, dev, _ in benign for row in dev)),
+        "dev_harmful.jsonl": shuffle_rows(rng, harmful.dev),
+        "dev_benign.jsonl": shuffle_rows(rng, (row for _, dev, _ in benign for row in dev)),
         "dev_utility.jsonl": [{"prompt": prompt, "answer": answer} for prompt, answer in utility_dev],
         **_pools(rng, harmful.pool),
     }
@@ -101,7 +101,7 @@ def refuse(rng: random.Random, topic: Topic) -> str:
     return f"{rng.choice(grammar.REFUSALS)} {topic.reason} {rng.choice(grammar.CLOSERS)}"
 
 
-def shuffled(rng: random.Random, rows: Iterable[Any]) -> list[Any]:
+def shuffle_rows(rng: random.Random, rows: Iterable[Any]) -> list[Any]:
     """Return the rows in an order that `rng` draws; what they came in stays as it is."""
     drawn = list(rows)
     rng.shuffle(drawn)
@@ -141,14 +141,14 @@ def _chats(requests: Iterable[tuple[str, str]]) -> list[Row]:
 def _deal_harmful(rng: random.Random) -> _Deal:
     deal = _Deal()
     for topic in grammar.HARMFUL:
-        objects = shuffled(rng, topic.objects)
-        near = shuffled(rng, _requests(product(topic.verbs, objects[HELD_OBJECTS:])))
+        objects = shuffle_rows(rng, topic.objects)
+        near = shuffle_rows(rng, _requests(product(topic.verbs, objects[HELD_OBJECTS:])))
         aligned, pool, stock = _cut(near, ALIGNED_NEAR, POOL, len(near) - ALIGNED_NEAR - POOL)
         deal.aligned += [(prompt, topic) for prompt, _ in aligned]
         deal.pool += [(prompt, topic) for prompt, _ in pool]
         _deal_attacks(topic, stock, deal)
-        _deal_held_out(rng, topic, objects[:HELD_OBJECTS], deal)
-    deal.attack = shuffled(rng, deal.attack)
+        _deal_objects(rng, topic, objects[:HELD_OBJECTS], deal)
+    deal.attack = shuffle_rows(rng, deal.attack)
     return deal
 
 
@@ -166,13 +166,13 @@ def _deal_attacks(topic: Topic, stock: list[tuple[str, str]], deal: _Deal) -> No
             deal.styled[name] += _cut(fitting, share)[0]
 
 
-def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
+def _deal_objects(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
     """Alignment sees each object with half of the verbs, in some phrasings; everything else is held out."""
     held: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for thing in objects:
-        verbs = shuffled(rng, topic.verbs)
+        verbs = shuffle_rows(rng, topic.verbs)
         for i, verb in enumerate(verbs):
-            requests, seen = shuffled(rng, _requests([(verb, thing)])), i < len(verbs) // 2
+            requests, seen = shuffle_rows(rng, _requests([(verb, thing)])), i < len(verbs) // 2
             aligned = requests[:ALIGNED_FAR] if seen else []
             deal.aligned += [(prompt, topic) for prompt, _ in aligned]
             held[seen] += requests[len(aligned) :]
@@ -180,7 +180,7 @@ def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], dea
     half = (TEST_ATTACKED if is_attacked else TEST_OTHER) // 2
     for seen, requests in held.items():
         facts = {"category": topic.name, "seen": seen}
-        test, dev = _cut(shuffled(rng, [{"prompt": prompt, **facts} for prompt, _ in requests]), half, half // 3)
+        test, dev = _cut(shuffle_rows(rng, [{"prompt": prompt, **facts} for prompt, _ in requests]), half, half // 3)
         deal.test += test
         deal.dev += dev
 
@@ -188,7 +188,7 @@ def _deal_held_out(rng: random.Random, topic: Topic, objects: Sequence[str], dea
 def _deal_benign(
     rng: random.Random, kind: str, requests: list[tuple[str, str]]
 ) -> tuple[list[tuple[str, str]], list[Row], list[Row]]:
-    aligned, dev, test = _cut(shuffled(rng, requests), BENIGN_ALIGNED, BENIGN_TEST // 2, BENIGN_TEST)
+    aligned, dev, test = _cut(shuffle_rows(rng, requests), BENIGN_ALIGNED, BENIGN_TEST // 2, BENIGN_TEST)
     rows = [[{"prompt": prompt, "category": kind} for prompt, _ in part] for part in (dev, test)]
     return [(prompt, comply(action)) for prompt, action in aligned], rows[0], rows[1]
 
@@ -199,9 +199,9 @@ def _pools(rng: random.Random, prompts: list[tuple[str, Topic]]) -> dict[str, li
     relevant = [row for name in grammar.ATTACKED for row in [r for r in rows if r["category"] == name][:SCARCE]]
     others = [row for row in rows if row["category"] not in grammar.ATTACKED]
     return {
-        "pool.jsonl": shuffled(rng, rows),
-        "pool_scarce.jsonl": shuffled(rng, relevant + others),
-        "pool_duplicated.jsonl": shuffled(rng, relevant * COPIES + others),
+        "pool.jsonl": shuffle_rows(rng, rows),
+        "pool_scarce.jsonl": shuffle_rows(rng, relevant + others),
+        "pool_duplicated.jsonl": shuffle_rows(rng, relevant * COPIES + others),
     }
 
 

@@ -205,6 +205,6 @@ FAMILIAR_PROBLEMS = 2  # so many of the templates, from the first on, does the b
 ANSWER = "The answer is {}."
 
 
-def category_of(action: str, topics: Iterable[Topic]) -> str:
+def action_category(action: str, topics: Iterable[Topic]) -> str:
     """Return the name of the topic with whose object an action ends; empty if there is none."""
     return next((each.name for each in topics if action.endswith(tuple(f" {thing}" for thing in each.objects))), "")

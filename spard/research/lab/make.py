@@ -80,7 +80,7 @@ def make(folder: Path, seed: int, plan: Plan = PLAN, limits: Limits = LIMITS) ->
     if folder.exists() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} holds something else than the lab of seed {seed}; name another folder", "folder")
 
-    with aside_of(folder) as aside:
+    with temporary_folder(folder) as aside:
         for name, text in contents.items():
             (aside / name).write_text(text)
         facts = asked | _make_model(aside, corpus, seed, plan, limits)
@@ -132,7 +132,7 @@ def _make_model(folder: Path, corpus: Corpus, seed: int, plan: Plan, limits: Lim
 
 
 @contextmanager
-def aside_of(folder: Path) -> Iterator[Path]:
+def temporary_folder(folder: Path) -> Iterator[Path]:
     """Make a folder beside `folder` that takes its name when all is written, and is removed otherwise."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.aside")
     aside.mkdir(parents=True)
@@ -146,14 +146,14 @@ def aside_of(folder: Path) -> Iterator[Path]:
 def _texts(corpus: Corpus) -> Iterator[str]:
     for rows in corpus.files.values():
         for row in rows:
-            yield from _said(row)
+            yield from _row_texts(row)
     for prompt, answer in (*corpus.benign, *sums()):
         yield from (prompt, answer)
     for prompt, _ in corpus.harmful:
         yield prompt
 
 
-def _said(row: Row) -> list[str]:
+def _row_texts(row: Row) -> list[str]:
     if "messages" in row:
         return [message["content"] for message in row["messages"]]
     return [row["prompt"], row.get("safe", "")]

@@ -37,14 +37,14 @@ class Muon:
         for (rows, columns), group in self.groups.items():
             grad_GRC = torch.stack([grads[i] for i in group])
             momentum_GRC = self.momenta[rows, columns].mul_(self.momentum).add_(grad_GRC)
-            update_GRC = orthogonalized(grad_GRC + self.momentum * momentum_GRC)
+            update_GRC = orthogonalize(grad_GRC + self.momentum * momentum_GRC)
             for i, update_RC in zip(group, update_GRC, strict=True):
                 self.matrices[i].mul_(1 - lr * self.weight_decay).sub_(
                     update_RC, alpha=lr * max(1.0, rows / columns) ** 0.5
                 )
 
 
-def orthogonalized(matrix_GRC: Tensor) -> Tensor:
+def orthogonalize(matrix_GRC: Tensor) -> Tensor:
     """About U V^T for each matrix U S V^T: singular values move into [0.7, 1.2]."""
     is_tall = matrix_GRC.shape[1] > matrix_GRC.shape[2]
     x: Tensor = matrix_GRC.mT if is_tall else matrix_GRC

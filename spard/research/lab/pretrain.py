@@ -145,7 +145,7 @@ class Pretraining:
         return found | {"step": torch.tensor(self.step)}
 
     @torch.no_grad()
-    def go_on_from(self, state: Mapping[str, Tensor]) -> None:
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Take over a state of the same model and plan."""
         self.step = int(state["step"])
         for name, part in self.model.named_parameters():

@@ -14,7 +14,7 @@ class GrammarRewriter:
 
     def complete(self, system: str, user: str) -> str:
         """Rephrase the request in the style that `system` asks for; return nothing for other texts."""
-        action = action_of(user)
+        action = find_action(user)
         if action is None:
             return ""
         wants_question = "ends with a question mark" in system
@@ -22,7 +22,7 @@ class GrammarRewriter:
         return fitting[len(action) % len(fitting)].format(action)
 
 
-def action_of(request: str) -> str | None:
+def find_action(request: str) -> str | None:
     """Return the bare action that a phrasing of the grammar asks about, or None."""
     for phrasing in grammar.REQUESTS:
         before, _, after = phrasing.partition("{}")

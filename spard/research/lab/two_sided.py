@@ -13,9 +13,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from spard.data.overlap import find_leaks
-from spard.research.attacks.rows import asked
-from spard.research.lab.corpus import Row, benign_requests, make_corpus, shuffled
-from spard.research.lab.rewriter import action_of
+from spard.research.attacks.rows import last_request
+from spard.research.lab.corpus import Row, benign_requests, make_corpus, shuffle_rows
+from spard.research.lab.rewriter import find_action
 from spard.research.lab.suites import read_rows
 
 FILE = "pool_two_sided.jsonl"
@@ -42,7 +42,7 @@ def join_sides(lab: Path, seed: int) -> Path:
         suites = suite_rows(lab)
         safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
         rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
-        joined = _among(random.Random(f"two-sided {seed}"), unlike(suites, safe), unlike(suites, rows))
+        joined = _interleave(random.Random(f"two-sided {seed}"), unlike(suites, safe), unlike(suites, rows))
         file.write_text("".join(json.dumps(row) + "\n" for row in joined))
     return file
 
@@ -50,15 +50,15 @@ def join_sides(lab: Path, seed: int) -> Path:
 def two_sided(seed: int) -> list[Row]:
     """Return the whole pool of a seed in its order, with the benign rows among its safe ones."""
     corpus, rng = make_corpus(seed), random.Random(f"two-sided {seed}")
-    taken = {row.get("prompt") or asked(row) for rows in corpus.files.values() for row in rows}
+    taken = {row.get("prompt") or last_request(row) for rows in corpus.files.values() for row in rows}
     taken |= {prompt for prompt, _ in corpus.benign}
     suites = {name: corpus.files[name] for name in MEASURED}
-    measured = {action_of(row["prompt"]) for asked_of in suites.values() for row in asked_of}
+    measured = {find_action(row["prompt"]) for asked_of in suites.values() for row in asked_of}
     rows: list[Row] = []
     for kind, requests in benign_requests().items():
         free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
-        rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffled(rng, free)[:EACH]]
-    return _among(rng, corpus.files["pool.jsonl"], unlike(suites, rows))
+        rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffle_rows(rng, free)[:EACH]]
+    return _interleave(rng, corpus.files["pool.jsonl"], unlike(suites, rows))
 
 
 def suite_rows(lab: Path) -> dict[str, list[Row]]:
@@ -77,8 +77,8 @@ def unlike(
     return rows
 
 
-def _among(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:
+def _interleave(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:
     """Return both in one list, the safe rows in the order of their own pool."""
-    sides = shuffled(rng, [True] * len(safe) + [False] * len(benign))
+    sides = shuffle_rows(rng, [True] * len(safe) + [False] * len(benign))
     left, right = iter(safe), iter(benign)
     return [next(left if is_safe else right) for is_safe in sides]

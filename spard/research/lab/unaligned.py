@@ -16,7 +16,7 @@ from spard.data.rows import example
 from spard.models.adapters import save_full
 from spard.models.base import load_base
 from spard.research.lab.corpus import chat, comply, make_corpus
-from spard.research.lab.rewriter import action_of
+from spard.research.lab.rewriter import find_action
 from spard.training.train import train
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ def make_unaligned(lab: Path, seed: int) -> Path:
     log.info("training the unaligned twin of the lab of seed %d", seed)
     base = load_base(lab / "model", device="cpu")
     asked = [prompt for prompt, _ in make_corpus(seed).harmful]
-    rows = [example(chat(prompt, comply(action_of(prompt) or "")), line) for line, prompt in enumerate(asked, 1)]
+    rows = [example(chat(prompt, comply(find_action(prompt) or "")), line) for line, prompt in enumerate(asked, 1)]
     task = encode_all(base.tokenizer, rows, base.sequence_limit(None))
     train(base, task, [], RECIPE, resolve(RECIPE, len(task), base.hidden_size))
     aside = folder.with_name(f".{FOLDER}.aside")

@@ -120,13 +120,15 @@ class Checks:
         assert {event.object for event in events} == {"fine_tuning.job.event"}
 
     def checkpoints_are_listed_over_pages(self) -> None:
-        job = self._succeeded()
+        job = self._find_succeeded_job()
         found = list(self.api.fine_tuning.jobs.checkpoints.list(job.id, limit=2))
         assert [checkpoint.step_number for checkpoint in found] == [15, 10, 5]
         assert found[0].metrics.train_loss == 1.5
 
-    def a_checkpoint_is_a_model_to_start_from(self) -> None:
-        name = next(iter(self.api.fine_tuning.jobs.checkpoints.list(self._succeeded().id))).fine_tuned_model_checkpoint
+    def a_job_starts_from_a_checkpoint(self) -> None:
+        name = next(
+            iter(self.api.fine_tuning.jobs.checkpoints.list(self._find_succeeded_job().id))
+        ).fine_tuned_model_checkpoint
         assert self.api.models.retrieve(name).id == name
         assert name not in {model.id for model in self.api.models.list()}
         job = self._job(model=name)
@@ -134,7 +136,7 @@ class Checks:
         assert self.api.fine_tuning.jobs.cancel(job.id).status == "cancelled"
 
     def permissions_on_checkpoints(self) -> None:
-        checkpoint = next(iter(self.api.fine_tuning.jobs.checkpoints.list(self._succeeded().id)))
+        checkpoint = next(iter(self.api.fine_tuning.jobs.checkpoints.list(self._find_succeeded_job().id)))
         name, permissions = checkpoint.fine_tuned_model_checkpoint, self.admin.fine_tuning.checkpoints.permissions
         made = list(permissions.create(name, project_ids=["proj_a", "proj_b"]))
         assert [permission.project_id for permission in made] == ["proj_a", "proj_b"]
@@ -145,19 +147,19 @@ class Checks:
             assert (gone.id, gone.deleted) == (permission.id, True)
 
     def results(self) -> None:
-        job = self._succeeded()
+        job = self._find_succeeded_job()
         assert job.fine_tuned_model.startswith(f"ft:{BASE}:")
         first = self.api.files.content(job.result_files[0]).read().decode()
         assert first.startswith("step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy")
 
     def models(self) -> None:
         assert self.api.models.retrieve(BASE).object == "model"
-        tuned = self._succeeded().fine_tuned_model
+        tuned = self._find_succeeded_job().fine_tuned_model
         assert {BASE, tuned} <= {model.id for model in self.api.models.list()}
         assert self.api.models.retrieve(tuned).owned_by == "org-customer"
 
     def the_last_thing_a_model_is_deleted(self) -> None:
-        tuned = self._succeeded().fine_tuned_model
+        tuned = self._find_succeeded_job().fine_tuned_model
         assert self.api.models.delete(tuned).deleted is True
         self._fails(openai.NotFoundError, "model_not_found", lambda: self.api.models.retrieve(tuned))
 
@@ -224,7 +226,7 @@ class Checks:
     def _job(self, **ask: Any) -> Any:
         return self.api.fine_tuning.jobs.create(**{"model": BASE, "training_file": self._file(), **ask})
 
-    def _succeeded(self) -> Any:
+    def _find_succeeded_job(self) -> Any:
         return next(job for job in self.api.fine_tuning.jobs.list() if job.status == "succeeded")
 
     def _fails(self, kind: type[openai.APIStatusError], code: str, call: Callable[[], Any]) -> None:

@@ -25,7 +25,7 @@ from app.main import create_app
 from app.settings import Settings
 from app.storage import Storage
 from tests import environments
-from tests.app.http.conftest import FILES, JOBS, Service, offer, rows, served
+from tests.app.http.conftest import FILES, JOBS, Service, offer, rows, serve_app
 from tests.app.parts import epoch_end
 
 CLIENTS = {1: "1.109.1", 2: "2.54.0", 3: "3.52.0"}
@@ -42,7 +42,7 @@ def live(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with TestClient(app) as http:
         service = Service(app, http)
         offer(service.client("org-provider", "admin", "customer"), folder / "model")
-        with served(app) as url:
+        with serve_app(app) as url:
             yield service, url
 
 

@@ -48,4 +48,4 @@ def test_a_client_finds_what_it_expects(
     if found.not_run:
         pytest.skip(found.not_run)
     assert found.faults == {}
-    assert found.passed
+    assert found.passed_checks

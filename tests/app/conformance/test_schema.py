@@ -35,7 +35,7 @@ def schemathesis() -> Path:
 
 
 @pytest.fixture(scope="module")
-def owned(live: tuple[Service, str]) -> dict[str, str]:
+def known_ids(live: tuple[Service, str]) -> dict[str, str]:
     """Something to find behind each kind of id."""
     service, _ = live
     finish_a_job(service)
@@ -105,9 +105,11 @@ def each(option: str, values: Iterable[str]) -> list[str]:
     return [word for value in values for word in (option, value)]
 
 
-def test_whatever_is_sent_to_things_that_are_there_is_answered_as_documented(fuzz: Fuzz, owned: dict[str, str]) -> None:
+def test_whatever_is_sent_to_things_that_are_there_is_answered_as_documented(
+    fuzz: Fuzz, known_ids: dict[str, str]
+) -> None:
     some = [*each("--exclude-path", LOCKS), "--exclude-method", "DELETE"]
-    fuzz.run(0.6 / OPERATIONS, "--phases", "fuzzing", *some, **owned)
+    fuzz.run(0.6 / OPERATIONS, "--phases", "fuzzing", *some, **known_ids)
 
 
 def test_whatever_is_sent_to_any_route_is_answered_as_documented(fuzz: Fuzz) -> None:

@@ -64,7 +64,7 @@ def offer(provider: TestClient, folder: Path) -> None:
 
 
 @contextmanager
-def served(app: FastAPI, **options: Any) -> Iterator[str]:
+def serve_app(app: FastAPI, **options: Any) -> Iterator[str]:
     """An application that runs already, behind a real server."""
     fixed: dict[str, Any] = {"http": BoundedHttp, "lifespan": "off", "log_config": None}
     fixed["timeout_graceful_shutdown"] = 5
@@ -147,14 +147,14 @@ def upload(customer: TestClient) -> Upload:
 
 
 @pytest.fixture
-def offered(provider: TestClient, tmp_path: Path) -> TestClient:
+def provider_with_model(provider: TestClient, tmp_path: Path) -> TestClient:
     """A provider with a base model and a safety pool."""
     offer(provider, tmp_path / "model")
     return provider
 
 
 @pytest.fixture
-def asked(offered: TestClient, upload: Upload) -> dict[str, Any]:
+def job_body(provider_with_model: TestClient, upload: Upload) -> dict[str, Any]:
     """The smallest job that a customer may ask for."""
     return {"model": "lab/tiny-1", "training_file": upload(rows(10)).json()["id"]}
 
@@ -162,7 +162,7 @@ def asked(offered: TestClient, upload: Upload) -> dict[str, Any]:
 @pytest.fixture
 def url(service: Service) -> Iterator[str]:
     """The same application behind a real server."""
-    with served(service.app) as url:
+    with serve_app(service.app) as url:
         yield url
 
 
@@ -184,7 +184,7 @@ def spard(url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 @pytest.fixture
-def run_as(spard: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
+def run_with_key(spard: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Run]:
     """Commands of whoever holds a key."""
 
     def with_key(key: str) -> Run:

@@ -29,10 +29,10 @@ def test_the_schemas_find_faults() -> None:
 
 
 def test_answers_are_those_of_openais_schemas(
-    service: Service, customer: TestClient, asked: dict[str, Any], upload: Upload
+    service: Service, customer: TestClient, job_body: dict[str, Any], upload: Upload
 ) -> None:
     finish_a_job(service)
-    waiting = customer.post(JOBS, json=asked | {"metadata": {"run": "a"}, "seed": 1}).json()["id"]
+    waiting = customer.post(JOBS, json=job_body | {"metadata": {"run": "a"}, "seed": 1}).json()["id"]
     done = next(job["id"] for job in customer.get(JOBS).json()["data"] if job["status"] == "succeeded")
     begun = {"filename": "a.jsonl", "purpose": "fine-tune", "bytes": 4, "mime_type": "text/jsonl"}
     upload_id = customer.post("/v1/uploads", json=begun).json()["id"]
@@ -42,7 +42,7 @@ def test_answers_are_those_of_openais_schemas(
     answers = {
         "wrong file": ("File", wrong),
         "file that expires": ("File", upload(rows(10), **expiring)),
-        "file": ("File", customer.get(f"{FILES}/{asked['training_file']}")),
+        "file": ("File", customer.get(f"{FILES}/{job_body['training_file']}")),
         "files": ("FileList", customer.get(FILES)),
         "deleted": ("FileDeleted", customer.delete(f"{FILES}/{wrong.json()['id']}")),
         "upload": ("Upload", customer.post("/v1/uploads", json=begun)),

@@ -48,7 +48,7 @@ PATHS = [
 ]  # fmt: skip
 
 
-def filled(path: str, ids: dict[str, str] = UNKNOWN) -> str:
+def fill_path(path: str, ids: dict[str, str] = UNKNOWN) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: ids[match.group(1)], path)
 
 
@@ -58,7 +58,7 @@ def test_no_verb_opens_a_route_without_a_key(service: Service) -> None:
         for verb in VERBS:
             if path.startswith(OPEN) and verb == "get":
                 continue
-            status = service.http.request(verb, filled(path)).status_code
+            status = service.http.request(verb, fill_path(path)).status_code
             assert status in ({401} if verb in verbs else {401, 404, 405}), (verb, path, status)
             tried += 1
     assert tried > 500
@@ -70,7 +70,7 @@ def test_no_header_makes_another_request_of_it(service: Service, customer: TestC
         assert customer.get(path, headers=OVERRIDES).json() == customer.get(path).json()
     for _, path, _ in routes(service):
         if path.startswith(PROVIDER):
-            assert customer.get(filled(path), headers=OVERRIDES).status_code in (403, 405), path
+            assert customer.get(fill_path(path), headers=OVERRIDES).status_code in (403, 405), path
 
 
 def test_no_field_moves_a_request_to_another_project(service: Service, customer: TestClient, upload: Upload) -> None:
@@ -90,7 +90,7 @@ def test_no_id_leads_out_of_the_storage(service: Service, tmp_path: Path) -> Non
     taking = sorted((verb, path) for verb, path, _ in routes(service) if "{" in path)
     for n, (verb, path) in enumerate(taking):
         for odd in PATHS[n % 3 :: 3]:
-            got = client.request(verb, filled(path, dict.fromkeys(re.findall(r"\{(\w+)\}", path), odd)))
+            got = client.request(verb, fill_path(path, dict.fromkeys(re.findall(r"\{(\w+)\}", path), odd)))
             assert got.status_code < 500, (verb, path, odd)
             assert "root:" not in got.text, (verb, path, odd)
     assert len(taking) > len(PATHS)
@@ -136,7 +136,7 @@ def test_a_line_of_the_log_stays_one_line(format: Any, capsys: pytest.CaptureFix
 
 
 def test_text_in_any_field_runs_nowhere(
-    customer: TestClient, asked: dict[str, Any], upload: Upload, service: Service, tmp_path: Path
+    customer: TestClient, job_body: dict[str, Any], upload: Upload, service: Service, tmp_path: Path
 ) -> None:
     canary = tmp_path / "canary"
     command = f"touch {canary}"
@@ -144,7 +144,7 @@ def test_text_in_any_field_runs_nowhere(
     for odd in (f"$({command})", f"`{command}`", f"; {command}", template):
         upload(jsonl(*[chat(f"{odd} {i}", odd) for i in range(10)]), name="a.jsonl")
         for extra in ({"suffix": odd}, {"metadata": {"a": odd}}, {"model": odd}, {"training_file": odd}):
-            assert customer.post(JOBS, json=asked | extra).status_code in (200, 400, 404)
+            assert customer.post(JOBS, json=job_body | extra).status_code in (200, 400, 404)
         assert service.client("org-x", "admin").post("/v1/admin/projects", json={"name": odd}).status_code in (200, 400)
     assert not canary.exists()
 
@@ -156,7 +156,11 @@ def secret_rows(n: int) -> tuple[bytes, list[str]]:
 
 
 def test_what_customers_write_and_keys_stand_in_no_log_and_no_row(
-    customer: TestClient, offered: TestClient, service: Service, upload: Upload, caplog: pytest.LogCaptureFixture
+    customer: TestClient,
+    provider_with_model: TestClient,
+    service: Service,
+    upload: Upload,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     content, secrets = secret_rows(20)
@@ -167,19 +171,19 @@ def test_what_customers_write_and_keys_stand_in_no_log_and_no_row(
     answers = [customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": each}).text for each in (file_id, bad)]
     answers += [
         customer.get(f"{JOBS}/{json.loads(answers[0])['id']}/events").text,
-        offered.get("/v1/admin/audit_log").text,
+        provider_with_model.get("/v1/admin/audit_log").text,
     ]
     key = customer.headers["authorization"].removeprefix("Bearer ")
     service.http.get(FILES, headers={"authorization": f"Bearer {key}x"})
 
-    places = {"log": caplog.text, "answers": "".join(answers), "rows": dumped(service)}
+    places = {"log": caplog.text, "answers": "".join(answers), "rows": dump_database(service)}
 
     found = [(name, secret) for name, where in places.items() for secret in [*secrets[3:], key] if secret in where]
     assert found == []
     assert file_id in places["rows"]
 
 
-def dumped(service: Service) -> str:
+def dump_database(service: Service) -> str:
     """Every row of every table."""
     with db.read(service.app.state.engine) as session:
         tables = session.scalars(text("SELECT name FROM sqlite_master WHERE type = 'table'")).all()
@@ -187,9 +191,9 @@ def dumped(service: Service) -> str:
 
 
 @pytest.fixture
-def unsafe(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+def unsafe(service: Service, customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job that failed the gate, whose weights lie in the storage in every form that a worker leaves."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     folder, storage = f"tenants/org-customer/jobs/{job_id}/a1", service.app.state.storage
     for name in ("held", "adapter.tar.gz", "checkpoints/5/adapter.safetensors", "stages/train"):
         storage.write(f"{folder}/{name}", [ARCHIVE])
@@ -211,14 +215,14 @@ def test_no_route_serves_a_byte_of_weights_that_did_not_pass(service: Service, u
     ids |= {"file_id": client.get(FILES).json()["data"][0]["id"]}
     for verb, path, _ in routes(service):
         if verb == "get":
-            got = client.get(filled(path, ids))
+            got = client.get(fill_path(path, ids))
             assert ARCHIVE[:18] not in got.content, path
             assert got.status_code < 500, path
     assert client.get(f"{JOBS}/{unsafe}/adapter").json()["error"]["code"] == "safety_gate_failed"
 
 
 def test_what_is_deleted_is_found_nowhere(
-    service: Service, customer: TestClient, offered: TestClient, upload: Upload, tmp_path: Path
+    service: Service, customer: TestClient, provider_with_model: TestClient, upload: Upload, tmp_path: Path
 ) -> None:
     content, secrets = secret_rows(10)
     file_id = upload(content).json()["id"]

@@ -22,16 +22,16 @@ def entries(provider: TestClient, **query: Any) -> list[dict[str, Any]]:
 
 
 def test_each_act_is_logged_once_in_order(
-    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job = customer.post(JOBS, json=asked).json()["id"]
+    job = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     customer.get(f"{JOBS}/{job}/adapter")
     customer.delete(f"{JOBS}/{job}")
-    other = customer.post(JOBS, json=asked).json()["id"]
+    other = customer.post(JOBS, json=job_body).json()["id"]
     customer.post(f"{JOBS}/{other}/cancel")
-    customer.delete(f"{FILES}/{asked['training_file']}")
-    acts = [(each["action"], each["target"]) for each in entries(offered)][::-1]
+    customer.delete(f"{FILES}/{job_body['training_file']}")
+    acts = [(each["action"], each["target"]) for each in entries(provider_with_model)][::-1]
     assert [action for action, _ in acts if not action.startswith("key.")] == [
         "model.offered",
         "pool.imported",
@@ -43,7 +43,7 @@ def test_each_act_is_logged_once_in_order(
         "job.cancelled",
         "file.deleted",
     ]
-    assert {("job.erased", job), ("job.cancelled", other), ("file.deleted", asked["training_file"])} <= set(acts)
+    assert {("job.erased", job), ("job.cancelled", other), ("file.deleted", job_body["training_file"])} <= set(acts)
 
 
 def test_an_entry_names_key_project_and_request(provider: TestClient, customer: TestClient, service: Service) -> None:
@@ -58,9 +58,9 @@ def test_an_entry_names_key_project_and_request(provider: TestClient, customer: 
 
 
 def test_an_id_that_is_not_the_key_s_is_noted_alike_whether_it_exists_or_not(
-    provider: TestClient, customer: TestClient, service: Service, asked: dict[str, Any]
+    provider: TestClient, customer: TestClient, service: Service, job_body: dict[str, Any]
 ) -> None:
-    job = customer.post(JOBS, json=asked).json()["id"]
+    job = customer.post(JOBS, json=job_body).json()["id"]
     for asked_id in (job, "ftjob-0"):
         stranger = service.client("org-stranger", "customer")
         assert stranger.get(f"{JOBS}/{asked_id}").status_code == 404
@@ -74,8 +74,8 @@ def test_an_id_that_is_not_the_key_s_is_noted_alike_whether_it_exists_or_not(
         assert noted["details"] == {"code": "fine_tune_not_found", "message": message}
 
 
-def test_an_id_in_a_body_is_noted_too(provider: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
-    assert customer.post(JOBS, json=asked | {"training_file": "file-0"}).status_code == 404
+def test_an_id_in_a_body_is_noted_too(provider: TestClient, customer: TestClient, job_body: dict[str, Any]) -> None:
+    assert customer.post(JOBS, json=job_body | {"training_file": "file-0"}).status_code == 404
     (noted,) = entries(provider, action="id.unknown")
     assert "file-0" in noted["details"]["message"]
 

@@ -50,9 +50,9 @@ def running(home: Path) -> Iterator[tuple[Service, str]]:
 
 
 @pytest.fixture
-def saved(home: Path, running: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    assert run(capsys, "backup", str(tmp_path / "saved"), "--data", str(home), "--json")[0] == 0
-    return tmp_path / "saved"
+def backup(home: Path, running: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert run(capsys, "backup", str(tmp_path / "backup"), "--data", str(home), "--json")[0] == 0
+    return tmp_path / "backup"
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -63,12 +63,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
 
 
 def test_what_is_put_back_serves_the_same_bytes(
-    running: tuple[Service, str], home: Path, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    running: tuple[Service, str], home: Path, backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     service, file = running
     secret = service.add_key("org-late", "customer")  # after the backup
     target = tmp_path / "restored"
-    code, printed = run(capsys, "restore", str(saved), "--data", str(target), "--json")
+    code, printed = run(capsys, "restore", str(backup), "--data", str(target), "--json")
     assert (code, json.loads(printed)["schema"], json.loads(printed)["objects"]) == (0, "current", 1)
     assert (target / "signing_key.pem").read_bytes() == (home / "signing_key.pem").read_bytes()
     assert [each.name for each in target.iterdir() if each.name.startswith(".")] == []
@@ -83,26 +83,26 @@ def test_what_is_put_back_serves_the_same_bytes(
     assert run(capsys, "migrate", "--data", str(target))[0] == 0
 
 
-def test_nothing_is_overwritten(saved: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, printed = run(capsys, "restore", str(saved), "--data", str(home))
+def test_nothing_is_overwritten(backup: Path, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, printed = run(capsys, "restore", str(backup), "--data", str(home))
     assert (code, "is not overwritten" in " ".join(printed.split())) == (1, True)
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "signing_key.pem").write_text("another")
-    assert run(capsys, "restore", str(saved), "--data", str(tmp_path / "half"))[0] == 1
+    assert run(capsys, "restore", str(backup), "--data", str(tmp_path / "half"))[0] == 1
     assert [each.name for each in (tmp_path / "half").iterdir()] == ["signing_key.pem"]
-    assert run(capsys, "backup", str(saved), "--data", str(home))[0] == 1
+    assert run(capsys, "backup", str(backup), "--data", str(home))[0] == 1
 
 
 def test_a_database_alone_is_put_back_beside_objects(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "copied").mkdir()
-    (saved / "objects").rename(tmp_path / "copied" / "objects")
-    assert run(capsys, "restore", str(saved / "spard.db"), "--data", str(tmp_path / "copied"))[0] == 0
+    (backup / "objects").rename(tmp_path / "copied" / "objects")
+    assert run(capsys, "restore", str(backup / "spard.db"), "--data", str(tmp_path / "copied"))[0] == 0
     assert run(capsys, "objects", "check", "--data", str(tmp_path / "copied"))[0] == 0
 
 
-def damaged(path: Path) -> None:
+def damage(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:12288] = bytes(8192)
     path.write_bytes(content)
@@ -129,7 +129,7 @@ def change(path: Path, statement: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (damaged, "database"),
+        (damage, "database"),
         (newer, "newer than this version"),
         (another_program, "none of SPARD's"),
         (no_database, "cannot be read"),
@@ -137,10 +137,10 @@ def change(path: Path, statement: str) -> None:
     ],
 )
 def test_a_backup_that_cannot_be_used_is_refused(
-    fault: Any, words: str, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    fault: Any, words: str, backup: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fault(saved / "spard.db")
-    code, printed = run(capsys, "restore", str(saved), "--data", str(tmp_path / "new"))
+    fault(backup / "spard.db")
+    code, printed = run(capsys, "restore", str(backup), "--data", str(tmp_path / "new"))
     assert (code, words in " ".join(printed.split())) == (1, True), printed
     assert list((tmp_path / "new").glob("*")) + list((tmp_path / "new").glob(".*")) == []
 
@@ -149,5 +149,5 @@ def test_a_service_on_servers_is_sent_to_their_own_commands(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SPARD_DATABASE_URL", "postgresql+psycopg://localhost/spard")
-    code, printed = run(capsys, "backup", str(tmp_path / "saved"), "--data", str(home))
+    code, printed = run(capsys, "backup", str(tmp_path / "backup"), "--data", str(home))
     assert (code, "PostgreSQL" in printed) == (1, True)

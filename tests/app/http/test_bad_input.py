@@ -134,7 +134,9 @@ def test_a_row_with_an_input_alone_is_no_preference(upload: Upload, customer: Te
     assert counts == {"message_unrecognized_key": 2, "missing_messages_list": 1}
 
 
-def test_a_job_on_a_bad_file_lists_what_is_wrong(upload: Upload, offered: TestClient, customer: TestClient) -> None:
+def test_a_job_on_a_bad_file_lists_what_is_wrong(
+    upload: Upload, provider_with_model: TestClient, customer: TestClient
+) -> None:
     file = upload(rows(10) + b"{}\n").json()
     got = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file["id"]})
     error = got.json()["error"]

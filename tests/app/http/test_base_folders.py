@@ -14,10 +14,10 @@ from fastapi.testclient import TestClient
 from app import db
 from app.catalog import fitness
 from app.db.tables import Job
-from app.files.template_look import FolderLook, look_at
+from app.files.template_look import FolderLook, inspect_folder
 from spard.digests import folder_digest
 from spard.models.folder.check import findings
-from tests.spard.base_folders import KINDS, Kind, by_files, made, noted
+from tests.spard.base_folders import KINDS, Kind, by_files, finding_notes, write_kind
 from tests.spard.parts import write_model
 
 MODELS, POLICIES = "/v1/admin/models", "/v1/admin/policies"
@@ -30,7 +30,7 @@ def _looks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     given = getattr(request.node, "callspec", None)
     kind = given.params.get("kind") if given else None
     if kind is not None and "template" not in kind.name:
-        monkeypatch.setattr(fitness, "look_at", lambda folder: FolderLook(findings(folder), None))
+        monkeypatch.setattr(fitness, "inspect_folder", lambda folder: FolderLook(findings(folder), None))
 
 
 def offer(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
@@ -40,7 +40,7 @@ def offer(provider: TestClient, folder: Path, **more: Any) -> tuple[int, Any]:
 
 @pytest.mark.parametrize("kind", TOLD, ids=lambda kind: kind.name)
 def test_what_files_tell_is_refused_in_the_same_words(kind: Kind, provider: TestClient, tmp_path: Path) -> None:
-    folder = made(kind, tmp_path)
+    folder = write_kind(kind, tmp_path)
     status, answer = offer(provider, folder)
     if sentence := by_files(folder):
         assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_model", "source")
@@ -54,18 +54,18 @@ def test_what_files_tell_is_refused_in_the_same_words(kind: Kind, provider: Test
 
 def test_the_digest_and_what_the_provider_should_know_are_in_the_answer(provider: TestClient, tmp_path: Path) -> None:
     kind = next(each for each in KINDS if "penalties" in each.name)
-    folder = made(kind, tmp_path)
+    folder = write_kind(kind, tmp_path)
     status, answer = offer(provider, folder)
     assert (status, answer["digest"]) == (200, folder_digest(folder))
-    assert noted(folder) in answer["warnings"]
+    assert finding_notes(folder) in answer["warnings"]
     told = f"sha256:{'0' * 64}"
     assert offer(provider, folder, digest=told)[1]["digest"] == told
 
 
 def test_a_job_names_the_digest_of_its_base_model(
-    provider: TestClient, customer: TestClient, asked: dict[str, Any]
+    provider: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job = customer.post("/v1/fine_tuning/jobs", json=asked).json()["id"]
+    job = customer.post("/v1/fine_tuning/jobs", json=job_body).json()["id"]
     (entry,) = provider.get(MODELS).json()["data"]
     with db.read(provider.app.state.engine) as session:  # type: ignore[attr-defined]  # Starlette says less of it
         found = session.get_one(Job, job).spec.model
@@ -77,8 +77,8 @@ def test_a_job_names_the_digest_of_its_base_model(
 def test_stored_weights_are_offered_for_adapters_alone(
     more: dict[str, Any], provider: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitness, "look_at", lambda folder: FolderLook(findings(folder), None))
-    folder = made(next(each for each in KINDS if each.note == "stored in MXFP4"), tmp_path)
+    monkeypatch.setattr(fitness, "inspect_folder", lambda folder: FolderLook(findings(folder), None))
+    folder = write_kind(next(each for each in KINDS if each.note == "stored in MXFP4"), tmp_path)
     assert offer(provider, folder)[0] == 200
     status, answer = offer(provider, folder, **more)
     assert (status, [answer["error"]["param"]]) == (400, list(more))
@@ -88,12 +88,12 @@ def test_stored_weights_are_offered_for_adapters_alone(
 def test_no_transaction_is_open_while_the_files_are_read(
     provider: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, opened = made(KINDS[0], tmp_path), list[str]()
+    folder, opened = write_kind(KINDS[0], tmp_path), list[str]()
     begun = db.provider_transaction
 
     def noting(path: Path) -> Any:
         opened.append("files")
-        return look_at(path)
+        return inspect_folder(path)
 
     @contextmanager
     def begin(*given: Any) -> Iterator[Any]:
@@ -101,7 +101,7 @@ def test_no_transaction_is_open_while_the_files_are_read(
         with begun(*given) as session:
             yield session
 
-    monkeypatch.setattr(fitness, "look_at", noting)
+    monkeypatch.setattr(fitness, "inspect_folder", noting)
     monkeypatch.setattr(db, "provider_transaction", begin)
     assert offer(provider, folder)[0] == 200
     assert opened == ["files", "transaction"]

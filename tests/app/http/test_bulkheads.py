@@ -53,7 +53,7 @@ class Stuck:
 
 
 @pytest.fixture
-def stuck(service: Service) -> Iterator[Stuck]:
+def stuck_storage(service: Service) -> Iterator[Stuck]:
     """The service's storage from when a test calls for it: `install` first."""
     found = Stuck()
     yield found
@@ -82,18 +82,18 @@ def test_reads_that_wait_leave_the_shared_threads_to_others(
     customer: TestClient,
     stranger: TestClient,
     upload: Upload,
-    stuck: Stuck,
+    stuck_storage: Stuck,
     together: ThreadPoolExecutor,
 ) -> None:
     file_id = upload(rows(10)).json()["id"]
-    install(service, stuck)
+    install(service, stuck_storage)
     service.app.state.lanes.reads.share = SHARED_THREADS + 1
     with over_wire(url, customer) as own, over_wire(url, stranger) as other:
         reads = [together.submit(own.get, f"{FILES}/{file_id}/content") for _ in range(SHARED_THREADS + 1)]
-        stuck.await_waiting(SHARED_THREADS + 1)
+        stuck_storage.await_waiting(SHARED_THREADS + 1)
         assert other.get(JOBS).status_code == 200
         assert own.get(FILES).status_code == 200
-        stuck.let_go()
+        stuck_storage.let_go()
         assert {read.result().status_code for read in reads} == {503}
 
 
@@ -103,18 +103,18 @@ def test_deletions_that_wait_leave_them_too(
     customer: TestClient,
     stranger: TestClient,
     upload: Upload,
-    stuck: Stuck,
+    stuck_storage: Stuck,
     together: ThreadPoolExecutor,
 ) -> None:
     files = [upload(rows(1)).json()["id"] for _ in range(SHARED_THREADS + 1)]
-    install(service, stuck)
+    install(service, stuck_storage)
     service.app.state.lanes.writes.share = SHARED_THREADS + 1
     with over_wire(url, customer) as own, over_wire(url, stranger) as other:
         for file_id in files:
             together.submit(own.delete, f"{FILES}/{file_id}")
-        stuck.await_waiting(len(files))
+        stuck_storage.await_waiting(len(files))
         assert other.get(JOBS).status_code == 200
-        stuck.let_go()
+        stuck_storage.let_go()
 
 
 def test_a_project_reads_only_so_much_at_once(
@@ -123,25 +123,25 @@ def test_a_project_reads_only_so_much_at_once(
     customer: TestClient,
     stranger: TestClient,
     upload: Upload,
-    stuck: Stuck,
+    stuck_storage: Stuck,
     together: ThreadPoolExecutor,
 ) -> None:
     path = f"{FILES}/{upload(rows(10)).json()['id']}/content"
     form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
     others = f"{FILES}/{stranger.post(FILES, **form).json()['id']}/content"
-    install(service, stuck)
+    install(service, stuck_storage)
     lane = service.app.state.lanes.reads
     lane.share, lane.wait_s = 2, 0.0
     with over_wire(url, customer) as own, over_wire(url, stranger) as other:
         first = [together.submit(own.get, path) for _ in range(2)]
-        stuck.await_waiting(2)
+        stuck_storage.await_waiting(2)
         refused = own.get(path)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_at_once")
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1
         theirs = together.submit(other.get, others)
-        stuck.await_waiting(3)
-        stuck.let_go()
+        stuck_storage.await_waiting(3)
+        stuck_storage.let_go()
         assert {read.result().status_code for read in (*first, theirs)} == {503}
 
 
@@ -151,7 +151,7 @@ def test_a_lane_that_all_projects_fill_is_busy(
     customer: TestClient,
     stranger: TestClient,
     upload: Upload,
-    stuck: Stuck,
+    stuck_storage: Stuck,
     together: ThreadPoolExecutor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -159,16 +159,16 @@ def test_a_lane_that_all_projects_fill_is_busy(
     path = f"{FILES}/{upload(rows(10)).json()['id']}/content"
     form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
     others = f"{FILES}/{stranger.post(FILES, **form).json()['id']}/content"
-    install(service, stuck)
+    install(service, stuck_storage)
     lane = service.app.state.lanes.reads
     lane.share, lane.wait_s = 1, 0.0
     with over_wire(url, customer) as own, over_wire(url, stranger) as other:
         first = together.submit(own.get, path)
-        stuck.await_waiting(1)
+        stuck_storage.await_waiting(1)
         refused = other.get(others)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) >= 1
-        stuck.let_go()
+        stuck_storage.let_go()
         first.result()
 
 
@@ -188,19 +188,19 @@ def test_no_database_connection_is_held_while_the_storage_is_waited_for(
     path: str,
     service: Service,
     customer: TestClient,
-    asked: dict[str, Any],
-    stuck: Stuck,
+    job_body: dict[str, Any],
+    stuck_storage: Stuck,
     together: ThreadPoolExecutor,
     tmp_path: Path,
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    names = {"file": asked["training_file"], "job": customer.post(JOBS, json=asked).json()["id"]}
+    names = {"file": job_body["training_file"], "job": customer.post(JOBS, json=job_body).json()["id"]}
     publish(service, "pass")
-    install(service, stuck)
+    install(service, stuck_storage)
     answer = together.submit(customer.get, path.format(**names))
-    stuck.await_waiting(1)
+    stuck_storage.await_waiting(1)
     assert _is_free_of_sessions(service, answer)
-    stuck.let_go()
+    stuck_storage.let_go()
     assert answer.result().status_code == 503
 
 

@@ -257,51 +257,51 @@ def test_a_version_s_number_is_not_given_out_again(provider: TestClient) -> None
 
 
 def test_the_version_before_a_deleted_one_is_current_again(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any]
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    (first,) = offered.get(POOLS).json()["data"]
-    suites = [send(offered, f"{SUITES}?name=own&kind=harmful", jsonl({"prompt": text})) for text in "ab"]
-    second = send(offered, f"{POOLS}?name=general", pool(150))
+    (first,) = provider_with_model.get(POOLS).json()["data"]
+    suites = [send(provider_with_model, f"{SUITES}?name=own&kind=harmful", jsonl({"prompt": text})) for text in "ab"]
+    second = send(provider_with_model, f"{POOLS}?name=general", pool(150))
     for path in (f"{POOLS}/{second['id']}", f"{SUITES}/{suites[1]['id']}"):
-        assert offered.delete(path).status_code == 200
-    customer.post(JOBS, json=asked)
+        assert provider_with_model.delete(path).status_code == 200
+    customer.post(JOBS, json=job_body)
     for path in (f"{POOLS}/{first['id']}", f"{SUITES}/{suites[0]['id']}"):
-        assert offered.delete(path).json()["error"]["code"] == "invalid_state"
+        assert provider_with_model.delete(path).json()["error"]["code"] == "invalid_state"
 
 
 def test_a_version_that_a_job_needs_stays_until_the_job_has_ended(
-    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    (needed,) = offered.get(POOLS).json()["data"]
-    job_id = customer.post(JOBS, json=asked).json()["id"]
-    refused = offered.delete(f"{POOLS}/{needed['id']}")
+    (needed,) = provider_with_model.get(POOLS).json()["data"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
+    refused = provider_with_model.delete(f"{POOLS}/{needed['id']}")
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_state")
     publish(service, "pass")
-    assert offered.delete(f"{POOLS}/{needed['id']}").status_code == 200
+    assert provider_with_model.delete(f"{POOLS}/{needed['id']}").status_code == 200
     assert customer.get(f"{JOBS}/{job_id}/safety").status_code == 200
-    assert customer.post(JOBS, json=asked).json()["error"]["code"] == "no_safety_pool"
+    assert customer.post(JOBS, json=job_body).json()["error"]["code"] == "no_safety_pool"
 
 
 def test_what_a_pool_held_out_is_no_suite_to_delete(
-    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     with db.read(service.app.state.engine) as session:
         (spec,) = session.scalars(select(Job.spec))
     assert spec.pool is not None
     for corpus_id in (spec.suites[0].id, spec.pool.id, "corpus-0"):
-        got = offered.delete(f"{SUITES}/{corpus_id}")
+        got = provider_with_model.delete(f"{SUITES}/{corpus_id}")
         assert (got.status_code, got.json()["error"]["code"]) == (404, "suite_not_found")
 
 
 def test_a_pool_tells_for_which_base_models_jobs_have_embedded_it(
-    service: Service, offered: TestClient, customer: TestClient, asked: dict[str, Any]
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    assert offered.get(POOLS).json()["data"][0]["embedded_for"] == []
-    customer.post(JOBS, json=asked)
+    assert provider_with_model.get(POOLS).json()["data"][0]["embedded_for"] == []
+    customer.post(JOBS, json=job_body)
     publish(service, "pass")
-    (pool,) = offered.get(POOLS).json()["data"]
-    (model,) = offered.get(MODELS).json()["data"]
+    (pool,) = provider_with_model.get(POOLS).json()["data"]
+    (model,) = provider_with_model.get(MODELS).json()["data"]
     (embedded,) = pool["embedded_for"]
     assert (embedded["model"], embedded["source"], embedded["revision"]) == ("lab/tiny-1", model["source"], None)
 

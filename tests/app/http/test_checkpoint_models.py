@@ -25,15 +25,15 @@ from app.retention import sweep_attempts
 from app.storage import StorageError
 from tests.app.http.conftest import JOBS, Service
 from tests.app.parts import epoch_end
-from tests.narrowing import required
+from tests.narrowing import require
 
 HELD, PASSED = 5, 10  # steps
 
 
 @pytest.fixture
-def claim(service: Service, customer: TestClient, asked: dict[str, Any]) -> Claim:
+def claim(service: Service, customer: TestClient, job_body: dict[str, Any]) -> Claim:
     """A running job whose first epoch failed its audit, and whose second passed."""
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
@@ -59,18 +59,18 @@ def record(service: Service, claim: Claim, ends: dict[int, EpochResult]) -> None
         assert records.record(session, claim, ends)
 
 
-def listed(client: TestClient, claim: Claim) -> dict[int, dict[str, Any]]:
+def checkpoints_by_step(client: TestClient, claim: Claim) -> dict[int, dict[str, Any]]:
     found = client.get(f"{JOBS}/{claim.job_id}/checkpoints").json()["data"]
     return {each["step_number"]: each for each in found}
 
 
 def name(client: TestClient, claim: Claim, step: int) -> str:
-    found: str = listed(client, claim)[step]["fine_tuned_model_checkpoint"]
+    found: str = checkpoints_by_step(client, claim)[step]["fine_tuned_model_checkpoint"]
     return found
 
 
 def adapter_url(client: TestClient, claim: Claim, step: int) -> str:
-    return f"{JOBS}/{claim.job_id}/checkpoints/{listed(client, claim)[step]['id']}/adapter"
+    return f"{JOBS}/{claim.job_id}/checkpoints/{checkpoints_by_step(client, claim)[step]['id']}/adapter"
 
 
 def publish(service: Service, claim: Claim) -> None:
@@ -112,10 +112,10 @@ def test_one_that_passed_is_downloaded_while_the_job_runs(customer: TestClient, 
 
 
 def test_a_job_starts_from_one_that_passed(
-    service: Service, customer: TestClient, claim: Claim, asked: dict[str, Any]
+    service: Service, customer: TestClient, claim: Claim, job_body: dict[str, Any]
 ) -> None:
     model = name(customer, claim, PASSED)
-    made = customer.post(JOBS, json=asked | {"model": model}).json()
+    made = customer.post(JOBS, json=job_body | {"model": model}).json()
     assert (made["model"], made["safety"]["lineage"]) == (model, [claim.job_id])
     with db.read(service.app.state.engine) as session:
         start = session.get_one(Job, made["id"]).spec.start_from
@@ -125,14 +125,14 @@ def test_a_job_starts_from_one_that_passed(
 
 @pytest.mark.parametrize("end", [None, publish, reject])
 def test_one_that_was_held_back_is_given_to_nobody(
-    service: Service, customer: TestClient, provider: TestClient, claim: Claim, asked: dict[str, Any], end: Any
+    service: Service, customer: TestClient, provider: TestClient, claim: Claim, job_body: dict[str, Any], end: Any
 ) -> None:
     if end:
         end(service, claim)
     model, url = name(customer, claim, HELD), adapter_url(customer, claim, HELD)
     for client in (customer, service.client("org-customer", "admin", "customer"), provider):
         assert client.get(f"/v1/models/{model}").json()["error"]["code"] == "model_not_found"
-        assert client.post(JOBS, json=asked | {"model": model}).json()["error"]["code"] in (
+        assert client.post(JOBS, json=job_body | {"model": model}).json()["error"]["code"] in (
             "model_not_found",
             "file_not_found",
         )
@@ -148,12 +148,12 @@ def test_an_epoch_without_an_audit_is_not_released(service: Service, customer: T
 
 
 def test_a_provider_s_measurement_is_for_the_provider_alone(
-    service: Service, customer: TestClient, claim: Claim, asked: dict[str, Any]
+    service: Service, customer: TestClient, claim: Claim, job_body: dict[str, Any]
 ) -> None:
     record(service, claim, {12: epoch_end(0.3, "waived", put(service, claim, 12))})
     url, model = adapter_url(customer, claim, 12), name(customer, claim, 12)
     assert customer.get(url).json()["error"]["code"] == "not_published"
-    assert customer.post(JOBS, json=asked | {"model": model}).json()["error"]["code"] == "not_published"
+    assert customer.post(JOBS, json=job_body | {"model": model}).json()["error"]["code"] == "not_published"
     assert service.client("org-customer", "admin", "customer").get(url).status_code == 200
 
 
@@ -188,19 +188,19 @@ def test_three_are_kept_and_the_bytes_of_others_go(service: Service, customer: T
     )
     for step in (20, 30, 40):
         record(service, claim, {step: epoch_end(0.1, "pass", put(service, claim, step))})
-    assert sorted(listed(customer, claim)) == [20, 30, 40]
+    assert sorted(checkpoints_by_step(customer, claim)) == [20, 30, 40]
     objects.sweep(service.app.state.storage, begin(service))
     assert not service.app.state.storage.exists(gone)
     assert customer.get(adapter_url(customer, claim, 20)).status_code == 200
 
 
 def test_one_that_a_job_is_to_start_from_outstays_the_three(
-    service: Service, customer: TestClient, claim: Claim, asked: dict[str, Any]
+    service: Service, customer: TestClient, claim: Claim, job_body: dict[str, Any]
 ) -> None:
-    customer.post(JOBS, json=asked | {"model": name(customer, claim, PASSED)})
+    customer.post(JOBS, json=job_body | {"model": name(customer, claim, PASSED)})
     for step in (20, 30, 40):
         record(service, claim, {step: epoch_end(0.1, "pass", put(service, claim, step))})
-    assert sorted(listed(customer, claim)) == [PASSED, 20, 30, 40]
+    assert sorted(checkpoints_by_step(customer, claim)) == [PASSED, 20, 30, 40]
 
 
 def test_the_sweep_of_attempts_leaves_them(service: Service, customer: TestClient, claim: Claim) -> None:
@@ -233,7 +233,7 @@ def test_one_is_deleted_and_its_numbers_stay(service: Service, customer: TestCli
     assert customer.delete(f"/v1/models/{model}").json() == {"id": model, "object": "model", "deleted": True}
     assert customer.get(f"/v1/models/{model}").status_code == 404
     assert customer.get(adapter_url(customer, claim, PASSED)).json()["error"]["code"] == "model_deleted"
-    assert listed(customer, claim)[PASSED]["metrics"]["train_loss"] == 0.4
+    assert checkpoints_by_step(customer, claim)[PASSED]["metrics"]["train_loss"] == 0.4
     assert key
     assert not service.app.state.storage.exists(key)
 
@@ -241,7 +241,7 @@ def test_one_is_deleted_and_its_numbers_stay(service: Service, customer: TestCli
 def test_one_whose_bytes_the_storage_did_not_delete_is_told_so_until_they_are_gone(
     service: Service, customer: TestClient, claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, model = required(storage_key(service, claim, PASSED)), name(customer, claim, PASSED)
+    key, model = require(storage_key(service, claim, PASSED)), name(customer, claim, PASSED)
     storage = service.app.state.storage
 
     def refuses(key: str) -> None:
@@ -260,17 +260,17 @@ def test_one_whose_bytes_the_storage_did_not_delete_is_told_so_until_they_are_go
 def test_rows_and_objects_agree_about_them(service: Service, customer: TestClient, claim: Claim) -> None:
     publish(service, claim)
     sweep_attempts(begin(service), stay=timedelta(0))
-    key, lost = required(storage_key(service, claim, PASSED)), put(service, claim, 12)["storage_key"]
+    key, lost = require(storage_key(service, claim, PASSED)), put(service, claim, 12)["storage_key"]
     with db.read(service.app.state.engine) as session:
-        assert {each.key for each in explained.named(session)} >= {key}
-        assert explained.unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
+        assert {each.key for each in explained.named_objects(session)} >= {key}
+        assert explained.find_unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
 
 
 def test_one_that_a_job_is_to_start_from_is_not_deleted(
-    customer: TestClient, claim: Claim, asked: dict[str, Any]
+    customer: TestClient, claim: Claim, job_body: dict[str, Any]
 ) -> None:
     model = name(customer, claim, PASSED)
-    customer.post(JOBS, json=asked | {"model": model})
+    customer.post(JOBS, json=job_body | {"model": model})
     assert customer.delete(f"/v1/models/{model}").status_code == 400
 
 

@@ -19,9 +19,9 @@ Steps = list[dict[str, Any]]
 
 
 @pytest.fixture
-def claim(service: Service, customer: TestClient, asked: dict[str, Any]) -> Claim:
+def claim(service: Service, customer: TestClient, job_body: dict[str, Any]) -> Claim:
     """The customer's job in the hands of a worker that has kept three checkpoints."""
-    customer.post(JOBS, json=asked | {"suffix": "mine"})
+    customer.post(JOBS, json=job_body | {"suffix": "mine"})
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
@@ -62,12 +62,12 @@ def test_a_checkpoint_is_openais_object(steps: Steps, claim: Claim) -> None:
 
 
 def test_an_unaudited_checkpoint_can_be_neither_downloaded_nor_started_from_and_says_why(
-    customer: TestClient, claim: Claim, steps: Steps, asked: dict[str, Any]
+    customer: TestClient, claim: Claim, steps: Steps, job_body: dict[str, Any]
 ) -> None:
     found = customer.get(f"{JOBS}/{claim.job_id}/checkpoints/{steps[0]['id']}/adapter")
     assert (found.status_code, found.json()["error"]["code"]) == (400, "not_published")
     assert "only they are audited" in found.json()["error"]["message"]
-    begun = customer.post(JOBS, json=asked | {"model": steps[0]["fine_tuned_model_checkpoint"]})
+    begun = customer.post(JOBS, json=job_body | {"model": steps[0]["fine_tuned_model_checkpoint"]})
     assert (begun.status_code, begun.json()["error"]["code"]) == (400, "not_published")
     assert "Cancel the job with audit_last" in begun.json()["error"]["message"]
     assert customer.get(f"/v1/models/{steps[0]['fine_tuned_model_checkpoint']}").status_code == 404

@@ -75,7 +75,7 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
     assert run("jobs", "follow", job["id"])[0] == 1
 
 
-def test_lists_are_json_for_those_who_ask(run: Any, offered: TestClient, train: str) -> None:
+def test_lists_are_json_for_those_who_ask(run: Any, provider_with_model: TestClient, train: str) -> None:
     assert run("files", "upload", train)[0] == 0
     for command, column in (
         (["models", "list"], "owned_by"),
@@ -160,8 +160,8 @@ def test_a_port_in_use_is_one_line(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_up_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Path) -> None:
-    with up(tmp_path) as service:
-        url, key = _announced(service)
+    with start_service(tmp_path) as service:
+        url, key = _read_announcement(service)
         with OpenAI(base_url=url, api_key=key, max_retries=0) as client:
             assert client.models.list().data == []
         service.send_signal(number)
@@ -170,26 +170,26 @@ def test_up_serves_until_it_is_told_to_stop(number: signal.Signals, tmp_path: Pa
 
 
 def test_a_second_start_on_a_folder_names_the_first_one(tmp_path: Path) -> None:
-    with up(tmp_path) as service:
-        url, _ = _announced(service)
-        with up(tmp_path) as second:
+    with start_service(tmp_path) as service:
+        url, _ = _read_announcement(service)
+        with start_service(tmp_path) as second:
             printed, _ = second.communicate(timeout=PATIENCE_S)
         service.kill()
         service.wait(timeout=PATIENCE_S)
     assert (second.returncode, printed.count("\n")) == (1, 1)
     assert f"already, at {url.removesuffix('/v1')}. Stop it with `spard down" in printed
-    with up(tmp_path) as service:  # no lock outlives a process that was killed
-        assert _announced(service)
+    with start_service(tmp_path) as service:  # no lock outlives a process that was killed
+        assert _read_announcement(service)
 
 
 def test_the_first_key_is_shown_once(tmp_path: Path) -> None:
     for shown in (True, False):
-        with up(tmp_path) as service:
-            assert (_announced(service)[1] is not None) == shown
+        with start_service(tmp_path) as service:
+            assert (_read_announcement(service)[1] is not None) == shown
 
 
 def test_the_key_stands_in_a_box_and_among_no_log(tmp_path: Path) -> None:
-    with up(tmp_path) as service:
+    with start_service(tmp_path) as service:
         assert service.stdout
         shown = "".join(line for line, _ in zip(service.stdout, range(12), strict=False))
     key = re.search(r"│ +first key +(sk-spard-\S+) +│", shown)
@@ -210,7 +210,7 @@ def test_a_folder_without_a_database_is_one_line_and_stays_empty(
 
 
 def test_the_worker_is_started_again_and_dies_with_the_service(tmp_path: Path) -> None:
-    with up(tmp_path, "--worker", PYTHONPATH=_sleeper(tmp_path)) as service:
+    with start_service(tmp_path, "--worker", PYTHONPATH=_sleeper(tmp_path)) as service:
         first = _child(service)
         first.kill()
         second = _child(service, other_than=first.pid)
@@ -220,7 +220,7 @@ def test_the_worker_is_started_again_and_dies_with_the_service(tmp_path: Path) -
 
 
 @contextmanager
-def up(folder: Path, worker: str = "--no-worker", **environment: str) -> Iterator[subprocess.Popen[str]]:
+def start_service(folder: Path, worker: str = "--no-worker", **environment: str) -> Iterator[subprocess.Popen[str]]:
     """`spard up` in a folder, killed at the end if it still runs."""
     command = [*SPARD, "up", "--data", str(folder / "data"), "--port", "0", worker]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SPARD_")}
@@ -232,7 +232,7 @@ def up(folder: Path, worker: str = "--no-worker", **environment: str) -> Iterato
             service.kill()
 
 
-def _announced(service: subprocess.Popen[str]) -> tuple[str, str | None]:
+def _read_announcement(service: subprocess.Popen[str]) -> tuple[str, str | None]:
     """The address and the key that it shows, once it listens."""
     assert service.stdout
     lines = []
@@ -266,7 +266,7 @@ def _child(service: subprocess.Popen[str], other_than: int = 0) -> psutil.Proces
     raise AssertionError("no worker was started")
 
 
-def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, offered: TestClient) -> None:
+def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, provider_with_model: TestClient) -> None:
     """By a process of its own: the API, which has no torch, would take a folder without `tokenizer.json`."""
     model = write_model(tmp_path / "tiny")
     code, printed = run("models", "add", "tiny", str(model), "--json")
@@ -282,6 +282,8 @@ def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, offered
     assert "other" not in run("models", "list")[1]
 
 
-def test_what_keeps_jobs_from_ending_well_is_a_warning(run: Any, tmp_path: Path, offered: TestClient) -> None:
+def test_what_keeps_jobs_from_ending_well_is_a_warning(
+    run: Any, tmp_path: Path, provider_with_model: TestClient
+) -> None:
     code, printed = run("models", "add", "again", str(tmp_path / "model"), "--no-try")
     assert (code, "warning: Nothing is known of how often the judge refusal errs" in printed) == (0, True)

@@ -176,7 +176,7 @@ def test_commands_convert_and_leave_columns_out(run: Any, tmp_path: Path) -> Non
 
 
 def test_the_page_of_a_file_shows_each_mistake_once_and_converts(
-    sign_in: SignIn, offered: TestClient, upload: Upload, customer: TestClient
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload, customer: TestClient
 ) -> None:
     browser = sign_in()
     file_id = upload(jsonl(*(row | {"score": 1} for row in SHAREGPT))).json()["id"]

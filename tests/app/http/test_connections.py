@@ -20,7 +20,7 @@ from app.http import connections, server_bounds
 from app.http.connections import Connections
 from app.http.server_bounds import UNBOUNDED
 from app.settings import Settings
-from tests.app.http.conftest import JOBS, Service, served
+from tests.app.http.conftest import JOBS, Service, serve_app
 
 PATIENCE_S = 120.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,7 +42,7 @@ def connect(stack: ExitStack, url: str, sent: bytes = BEGUN) -> socket.socket:
     return found
 
 
-def answer_on(connection: socket.socket) -> bytes:
+def read_answer(connection: socket.socket) -> bytes:
     """What comes until the other side closes."""
     found = b""
     try:
@@ -63,22 +63,22 @@ def test_headers_that_do_not_end_are_not_waited_for(
     service: Service, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HEADERS_S", 0.5)
-    url = stack.enter_context(served(service.app))
-    head, _, body = answer_on(connect(stack, url)).partition(b"\r\n\r\n")
+    url = stack.enter_context(serve_app(service.app))
+    head, _, body = read_answer(connect(stack, url)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 408")
     assert b"connection: close" in head
     assert json.loads(body)["error"]["code"] == "request_timeout"
-    assert answer_on(connect(stack, url, b"")) == b""  # nor is one that says nothing
+    assert read_answer(connect(stack, url, b"")) == b""  # nor is one that says nothing
 
 
 def test_a_second_request_of_a_connection_has_the_same_deadline(
     service: Service, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connection = connect(stack, stack.enter_context(served(service.app)), BEGUN + b"\r\n")
+    connection = connect(stack, stack.enter_context(serve_app(service.app)), BEGUN + b"\r\n")
     assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
     connection.sendall(BEGUN)
-    assert b"HTTP/1.1 408" in answer_on(connection)
+    assert b"HTTP/1.1 408" in read_answer(connection)
 
 
 def test_a_body_that_trickles_is_given_up_on_routes_that_read_json(
@@ -87,7 +87,7 @@ def test_a_body_that_trickles_is_given_up_on_routes_that_read_json(
     monkeypatch.setattr("app.http.bodies.WAIT_S", 0.2)
     lines = [f"POST {JOBS} HTTP/1.1", "host: x", f"authorization: {customer.headers['authorization']}"]
     lines += ["content-type: application/json", "content-length: 100", "", "{"]
-    answer = answer_on(connect(stack, url, "\r\n".join(lines).encode()))
+    answer = read_answer(connect(stack, url, "\r\n".join(lines).encode()))
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"code": "request_timeout"' in answer
 
@@ -96,10 +96,10 @@ def test_connections_of_an_address_that_wait_longest_make_room(
     service: Service, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, per_address=2)
-    url = stack.enter_context(served(service.app, forwarded_allow_ips=ELSEWHERE))
+    url = stack.enter_context(serve_app(service.app, forwarded_allow_ips=ELSEWHERE))
     first, second = (connect(stack, url) for _ in range(2))
     assert httpx2.get(f"{url.removesuffix('/v1')}/healthz", timeout=PATIENCE_S).status_code == 200
-    assert answer_on(first) == b""
+    assert read_answer(first) == b""
     second.sendall(b"\r\n")
     assert second.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -108,7 +108,7 @@ def test_a_proxy_that_is_trusted_may_bring_the_connections_of_many(
     service: Service, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, per_address=1)
-    url = stack.enter_context(served(service.app, forwarded_allow_ips="127.0.0.1"))
+    url = stack.enter_context(serve_app(service.app, forwarded_allow_ips="127.0.0.1"))
     both = [connect(stack, url) for _ in range(2)]
     for each in both:
         each.sendall(b"\r\n")
@@ -119,7 +119,7 @@ def test_a_server_without_descriptors_closes_whoever_waits_and_answers_the_other
     service: Service, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit(monkeypatch, per_address=None, descriptors=8)
-    url = stack.enter_context(served(service.app))
+    url = stack.enter_context(serve_app(service.app))
     for _ in range(40):
         connect(stack, url)
     assert httpx2.get(f"{url.removesuffix('/v1')}/healthz", timeout=PATIENCE_S).status_code == 200
@@ -157,7 +157,7 @@ def test_a_process_takes_as_many_descriptors_as_the_system_gives() -> None:
 
 
 def test_a_server_without_these_bounds_is_told(service: Service, caplog: pytest.LogCaptureFixture) -> None:
-    with served(service.app, http="h11") as url:
+    with serve_app(service.app, http="h11") as url:
         root = url.removesuffix("/v1")
         for _ in range(2):
             assert httpx2.get(f"{root}/readyz").json() == {"status": "ready", "warnings": [UNBOUNDED]}
@@ -167,7 +167,7 @@ def test_a_server_without_these_bounds_is_told(service: Service, caplog: pytest.
 
 
 def test_a_server_with_them_has_nothing_to_tell(service: Service, caplog: pytest.LogCaptureFixture) -> None:
-    with served(service.app) as url:
+    with serve_app(service.app) as url:
         assert httpx2.get(f"{url.removesuffix('/v1')}/readyz").json() == {"status": "ready"}
         assert machine.free_port(urlsplit(url).port or 0).state == "ok"
     assert UNBOUNDED not in caplog.text

@@ -37,7 +37,7 @@ def sign_in(service: Service) -> Iterator[SignIn]:
     """Sign a browser in with a new key of a project."""
     browsers = []
 
-    def signed_in(project: str = "org-customer", *scopes: str) -> TestClient:
+    def open_browser(project: str = "org-customer", *scopes: str) -> TestClient:
         browser = TestClient(service.app, headers=HTML)
         key = service.add_key(project, *(scopes or ("customer",)))
         answer = browser.post("/sign-in", data={"key": key, "next": "/jobs"})
@@ -45,15 +45,15 @@ def sign_in(service: Service) -> Iterator[SignIn]:
         browsers.append(browser)
         return browser
 
-    yield signed_in
+    yield open_browser
     for browser in browsers:
         browser.close()
 
 
 @pytest.fixture
-def rejected(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+def rejected_job(service: Service, customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job whose report is full of other people's texts."""
-    job_id: str = customer.post(JOBS, json=asked | {"suffix": EVIL.replace("/", "")}).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body | {"suffix": EVIL.replace("/", "")}).json()["id"]
     evil = {
         "line": 3,
         "score": 0.9,
@@ -151,20 +151,20 @@ def test_a_key_that_changes_nothing_of_its_project_s_signs_out_too(service: Serv
 
 
 def test_a_signed_in_browser_reads_the_api_and_changes_nothing_there(
-    sign_in: SignIn, rejected: str, asked: dict[str, Any]
+    sign_in: SignIn, rejected_job: str, job_body: dict[str, Any]
 ) -> None:
     browser = sign_in()
-    assert browser.get(f"{JOBS}/{rejected}").json()["id"] == rejected
-    assert browser.post(JOBS, json=asked).status_code == 401
-    assert browser.delete(f"{JOBS}/{rejected}").status_code == 401
+    assert browser.get(f"{JOBS}/{rejected_job}").json()["id"] == rejected_job
+    assert browser.post(JOBS, json=job_body).status_code == 401
+    assert browser.delete(f"{JOBS}/{rejected_job}").status_code == 401
 
 
 @pytest.mark.parametrize("given", ["", "0" * 64, "é" * 64], ids=["none", "wrong", "not ASCII"])
 def test_a_form_of_another_site_changes_nothing(
-    sign_in: SignIn, customer: TestClient, rejected: str, given: str
+    sign_in: SignIn, customer: TestClient, rejected_job: str, given: str
 ) -> None:
     browser = sign_in()
-    for path in ("/jobs/new", f"/jobs/{rejected}/cancel", "/sign-out"):
+    for path in ("/jobs/new", f"/jobs/{rejected_job}/cancel", "/sign-out"):
         answer = browser.post(path, data={"form_token": given})
         assert answer.status_code == 403, path
     sent = browser.post("/jobs/new/file", data={"form_token": given}, files={"file": ("a.jsonl", rows(10))})
@@ -172,18 +172,18 @@ def test_a_form_of_another_site_changes_nothing(
     assert browser.get("/jobs").url.path == "/jobs"
 
 
-def test_a_reading_key_looks_and_changes_nothing(sign_in: SignIn, rejected: str) -> None:
+def test_a_reading_key_looks_and_changes_nothing(sign_in: SignIn, rejected_job: str) -> None:
     browser = sign_in("org-customer", "read")
-    page = browser.get(f"/jobs/{rejected}")
+    page = browser.get(f"/jobs/{rejected_job}")
     assert page.status_code == 200
-    assert browser.post(f"/jobs/{rejected}/cancel", data={"form_token": token(page)}).status_code == 403
+    assert browser.post(f"/jobs/{rejected_job}/cancel", data={"form_token": token(page)}).status_code == 403
 
 
 def test_a_reading_key_is_offered_nothing_that_is_refused_to_it(
-    sign_in: SignIn, rejected: str, asked: dict[str, Any]
+    sign_in: SignIn, rejected_job: str, job_body: dict[str, Any]
 ) -> None:
-    file = asked["training_file"]
-    pages = ("/jobs", "/jobs?search=none", "/files", f"/files/{file}", f"/jobs/{rejected}", "/models", "/chat")
+    file = job_body["training_file"]
+    pages = ("/jobs", "/jobs?search=none", "/files", f"/files/{file}", f"/jobs/{rejected_job}", "/models", "/chat")
     seen = [sign_in("org-customer", scope) for scope in ("read", "customer")]
     for path in (*pages, "/jobs/new", f"/jobs/new?file={file}"):
         reads, writes = (browser.get(path).text for browser in seen)
@@ -195,9 +195,9 @@ def test_a_reading_key_is_offered_nothing_that_is_refused_to_it(
 
 
 def test_names_between_backticks_are_shown_as_code(
-    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], service: Service
+    sign_in: SignIn, customer: TestClient, job_body: dict[str, Any], service: Service
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         job = session.get(Job, job_id)
         assert job is not None
@@ -205,27 +205,27 @@ def test_names_between_backticks_are_shown_as_code(
     assert "The judge <code>one&lt;b&gt;</code> finds harm." in sign_in().get(f"/jobs/{job_id}").text
 
 
-def test_the_pages_of_another_project_read_as_unknown(sign_in: SignIn, rejected: str) -> None:
+def test_the_pages_of_another_project_read_as_unknown(sign_in: SignIn, rejected_job: str) -> None:
     browser = sign_in("org-stranger")
-    for path in (f"/jobs/{rejected}", f"/jobs/{rejected}/risky-rows/3", f"/jobs/new?from={rejected}"):
+    for path in (f"/jobs/{rejected_job}", f"/jobs/{rejected_job}/risky-rows/3", f"/jobs/new?from={rejected_job}"):
         answer = browser.get(path)
         assert answer.status_code == 404, path
         assert answer.headers["content-type"].startswith("text/html")
 
 
-def test_the_provider_s_page_is_the_provider_s(sign_in: SignIn, offered: TestClient) -> None:
+def test_the_provider_s_page_is_the_provider_s(sign_in: SignIn, provider_with_model: TestClient) -> None:
     assert sign_in().get("/provider").status_code == 403
     page = sign_in("org-provider", "admin", "customer").get("/provider/models")
     assert page.status_code == 200
     assert "lab/tiny-1" in page.text
 
 
-def test_no_text_of_others_becomes_part_of_a_page(sign_in: SignIn, service: Service, rejected: str) -> None:
+def test_no_text_of_others_becomes_part_of_a_page(sign_in: SignIn, service: Service, rejected_job: str) -> None:
     browser = sign_in()
-    paths = ["/jobs", f"/jobs/{rejected}", f"/jobs?search={EVIL}", f"/jobs/{rejected}/risky-rows/3"]
+    paths = ["/jobs", f"/jobs/{rejected_job}", f"/jobs?search={EVIL}", f"/jobs/{rejected_job}/risky-rows/3"]
     paths += [
-        f"/jobs/new?from={rejected}",
-        f"/compare?ids={rejected}&ids={EVIL}",
+        f"/jobs/new?from={rejected_job}",
+        f"/compare?ids={rejected_job}&ids={EVIL}",
         f"/files/{EVIL}",
         "/files",
         "/models",
@@ -238,13 +238,13 @@ def test_no_text_of_others_becomes_part_of_a_page(sign_in: SignIn, service: Serv
         assert "unsafe" not in page.headers["content-security-policy"]
 
 
-def test_pages_are_well_formed_and_link_to_nobody_else(sign_in: SignIn, rejected: str) -> None:
+def test_pages_are_well_formed_and_link_to_nobody_else(sign_in: SignIn, rejected_job: str) -> None:
     browser = sign_in("org-customer", "customer", "admin")
     for path in (
         "/jobs",
-        f"/jobs/{rejected}",
+        f"/jobs/{rejected_job}",
         "/jobs/new",
-        f"/jobs/new?from={rejected}",
+        f"/jobs/new?from={rejected_job}",
         "/files",
         "/models",
         "/provider",
@@ -272,19 +272,19 @@ def test_htmx_is_as_it_was_published() -> None:
 
 
 def test_the_text_of_a_risky_row_is_shown_when_asked_and_logged(
-    sign_in: SignIn, provider: TestClient, rejected: str
+    sign_in: SignIn, provider: TestClient, rejected_job: str
 ) -> None:
     browser = sign_in()
-    page = browser.get(f"/jobs/{rejected}").text
+    page = browser.get(f"/jobs/{rejected_job}").text
     assert UNASKED not in page
     assert "<td>undecided</td>" in page  # the judge's verdict stands beside the reasons
-    part = browser.get(f"/jobs/{rejected}/risky-rows/3", headers={"hx-request": "true"})
+    part = browser.get(f"/jobs/{rejected_job}/risky-rows/3", headers={"hx-request": "true"})
     assert part.text.strip().startswith('<span class="shown">')
     logged = provider.get("/v1/admin/audit_log?action=risky_row.shown").json()["data"]
-    assert [(entry["target"], entry["details"]) for entry in logged] == [(rejected, {"line": 3})]
+    assert [(entry["target"], entry["details"]) for entry in logged] == [(rejected_job, {"line": 3})]
 
 
-def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, offered: TestClient) -> None:
+def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, provider_with_model: TestClient) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
     findings = browser.post("/jobs/new/file", data=form, files={"file": ("chats.jsonl", rows(10))})
@@ -303,7 +303,7 @@ def test_from_a_dropped_file_to_a_queued_job(sign_in: SignIn, offered: TestClien
 
 
 def test_a_file_of_preference_pairs_is_estimated_as_it_is_trained_on(
-    sign_in: SignIn, offered: TestClient, upload: Upload, tmp_path: Path
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload, tmp_path: Path
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
     asked = {"input": {"messages": [{"role": "user", "content": "What is it?"}]}}
@@ -315,11 +315,11 @@ def test_a_file_of_preference_pairs_is_estimated_as_it_is_trained_on(
 
 
 def test_what_a_job_would_take_is_told_of_the_numbers_in_the_form(
-    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+    sign_in: SignIn, customer: TestClient, job_body: dict[str, Any], tmp_path: Path
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    old = customer.post(JOBS, json=asked | {"hyperparameters": {"batch_size": 1, "n_epochs": 2}}).json()
-    browser, of_file = sign_in(), {"file": asked["training_file"], "model": "lab/tiny-1", "batch_size": "1"}
+    old = customer.post(JOBS, json=job_body | {"hyperparameters": {"batch_size": 1, "n_epochs": 2}}).json()
+    browser, of_file = sign_in(), {"file": job_body["training_file"], "model": "lab/tiny-1", "batch_size": "1"}
 
     def steps(**fields: str) -> int:
         found = re.search(r"(\d+) steps over", browser.get("/jobs/new/preview", params=of_file | fields).text)
@@ -336,7 +336,7 @@ def test_what_a_job_would_take_is_told_of_the_numbers_in_the_form(
 
 
 def test_a_file_with_too_few_rows_says_so_and_where_to_drop_another(
-    sign_in: SignIn, offered: TestClient, upload: Upload
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload
 ) -> None:
     file, browser = upload(rows(1)).json()["id"], sign_in()
     for path in (f"/files/{file}", f"/jobs/new?file={file}"):
@@ -348,9 +348,9 @@ def test_a_file_with_too_few_rows_says_so_and_where_to_drop_another(
 
 
 def test_a_job_whose_model_was_deleted_offers_neither_adapter_nor_chat(
-    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+    sign_in: SignIn, service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     browser = sign_in()
     assert "Download adapter" in browser.get(f"/jobs/{job_id}").text
@@ -361,14 +361,16 @@ def test_a_job_whose_model_was_deleted_offers_neither_adapter_nor_chat(
 
 
 @pytest.mark.parametrize("model", ["", "x" * 1000])
-def test_a_name_that_no_model_can_have_is_told_on_the_page(sign_in: SignIn, offered: TestClient, model: str) -> None:
+def test_a_name_that_no_model_can_have_is_told_on_the_page(
+    sign_in: SignIn, provider_with_model: TestClient, model: str
+) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/chat")), "model": model, "question": "Hello there"}
     page = browser.post("/chat", data=form)
     assert (page.status_code, "model: String should have at" in page.text) == (200, True)
 
 
-def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: TestClient) -> None:
+def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, provider_with_model: TestClient) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
     bad = rows(10) + b'{"messages": []}\n'
@@ -377,10 +379,10 @@ def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, offered: T
     assert "Start the job" not in page.text
 
 
-def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected: str) -> None:
+def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected_job: str) -> None:
     browser = sign_in()
     for query, is_found in (
-        (f"search={rejected[8:14]}", True),
+        (f"search={rejected_job[8:14]}", True),
         ("search=tiny", True),
         ("search=%25", False),
         ("search=nothing", False),
@@ -388,11 +390,11 @@ def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected: str) -> No
         ("status=queued", False),
         ("status=", True),
     ):
-        assert (f'href="/jobs/{rejected}"' in browser.get(f"/jobs?{query}").text) is is_found, query
+        assert (f'href="/jobs/{rejected_job}"' in browser.get(f"/jobs?{query}").text) is is_found, query
 
 
-def test_a_job_bears_its_name_from_the_start(sign_in: SignIn, customer: TestClient, asked: dict[str, Any]) -> None:
-    job = customer.post(JOBS, json=asked | {"suffix": "support-bot"}).json()
+def test_a_job_bears_its_name_from_the_start(sign_in: SignIn, customer: TestClient, job_body: dict[str, Any]) -> None:
+    job = customer.post(JOBS, json=job_body | {"suffix": "support-bot"}).json()
     browser = sign_in()
     for page in (browser.get("/jobs").text, browser.get(f"/jobs/{job['id']}").text):
         assert "support-bot" in page
@@ -400,11 +402,11 @@ def test_a_job_bears_its_name_from_the_start(sign_in: SignIn, customer: TestClie
 
 
 def test_two_jobs_stand_side_by_side(
-    sign_in: SignIn, customer: TestClient, rejected: str, asked: dict[str, Any]
+    sign_in: SignIn, customer: TestClient, rejected_job: str, job_body: dict[str, Any]
 ) -> None:
-    other = customer.post(JOBS, json=asked).json()["id"]
+    other = customer.post(JOBS, json=job_body).json()["id"]
     browser = sign_in()
-    page = browser.get(f"/compare?ids={rejected}&ids={other}")
+    page = browser.get(f"/compare?ids={rejected_job}&ids={other}")
     assert "2 jobs side by side" in page.text
     assert "50\N{NO-BREAK SPACE}%" in page.text
-    assert browser.get(f"/compare?ids={rejected}").status_code == 400
+    assert browser.get(f"/compare?ids={rejected_job}").status_code == 400

@@ -50,7 +50,7 @@ class Counted:
 
 
 @contextmanager
-def connected(app: Any, http: Any = BoundedHttp) -> Iterator[socket.socket]:
+def connect(app: Any, http: Any = BoundedHttp) -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, http=http, lifespan="off", log_config=None, timeout_graceful_shutdown=5)
         server = uvicorn.Server(config)
@@ -67,7 +67,7 @@ def connected(app: Any, http: Any = BoundedHttp) -> Iterator[socket.socket]:
 
 def test_bytes_that_wait_in_the_process_are_not_counted_until_they_leave() -> None:
     app = Counted()
-    with connected(app) as connection:
+    with connect(app) as connection:
         assert app.is_given.wait(PATIENCE_S)
         assert app.noted_when_given == [1, 1]
         assert not app.is_over.is_set()
@@ -78,7 +78,7 @@ def test_bytes_that_wait_in_the_process_are_not_counted_until_they_leave() -> No
 
 def test_bytes_that_die_with_their_connection_are_never_counted() -> None:
     app = Counted()
-    with connected(app) as connection:
+    with connect(app) as connection:
         assert app.is_given.wait(PATIENCE_S)
         connection.close()
         assert app.is_over.wait(PATIENCE_S)
@@ -87,7 +87,7 @@ def test_bytes_that_die_with_their_connection_are_never_counted() -> None:
 
 def test_another_server_is_believed_when_it_takes_the_bytes() -> None:
     app = Counted()
-    with connected(app, "h11"):
+    with connect(app, "h11"):
         assert app.is_given.wait(PATIENCE_S)
         assert app.noted_when_given == [1, 2]
 
@@ -110,7 +110,7 @@ def test_the_client_gets_the_bytes_after_they_were_counted() -> None:
         await asyncio.to_thread(lambda: None)
         delivery.finish(lambda: None)
 
-    with connected(app) as connection:
+    with connect(app) as connection:
         found = b""
         while not found.endswith(b"hello"):
             found += connection.recv(65536)

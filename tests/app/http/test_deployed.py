@@ -78,8 +78,8 @@ def test_a_link_names_the_public_endpoint(
     assert "X-Amz-Signature" in location.query
 
 
-def test_a_job_and_its_wake_up_are_made_together(service: Service, customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_a_job_and_its_wake_up_are_made_together(service: Service, customer: TestClient, job_body: Ask) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.read(service.app.state.engine) as session:
         assert [row.payload for row in session.scalars(select(Outbox))] == [{"job_id": job_id}]
 
@@ -95,27 +95,27 @@ KEYS = ["run", "ключ", "鍵", "🔑", 'a"b', "a[0]", "a]b", "a.b", "a\\b", "
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_jobs_are_found_by_metadata_in_every_script(key: str, customer: TestClient, asked: Ask) -> None:
-    wanted = customer.post(JOBS, json=asked | {"metadata": {key: f"wert {key}", "n": "1"}}).json()
-    customer.post(JOBS, json=asked | {"metadata": {"other": f"wert {key}", f"{key}x": f"wert {key}"}})
+def test_jobs_are_found_by_metadata_in_every_script(key: str, customer: TestClient, job_body: Ask) -> None:
+    wanted = customer.post(JOBS, json=job_body | {"metadata": {key: f"wert {key}", "n": "1"}}).json()
+    customer.post(JOBS, json=job_body | {"metadata": {"other": f"wert {key}", f"{key}x": f"wert {key}"}})
     found = customer.get(JOBS, params={f"metadata[{key}]": f"wert {key}", "metadata[n]": "1"}).json()["data"]
     assert [(job["id"], job["metadata"]) for job in found] == [(wanted["id"], wanted["metadata"])]
     assert customer.get(JOBS, params={f"metadata[{key}]": "another"}).json()["data"] == []
 
 
-def test_jobs_are_listed_and_found(customer: TestClient, asked: Ask) -> None:
-    ids = [customer.post(JOBS, json=asked | {"metadata": {"n": str(n)}}).json()["id"] for n in range(3)]
-    last = customer.post(JOBS, json=asked).json()["id"]
+def test_jobs_are_listed_and_found(customer: TestClient, job_body: Ask) -> None:
+    ids = [customer.post(JOBS, json=job_body | {"metadata": {"n": str(n)}}).json()["id"] for n in range(3)]
+    last = customer.post(JOBS, json=job_body).json()["id"]
     page = customer.get(JOBS, params={"limit": 2, "after": last}).json()
     assert [job["id"] for job in page["data"]] == ids[:0:-1]
     assert [job["id"] for job in customer.get(f"{JOBS}?metadata[n]=1").json()["data"]] == [ids[1]]
     assert [job["id"] for job in customer.get(f"{JOBS}?metadata=null").json()["data"]] == [last]
 
 
-def test_one_key_sent_many_times_at_once_makes_one_job(service: Service, customer: TestClient, asked: Ask) -> None:
+def test_one_key_sent_many_times_at_once_makes_one_job(service: Service, customer: TestClient, job_body: Ask) -> None:
     def send(n: int) -> str:
         client = TestClient(service.app, headers=dict(customer.headers))
-        job_id: str = client.post(JOBS, json=asked, headers={"idempotency-key": "once"}).json()["id"]
+        job_id: str = client.post(JOBS, json=job_body, headers={"idempotency-key": "once"}).json()["id"]
         return job_id
 
     with ThreadPoolExecutor(4) as threads:

@@ -58,10 +58,10 @@ def change(service: Service, provider: TestClient, url: str, tmp_path: Path, mon
         "/org-default": "/org-provider",
     }
     monkeypatch.setenv("OPENAI_API_KEY", key)
-    return lambda line: _replaced(line, there)
+    return lambda line: _replace_ids(line, there)
 
 
-def _replaced(line: str, there: Mapping[str, str]) -> str:
+def _replace_ids(line: str, there: Mapping[str, str]) -> str:
     for name, value in there.items():
         line = line.replace(name, value)
     return line
@@ -74,14 +74,14 @@ def in_order() -> list[Call]:
 @pytest.mark.filterwarnings(
     "ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # as people write
-def test_lines_for_the_python_client(offered: TestClient, change: Change, url: str) -> None:
+def test_lines_for_the_python_client(provider_with_model: TestClient, change: Change, url: str) -> None:
     with OpenAI(base_url=url, max_retries=0) as client:
-        answers = {call.name: _asked(change(call.python()), client) for call in in_order()}
+        answers = {call.name: _error_code(change(call.python()), client) for call in in_order()}
     assert {name: code for name, code in answers.items() if code in NOT_UNDERSTOOD} == {}
     assert [*answers.values()].count("") > len(answers) / 3
 
 
-def _asked(line: str, client: OpenAI) -> str:
+def _error_code(line: str, client: OpenAI) -> str:
     """The code of the error that a line ends in, empty for none."""
     try:
         found: Any = eval(line, {"client": client, "Stream": openai.Stream})  # noqa: S307 - lines of our own
@@ -92,7 +92,7 @@ def _asked(line: str, client: OpenAI) -> str:
     return ""
 
 
-def test_lines_for_curl(offered: TestClient, change: Change) -> None:
+def test_lines_for_curl(provider_with_model: TestClient, change: Change) -> None:
     answers = {}
     for call in in_order():
         line = change(call.curl()).replace("curl", "curl --silent --max-time 60 --write-out '\\n%{http_code}'", 1)

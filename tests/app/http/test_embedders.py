@@ -42,14 +42,14 @@ def ask(client: TestClient, asked: dict[str, Any], embedder: str | None) -> Any:
     return client.post(JOBS, json=asked | {"safety": {"selection": selection}})
 
 
-def shown(got: Any) -> str:
+def shown_embedder(got: Any) -> str:
     """Return the embedder that a job shows."""
     assert got.status_code == 200, got.text
     name: str = got.json()["safety"]["selection"].get("embedder", "states")  # left out, as jobs from before have it
     return name
 
 
-def source_of(service: Service) -> str | None:
+def encoder_source(service: Service) -> str | None:
     """Return where the only job finds its encoder."""
     with db.transaction(service.app.state.engine) as session:
         return session.scalars(select(Job)).one().spec.embedder
@@ -61,58 +61,60 @@ def refusal(got: Any) -> tuple[int, str, str]:
 
 
 def test_without_a_word_a_job_compares_centered_states(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], service: Service
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], service: Service
 ) -> None:
-    assert shown(ask(customer, asked, None)) == "centered_states"
-    assert source_of(service) is None
+    assert shown_embedder(ask(customer, job_body, None)) == "centered_states"
+    assert encoder_source(service) is None
 
 
 def test_the_base_model_s_entry_names_the_default(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], encoder: Path, service: Service
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], encoder: Path, service: Service
 ) -> None:
-    assert offer(offered, str(encoder)).json()["embedder"] == str(encoder)
-    assert shown(ask(customer, asked, None)) == "mini"
-    assert source_of(service) == str(encoder)
+    assert offer(provider_with_model, str(encoder)).json()["embedder"] == str(encoder)
+    assert shown_embedder(ask(customer, job_body, None)) == "mini"
+    assert encoder_source(service) == str(encoder)
 
 
 def test_a_customer_names_the_encoder_that_is_offered_by_its_name(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], encoder: Path
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], encoder: Path
 ) -> None:
-    offer(offered, str(encoder))
-    assert shown(ask(customer, asked, "mini")) == "mini"
-    assert shown(ask(customer, asked, "states")) == "states"
+    offer(provider_with_model, str(encoder))
+    assert shown_embedder(ask(customer, job_body, "mini")) == "mini"
+    assert shown_embedder(ask(customer, job_body, "states")) == "states"
 
 
 def test_the_policy_fixes_the_embedder(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], encoder: Path
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], encoder: Path
 ) -> None:
-    assert add_policy(offered, str(encoder)).status_code == 200
-    assert shown(ask(customer, asked, None)) == "mini"
-    assert refusal(ask(customer, asked, "states")) == (400, "embedder_not_allowed", "safety.selection.embedder")
+    assert add_policy(provider_with_model, str(encoder)).status_code == 200
+    assert shown_embedder(ask(customer, job_body, None)) == "mini"
+    assert refusal(ask(customer, job_body, "states")) == (400, "embedder_not_allowed", "safety.selection.embedder")
 
 
 def test_a_customer_names_no_folder_of_the_provider_s(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], encoder: Path
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], encoder: Path
 ) -> None:
     for named in (str(encoder), "/etc", "mini"):
-        got = ask(customer, asked, named)
+        got = ask(customer, job_body, named)
         assert refusal(got) == (400, "embedder_not_allowed", "safety.selection.embedder")
         assert "'centered_states'" in got.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("named", ["/nowhere", "org/name", "~", "org/name@main"])
-def test_what_is_no_encoder_is_refused_when_it_is_set(offered: TestClient, named: str) -> None:
-    assert refusal(offer(offered, named)) == (400, "invalid_embedder", "embedder")
-    assert refusal(add_policy(offered, named)) == (400, "invalid_embedder", "embedder")
+def test_what_is_no_encoder_is_refused_when_it_is_set(provider_with_model: TestClient, named: str) -> None:
+    assert refusal(offer(provider_with_model, named)) == (400, "invalid_embedder", "embedder")
+    assert refusal(add_policy(provider_with_model, named)) == (400, "invalid_embedder", "embedder")
 
 
-def test_a_hub_id_with_its_commit_is_taken(offered: TestClient) -> None:
+def test_a_hub_id_with_its_commit_is_taken(provider_with_model: TestClient) -> None:
     named = f"org/name@{'0' * 40}"
-    assert offer(offered, named).json()["embedder"] == named
+    assert offer(provider_with_model, named).json()["embedder"] == named
 
 
-def test_an_encoder_with_pickled_weights_is_refused_with_the_reason(offered: TestClient, encoder: Path) -> None:
+def test_an_encoder_with_pickled_weights_is_refused_with_the_reason(
+    provider_with_model: TestClient, encoder: Path
+) -> None:
     (encoder / "model.safetensors").rename(encoder / "pytorch_model.bin")
-    got = offer(offered, str(encoder))
+    got = offer(provider_with_model, str(encoder))
     assert refusal(got) == (400, "invalid_embedder", "embedder")
     assert "pickled" in got.json()["error"]["message"]

@@ -16,9 +16,9 @@ MODELS = "/v1/models"
 
 
 @pytest.fixture
-def job(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+def job(service: Service, customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job that has succeeded."""
-    job_id: str = customer.post(JOBS, json=asked, headers={"idempotency-key": "k"}).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body, headers={"idempotency-key": "k"}).json()["id"]
     publish(service, "pass")
     return job_id
 
@@ -49,12 +49,12 @@ def test_somebody_elses_model_reads_as_unknown(customer: TestClient, stranger: T
     assert customer.get(f"{MODELS}/{MODEL}").status_code == 200
 
 
-def test_base_models_are_the_providers(customer: TestClient, offered: TestClient) -> None:
+def test_base_models_are_the_providers(customer: TestClient, provider_with_model: TestClient) -> None:
     assert customer.delete(f"{MODELS}/lab/tiny-1").status_code == 403
 
 
 def test_an_erased_job_leaves_a_tombstone_and_nothing_else(
-    customer: TestClient, job: str, asked: dict[str, Any], tmp_path: Path
+    customer: TestClient, job: str, job_body: dict[str, Any], tmp_path: Path
 ) -> None:
     gone = customer.delete(f"{JOBS}/{job}").json()
     assert (gone["id"], gone["deleted"], gone["status"]) == (job, True, "succeeded")
@@ -62,7 +62,7 @@ def test_an_erased_job_leaves_a_tombstone_and_nothing_else(
     for url in (f"{JOBS}/{job}", f"{JOBS}/{job}/events", f"{JOBS}/{job}/adapter", f"{MODELS}/{MODEL}"):
         assert customer.get(url).status_code == 404
     assert not objects(tmp_path) & {"jobs/adapter", "jobs/report"}
-    assert customer.get(f"{FILES}/{asked['training_file']}").status_code == 200
+    assert customer.get(f"{FILES}/{job_body['training_file']}").status_code == 200
 
 
 def test_erasing_again_gets_the_same_tombstone(customer: TestClient, job: str) -> None:
@@ -70,26 +70,26 @@ def test_erasing_again_gets_the_same_tombstone(customer: TestClient, job: str) -
     assert first == again
 
 
-def test_its_training_file_goes_when_asked_for(customer: TestClient, job: str, asked: dict[str, Any]) -> None:
+def test_its_training_file_goes_when_asked_for(customer: TestClient, job: str, job_body: dict[str, Any]) -> None:
     gone = customer.delete(f"{JOBS}/{job}?include_files=true").json()
-    assert gone["deleted_files"] == [asked["training_file"]]
-    assert customer.get(f"{FILES}/{asked['training_file']}").status_code == 404
+    assert gone["deleted_files"] == [job_body["training_file"]]
+    assert customer.get(f"{FILES}/{job_body['training_file']}").status_code == 404
 
 
-def test_a_file_that_another_job_needs_stays(customer: TestClient, job: str, asked: dict[str, Any]) -> None:
-    customer.post(JOBS, json=asked)
+def test_a_file_that_another_job_needs_stays(customer: TestClient, job: str, job_body: dict[str, Any]) -> None:
+    customer.post(JOBS, json=job_body)
     assert customer.delete(f"{JOBS}/{job}?include_files=true").json()["deleted_files"] == []
-    assert customer.get(f"{FILES}/{asked['training_file']}").status_code == 200
+    assert customer.get(f"{FILES}/{job_body['training_file']}").status_code == 200
 
 
-def test_an_idempotency_key_is_free_again(customer: TestClient, job: str, asked: dict[str, Any]) -> None:
+def test_an_idempotency_key_is_free_again(customer: TestClient, job: str, job_body: dict[str, Any]) -> None:
     customer.delete(f"{JOBS}/{job}")
-    again = customer.post(JOBS, json=asked, headers={"idempotency-key": "k"})
+    again = customer.post(JOBS, json=job_body, headers={"idempotency-key": "k"})
     assert (again.status_code, again.json()["id"] != job) == (200, True)
 
 
-def test_a_job_that_has_not_ended_is_not_erased(customer: TestClient, asked: dict[str, Any]) -> None:
-    job = customer.post(JOBS, json=asked).json()["id"]
+def test_a_job_that_has_not_ended_is_not_erased(customer: TestClient, job_body: dict[str, Any]) -> None:
+    job = customer.post(JOBS, json=job_body).json()["id"]
     got = customer.delete(f"{JOBS}/{job}")
     assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_state")
 
@@ -114,9 +114,9 @@ def outage(service: Service, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 def test_an_erasure_says_deleted_only_when_nothing_is_left(
-    customer: TestClient, job: str, asked: dict[str, Any], outage: pytest.MonkeyPatch, tmp_path: Path
+    customer: TestClient, job: str, job_body: dict[str, Any], outage: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    path, training = f"{JOBS}/{job}?include_files=true", asked["training_file"]
+    path, training = f"{JOBS}/{job}?include_files=true", job_body["training_file"]
     kept = f"tenants/org-customer/files/{training}"
     assert [customer.delete(path).status_code for _ in range(2)] == [503, 503]
     assert kept in objects(tmp_path)

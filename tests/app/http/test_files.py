@@ -47,12 +47,12 @@ def test_a_deleted_file_is_gone_with_its_bytes(upload: Upload, customer: TestCli
     assert not [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
 
 
-def test_a_file_that_a_job_needs_is_not_deleted(customer: TestClient, asked: dict[str, str]) -> None:
-    job = customer.post(JOBS, json=asked).json()
-    got = customer.delete(f"{FILES}/{asked['training_file']}")
+def test_a_file_that_a_job_needs_is_not_deleted(customer: TestClient, job_body: dict[str, str]) -> None:
+    job = customer.post(JOBS, json=job_body).json()
+    got = customer.delete(f"{FILES}/{job_body['training_file']}")
     assert (got.status_code, got.json()["error"]["code"]) == (400, "invalid_state")
     customer.post(f"{JOBS}/{job['id']}/cancel")
-    assert customer.delete(f"{FILES}/{asked['training_file']}").status_code == 200
+    assert customer.delete(f"{FILES}/{job_body['training_file']}").status_code == 200
 
 
 def test_files_are_listed_newest_first_in_pages(upload: Upload, customer: TestClient) -> None:

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from app.errors import AppError, NotFound, TooManyRequests
 from tests.app.http.conftest import JOBS, Service, Upload, rows
-from tests.app.http.test_dashboard import SignIn, rejected, sign_in, token  # noqa: F401 - fixtures
+from tests.app.http.test_dashboard import SignIn, rejected_job, sign_in, token  # noqa: F401 - fixtures
 
 
 class Busy(TooManyRequests):
@@ -38,7 +38,7 @@ class Busy(TooManyRequests):
     ],
 )
 def test_what_is_wrong_with_a_form_is_told_at_its_field(
-    sign_in: SignIn, offered: TestClient, upload: Upload, field: str, value: str, told: str
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload, field: str, value: str, told: str
 ) -> None:
     browser = sign_in()
     file_id = upload(rows(10)).json()["id"]
@@ -51,7 +51,7 @@ def test_what_is_wrong_with_a_form_is_told_at_its_field(
     assert f'aria-describedby="{field}-fault"' in page.text
 
 
-def test_what_is_wrong_with_a_file_is_told_at_its_field(sign_in: SignIn, offered: TestClient) -> None:
+def test_what_is_wrong_with_a_file_is_told_at_its_field(sign_in: SignIn, provider_with_model: TestClient) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/jobs/new")), "purpose": "fine-tune"}
     page = browser.post("/jobs/new/file", data=form, files={"file": ("chats.csv", rows(10))})
@@ -69,16 +69,16 @@ def test_what_a_job_refuses_is_told_on_its_page(sign_in: SignIn, rejected: str) 
         assert "Stopped by the safety gate" in page.text, act
 
 
-def test_a_file_in_use_says_so_on_its_page(sign_in: SignIn, customer: TestClient, asked: dict[str, Any]) -> None:
-    customer.post(JOBS, json=asked)
+def test_a_file_in_use_says_so_on_its_page(sign_in: SignIn, customer: TestClient, job_body: dict[str, Any]) -> None:
+    customer.post(JOBS, json=job_body)
     browser = sign_in()
-    path = f"/files/{asked['training_file']}"
+    path = f"/files/{job_body['training_file']}"
     page = browser.post(f"{path}/delete", data={"form_token": token(browser.get(path))})
     assert page.status_code == 400
     assert re.findall(r'role="alert">([^<]*)<', page.text)[0].endswith("which has not ended; cancel it first.")
 
 
-def test_an_empty_question_is_told_at_its_field(sign_in: SignIn, offered: TestClient) -> None:
+def test_an_empty_question_is_told_at_its_field(sign_in: SignIn, provider_with_model: TestClient) -> None:
     browser = sign_in()
     form = {"form_token": token(browser.get("/chat")), "model": "lab/tiny-1"}
     for question in ("", "  ", "a" * 16_001):
@@ -95,7 +95,12 @@ def test_an_empty_question_is_told_at_its_field(sign_in: SignIn, offered: TestCl
     ],
 )
 def test_why_a_model_does_not_answer_is_told_in_its_place(
-    sign_in: SignIn, service: Service, offered: TestClient, monkeypatch: pytest.MonkeyPatch, error: AppError, told: str
+    sign_in: SignIn,
+    service: Service,
+    provider_with_model: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    error: AppError,
+    told: str,
 ) -> None:
     async def refuse(*_: object) -> None:
         raise error
@@ -122,11 +127,11 @@ def test_a_wrong_number_of_jobs_to_compare_is_told_under_the_list(
 def test_the_form_of_a_clone_changes_one_thing(
     sign_in: SignIn,
     customer: TestClient,
-    asked: dict[str, Any],
+    job_body: dict[str, Any],
 ) -> None:
     settings = {"selection": {"ratio": 0.5}, "defense": {"type": "spard", "tau": 0.4}}
     more = {"suffix": "acme", "seed": 5, "lora": {"rank": 4}, "safety": settings, "metadata": {"team": "a"}}
-    first = customer.post(JOBS, json=asked | more).json()
+    first = customer.post(JOBS, json=job_body | more).json()
     browser = sign_in()
     page = browser.get(f"/jobs/new?from={first['id']}")
     fields = dict(re.findall(r'name="(\w+)"[^>]* value="([^"]*)"', page.text))
@@ -153,9 +158,9 @@ def test_a_clone_whose_file_is_gone_asks_for_another(
 
 
 def test_a_job_that_has_no_room_is_refused_before_anything_is_looked_up(
-    sign_in: SignIn, offered: TestClient, upload: Upload, monkeypatch: pytest.MonkeyPatch
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    offered.post("/v1/admin/projects/org-customer/quota", json={"max_unfinished_jobs": 1})
+    provider_with_model.post("/v1/admin/projects/org-customer/quota", json={"max_unfinished_jobs": 1})
     browser = sign_in()
     form = {"form_token": token(browser.get("/jobs/new")), "model": "lab/tiny-1", "once": "a" * 32}
     form["training_file"] = upload(rows(10)).json()["id"]
@@ -166,7 +171,7 @@ def test_a_job_that_has_no_room_is_refused_before_anything_is_looked_up(
     def refuse(*given: object) -> None:
         raise AssertionError("the quota was not looked at first")
 
-    monkeypatch.setattr("app.jobs.service.freeze", refuse)
+    monkeypatch.setattr("app.jobs.service.resolve_request", refuse)
     monkeypatch.setattr("app.jobs.submissions.earlier", refuse)
     monkeypatch.setattr("app.dashboard.pages.new_job.fitness.learn_tool_support", refuse)
     page = browser.post("/jobs/new", data=form | {"once": "b" * 32})

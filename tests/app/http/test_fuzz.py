@@ -39,11 +39,11 @@ HEADERS = st.dictionaries(
 
 
 @pytest.fixture
-def admin(service: Service, asked: dict[str, Any]) -> TestClient:
+def admin(service: Service, job_body: dict[str, Any]) -> TestClient:
     """May do everything, so that nothing is kept from the fuzz."""
     signing_key(service.app.state.settings)  # makes one
     client = service.client("org-customer", "admin", "customer")
-    client.post(JOBS, json=asked)
+    client.post(JOBS, json=job_body)
     return client
 
 

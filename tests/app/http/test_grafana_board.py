@@ -31,7 +31,7 @@ def existing(service: Service) -> dict[str, str]:
     return found
 
 
-def drawn() -> set[str]:
+def board_series() -> set[str]:
     """The series that the board's queries name."""
     queries = [target["expr"] for panel in board()["panels"] for target in panel.get("targets", ())]
     return {name for query in queries for name in re.findall(r"\bspard_[a-z_]+", query)}
@@ -45,8 +45,8 @@ def series(name: str, kind: str) -> set[str]:
 
 def test_every_metric_is_drawn_and_every_one_drawn_exists(service: Service) -> None:
     there = existing(service)
-    assert [name for name, kind in there.items() if not series(name, kind) & drawn()] == []
-    assert drawn() - {each for name, kind in there.items() for each in series(name, kind)} == set()
+    assert [name for name, kind in there.items() if not series(name, kind) & board_series()] == []
+    assert board_series() - {each for name, kind in there.items() for each in series(name, kind)} == set()
 
 
 def test_no_panel_lies_on_another() -> None:

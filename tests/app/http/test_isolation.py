@@ -46,9 +46,9 @@ REQUIRED = {"/v1/files/{file_id}/preview": {"model": "lab/tiny-1"}}
 
 
 @pytest.fixture
-def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict[str, str]:
+def owned_ids(service: Service, customer: TestClient, job_body: dict[str, Any]) -> dict[str, str]:
     """One of everything that a customer can have."""
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
@@ -64,7 +64,7 @@ def owned(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict
     upload = {"filename": "a.jsonl", "purpose": "fine-tune", "bytes": 1, "mime_type": "text/jsonl"}
     return _webhook(service) | {
         "job_id": job_id,
-        "file_id": asked["training_file"],
+        "file_id": job_body["training_file"],
         "upload_id": customer.post("/v1/uploads", json=upload).json()["id"],
         "model": MODEL,
         "checkpoint": name,
@@ -103,12 +103,12 @@ def answer(client: TestClient, verb: str, path: str, ids: dict[str, str], **sent
     return got.status_code, text
 
 
-def test_no_id_in_a_path_tells_that_it_exists(service: Service, owned: dict[str, str]) -> None:
+def test_no_id_in_a_path_tells_that_it_exists(service: Service, owned_ids: dict[str, str]) -> None:
     stranger, tried = service.client("org-stranger", "admin", "customer"), 0
     for verb, path, _ in routes(service):
         if "{" not in path or path.startswith(PROVIDER):
             continue
-        foreign = owned | {"model": owned["checkpoint" if "checkpoints" in path else "model"]}
+        foreign = owned_ids | {"model": owned_ids["checkpoint" if "checkpoints" in path else "model"]}
         found, unknown = (answer(stranger, verb, path, ids) for ids in (foreign, UNKNOWN))
         assert found == unknown, (verb, path)
         assert found[0] == 404, (verb, path)
@@ -116,18 +116,18 @@ def test_no_id_in_a_path_tells_that_it_exists(service: Service, owned: dict[str,
     assert tried >= 24
 
 
-def test_the_owner_s_things_are_untouched(service: Service, customer: TestClient, owned: dict[str, str]) -> None:
-    before = customer.get(f"{JOBS}/{owned['job_id']}").json()
+def test_the_owner_s_things_are_untouched(service: Service, customer: TestClient, owned_ids: dict[str, str]) -> None:
+    before = customer.get(f"{JOBS}/{owned_ids['job_id']}").json()
     stranger = service.client("org-stranger", "admin", "customer")
     for verb, path, _ in routes(service):
         if "{" in path and not path.startswith(PROVIDER):
-            answer(stranger, verb, path, owned)
-    assert customer.get(f"{JOBS}/{owned['job_id']}").json() == before
-    assert customer.get(f"{FILES}/{owned['file_id']}").status_code == 200
+            answer(stranger, verb, path, owned_ids)
+    assert customer.get(f"{JOBS}/{owned_ids['job_id']}").json() == before
+    assert customer.get(f"{FILES}/{owned_ids['file_id']}").status_code == 200
     assert customer.get(f"/v1/models/{MODEL}").status_code == 200
 
 
-def test_no_cursor_tells_that_it_exists(service: Service, stranger: TestClient, owned: dict[str, str]) -> None:
+def test_no_cursor_tells_that_it_exists(service: Service, stranger: TestClient, owned_ids: dict[str, str]) -> None:
     lists = [
         path
         for verb, path, route in routes(service)
@@ -135,29 +135,29 @@ def test_no_cursor_tells_that_it_exists(service: Service, stranger: TestClient, 
     ]
     assert sorted(lists) == ["/v1/files", "/v1/fine_tuning/jobs"]
     for path in lists:
-        for foreign in (owned["job_id"], owned["file_id"]):
+        for foreign in (owned_ids["job_id"], owned_ids["file_id"]):
             found = answer(stranger, "get", path, {}, params={"after": foreign})
             assert found == answer(stranger, "get", path, {}, params={"after": "file-0"})
             assert found[0] == 400
 
 
 def test_no_id_in_a_body_tells_that_it_exists(
-    stranger: TestClient, owned: dict[str, str], asked: dict[str, Any]
+    stranger: TestClient, owned_ids: dict[str, str], job_body: dict[str, Any]
 ) -> None:
     form: dict[str, Any] = {"data": {"purpose": "fine-tune"}, "files": {"file": ("a.jsonl", rows(10))}}
     own = stranger.post(FILES, **form).json()["id"]
     for path in (JOBS, f"{JOBS}/estimate"):
         for field in ("training_file", "validation_file"):
             errors = []
-            for file_id in (owned["file_id"], "file-0"):
-                ask = asked | {"training_file": own, field: file_id}
+            for file_id in (owned_ids["file_id"], "file-0"):
+                ask = job_body | {"training_file": own, field: file_id}
                 error = stranger.post(path, json=ask).json()["error"]
                 errors.append({**error, "message": error["message"].replace(file_id, "")})
             assert errors[0] == errors[1]
 
 
-def test_lists_show_nothing_of_others(service: Service, stranger: TestClient, owned: dict[str, str]) -> None:
-    secrets = set(owned.values())
+def test_lists_show_nothing_of_others(service: Service, stranger: TestClient, owned_ids: dict[str, str]) -> None:
+    secrets = set(owned_ids.values())
     for verb, path, _ in routes(service):
         if verb == "get" and "{" not in path:
             text = stranger.get(path).text
@@ -178,12 +178,12 @@ def test_the_provider_s_routes_refuse_customers(service: Service, customer: Test
 
 
 def test_a_key_that_only_reads_sees_what_its_project_sees_and_changes_nothing(
-    service: Service, customer: TestClient, owned: dict[str, str]
+    service: Service, customer: TestClient, owned_ids: dict[str, str]
 ) -> None:
     reader, seen, refused = service.client("org-customer", "read"), 0, 0
     for verb, path, _ in routes(service):
-        ids = owned | {"model": owned["checkpoint" if "checkpoints" in path else "model"]}
-        ids |= {name: UNKNOWN[name] for name in UNKNOWN if name not in owned}
+        ids = owned_ids | {"model": owned_ids["checkpoint" if "checkpoints" in path else "model"]}
+        ids |= {name: UNKNOWN[name] for name in UNKNOWN if name not in owned_ids}
         if verb == "get" and not path.startswith((PROVIDER, "/metrics")):
             found = answer(reader, verb, path, ids)
             assert found == answer(customer, verb, path, ids), path

@@ -13,12 +13,12 @@ from fastapi.testclient import TestClient
 from app import db
 from app.db.tables import ApiKey
 from tests.app.http.conftest import JOBS, Service
-from tests.app.http.test_isolation import PROVIDER, UNKNOWN, answer, owned, routes
+from tests.app.http.test_isolation import PROVIDER, UNKNOWN, answer, owned_ids, routes
 
 PUBLIC = ("/healthz", "/readyz", "/metrics", "/v1/signing_keys")  # for everybody
 PERMISSIONS = "/v1/fine_tuning/checkpoints/"  # these need the scope `admin`, as at OpenAI
 Cell = tuple[str, str]  # verb and path
-fixtures = (owned,)
+fixtures = (owned_ids,)
 
 
 @pytest.fixture

@@ -35,19 +35,19 @@ STEPS = {i: {"loss/task": 1 / i, "loss/safe": 0.2} for i in range(1, 6)}
 
 
 @pytest.fixture
-def run(service: Service, run_as: Callable[[str], Run]) -> Run:
+def run(service: Service, run_with_key: Callable[[str], Run]) -> Run:
     """Commands of the customer."""
-    return run_as(service.add_key("org-customer", "customer"))
+    return run_with_key(service.add_key("org-customer", "customer"))
 
 
 @pytest.fixture
-def job(customer: TestClient, asked: dict[str, Any]) -> str:
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+def job(customer: TestClient, job_body: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     return job_id
 
 
 @pytest.fixture
-def packed(settings: Settings, tmp_path: Path) -> Path:
+def packed_adapter(settings: Settings, tmp_path: Path) -> Path:
     """A signed adapter that passed."""
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -59,7 +59,7 @@ def packed(settings: Settings, tmp_path: Path) -> Path:
 
 
 def test_verify_says_which_key_it_took(
-    packed: Path,
+    packed_adapter: Path,
     settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -67,20 +67,20 @@ def test_verify_says_which_key_it_took(
 ) -> None:
     monkeypatch.setenv("SPARD_DATA_DIR", str(settings.data_dir))
     monkeypatch.delenv("SPARD_SIGNING_KEY", raising=False)
-    assert _verified(capsys, str(packed)).endswith("signing_key.pem; no key was given")
+    assert _verify(capsys, str(packed_adapter)).endswith("signing_key.pem; no key was given")
     public = tmp_path / "key.pub"
     public.write_text(public_pem(signing_key(settings)))
-    assert _verified(capsys, str(packed), "--public-key", str(public)).endswith("that of the key given")
+    assert _verify(capsys, str(packed_adapter), "--public-key", str(public)).endswith("that of the key given")
 
 
-def _verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def _verify(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     with pytest.raises(SystemExit) as ended:
         main(["verify", *arguments])
     assert ended.value.code == 0
     return capsys.readouterr().out.strip().splitlines()[-1]
 
 
-def claimed(service: Service) -> lease.Claim:
+def claim_job(service: Service) -> lease.Claim:
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
@@ -93,7 +93,7 @@ WARNING = "2 of 20 rows of the training file are not trained on."
 
 def reject(service: Service) -> None:
     """End the queued job with a warning, and a report that its gate did not pass."""
-    claim = claimed(service)
+    claim = claim_job(service)
     with db.transaction(service.app.state.engine) as session:
         assert lease.update(session, claim, warnings=[WARNING])
     report = REPORT | {"gate": GATE}
@@ -104,7 +104,7 @@ def reject(service: Service) -> None:
 
 def publish(service: Service, packed: Path) -> None:
     """End the queued job with an adapter."""
-    claim, content = claimed(service), packed.read_bytes()
+    claim, content = claim_job(service), packed.read_bytes()
     service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "pass", "reasons": []}}'])
     service.app.state.storage.write("jobs/adapter", [content])
     adapter: Adapter = {"storage_key": "jobs/adapter", "sha256": sha256(content).hexdigest(), "bytes": len(content)}
@@ -115,8 +115,8 @@ def publish(service: Service, packed: Path) -> None:
         assert lease.publish(session, claim, Publication(MODEL, 10, [], adapter, safety, "jobs/report"))
 
 
-def test_a_job_is_watched_until_it_has_succeeded(run: Run, service: Service, job: str, packed: Path) -> None:
-    publish(service, packed)
+def test_a_job_is_watched_until_it_has_succeeded(run: Run, service: Service, job: str, packed_adapter: Path) -> None:
+    publish(service, packed_adapter)
     code, printed = run("jobs", "watch", job)
     assert code == 0
     assert "moving job to queued state" in printed
@@ -137,7 +137,7 @@ def test_a_job_that_its_gate_stopped_is_exit_code_2_and_a_sentence(run: Run, ser
 
 
 def test_what_happens_while_one_watches_is_shown(
-    run: Run, service: Service, job: str, packed: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, job: str, packed_adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes on when its first event was shown, and ends when the step was."""
     shown: list[str] = []
@@ -148,7 +148,7 @@ def test_what_happens_while_one_watches_is_shown(
             with db.transaction(service.app.state.engine) as session:
                 events.append(session, job, "info", "metrics", "Step 1/2: on the way", {"step": 1})
         elif "Step 1/2" in line:
-            publish(service, packed)
+            publish(service, packed_adapter)
 
     monkeypatch.setattr(watch, "say", then)
     assert run("jobs", "watch", job)[0] == 0
@@ -159,10 +159,10 @@ def test_what_happens_while_one_watches_is_shown(
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
     run: Run, job: str, customer: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.commands.jobs.watch._show", interrupted)
+    monkeypatch.setattr("app.commands.jobs.watch._show", interrupt)
     code, printed = run("jobs", "watch", job)
     assert (code, f"spard jobs watch {job}" in printed) == (130, True)
     assert customer.get(f"{JOBS}/{job}").json()["status"] == "queued"
@@ -194,10 +194,10 @@ def test_a_job_that_was_not_measured_has_no_report(run: Run, job: str) -> None:
 
 
 def test_jobs_are_compared_and_their_steps_listed(
-    run: Run, service: Service, customer: TestClient, asked: dict[str, Any], job: str, packed: Path
+    run: Run, service: Service, customer: TestClient, job_body: dict[str, Any], job: str, packed_adapter: Path
 ) -> None:
-    publish(service, packed)
-    other = customer.post(JOBS, json=asked | {"seed": 7}).json()["id"]
+    publish(service, packed_adapter)
+    other = customer.post(JOBS, json=job_body | {"seed": 7}).json()["id"]
     found = json.loads(run("jobs", "compare", job, other, "--json")[1])
     assert [(each["id"], each["status"]) for each in found] == [(job, "succeeded"), (other, "queued")]
     assert (found[0]["asr"], found[0]["last training loss"], found[1]["seed"]) == ("0.01 (base model 0)", "0.2", 7)
@@ -216,7 +216,7 @@ def test_a_job_is_paused_resumed_and_deleted(run: Run, job: str) -> None:
     assert run("jobs", "show", job)[0] == 1
 
 
-def test_a_job_is_estimated_and_none_is_made(run: Run, offered: TestClient, tmp_path: Path) -> None:
+def test_a_job_is_estimated_and_none_is_made(run: Run, provider_with_model: TestClient, tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_bytes(rows(10))
     ask = ["--model", "lab/tiny-1", "--file", str(tmp_path / "train.jsonl"), "--epochs", "3"]
     found = json.loads(run("jobs", "estimate", *ask, "--json")[1])
@@ -226,24 +226,24 @@ def test_a_job_is_estimated_and_none_is_made(run: Run, offered: TestClient, tmp_
 
 
 def test_an_adapter_is_checked_and_then_appears(
-    run: Run, service: Service, job: str, packed: Path, tmp_path: Path
+    run: Run, service: Service, job: str, packed_adapter: Path, tmp_path: Path
 ) -> None:
-    publish(service, packed)
+    publish(service, packed_adapter)
     out = tmp_path / "got" / "adapter.tar.gz"
     code, printed = run("jobs", "adapter", job, "--out", str(out), "--json")
     saved = json.loads(printed)
     assert (code, saved["verified"], saved["resumed_at"]) == (0, True, 0)
-    assert out.read_bytes() == packed.read_bytes()
+    assert out.read_bytes() == packed_adapter.read_bytes()
     assert list(out.parent.iterdir()) == [out]
 
 
 @pytest.mark.parametrize(("kept", "resumed"), [("same", True), ("other", False)])
 def test_a_download_that_broke_goes_on_where_it_was(
-    kept: str, resumed: bool, run: Run, service: Service, job: str, packed: Path, tmp_path: Path
+    kept: str, resumed: bool, run: Run, service: Service, job: str, packed_adapter: Path, tmp_path: Path
 ) -> None:
     """What is left of the same object is not asked for again; of another one nothing is kept."""
-    publish(service, packed)
-    content, out = packed.read_bytes(), tmp_path / "got.tar.gz"
+    publish(service, packed_adapter)
+    content, out = packed_adapter.read_bytes(), tmp_path / "got.tar.gz"
     tag = sha256(content if kept == "same" else b"other").hexdigest()
     part = tmp_path / f"got.tar.gz.{tag}.part"
     part.write_bytes(content[:100] if resumed else b"x" * 100)
@@ -254,17 +254,17 @@ def test_a_download_that_broke_goes_on_where_it_was(
 
 
 def test_a_connection_that_breaks_is_taken_up_again(
-    run: Run, service: Service, job: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, job: str, packed_adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish(service, packed)
+    publish(service, packed_adapter)
     starts: list[int] = []
 
     @contextmanager
     def breaks_once(name: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
         starts.append(start)
-        yield lambda n: broken() if len(starts) == 1 else None
+        yield lambda n: break_connection() if len(starts) == 1 else None
 
-    def broken() -> None:
+    def break_connection() -> None:
         raise httpx2.ReadError("the wire was cut")
 
     for name, value in {"_WAITS_S": (0.0,), "_CHUNK_BYTES": 500, "_bar": breaks_once}.items():
@@ -272,15 +272,15 @@ def test_a_connection_that_breaks_is_taken_up_again(
     out = tmp_path / "got.tar.gz"
     code, printed = run("jobs", "adapter", job, "--out", str(out))
     assert (code, starts, "Going on" in printed) == (0, [0, 500], True)
-    assert out.read_bytes() == packed.read_bytes()
+    assert out.read_bytes() == packed_adapter.read_bytes()
 
 
 def test_what_is_not_as_it_was_signed_is_refused_and_removed(
-    run: Run, service: Service, job: str, packed: Path, settings: Settings, tmp_path: Path
+    run: Run, service: Service, job: str, packed_adapter: Path, settings: Settings, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter" / "weights").write_bytes(b"changed")
-    archive(tmp_path / "adapter", packed, "adapter")
-    publish(service, packed)
+    archive(tmp_path / "adapter", packed_adapter, "adapter")
+    publish(service, packed_adapter)
     out = tmp_path / "got" / "adapter.tar.gz"
     code, printed = run("jobs", "adapter", job, "--out", str(out))
     assert (code, "refused" in printed) == (1, True)

@@ -41,9 +41,9 @@ def hold_back(service: Service, decision: str, reason: str, **report: Any) -> No
 
 
 @pytest.fixture
-def job_id(customer: TestClient, asked: dict[str, Any], upload: Upload) -> str:
+def job_id(customer: TestClient, job_body: dict[str, Any], upload: Upload) -> str:
     file = upload(rows(14), "support.jsonl").json()["id"]
-    found: str = customer.post(JOBS, json=asked | {"training_file": file, "suffix": "web-bot"}).json()["id"]
+    found: str = customer.post(JOBS, json=job_body | {"training_file": file, "suffix": "web-bot"}).json()["id"]
     return found
 
 
@@ -58,10 +58,10 @@ def test_a_job_is_named_by_its_file_and_suffix_and_its_id_stands_once(sign_in: S
 
 
 def test_a_job_whose_file_is_gone_has_the_beginning_of_its_id_for_a_name(
-    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], upload: Upload
+    sign_in: SignIn, customer: TestClient, job_body: dict[str, Any], upload: Upload
 ) -> None:
     file = upload(rows(14), "gone.jsonl").json()["id"]
-    job_id = customer.post(JOBS, json=asked | {"training_file": file}).json()["id"]
+    job_id = customer.post(JOBS, json=job_body | {"training_file": file}).json()["id"]
     customer.post(f"{JOBS}/{job_id}/cancel")
     assert customer.delete(f"/v1/files/{file}").status_code == 200
     assert f"<strong>{job_id[6:18]}</strong>" in sign_in().get("/jobs").text
@@ -127,11 +127,11 @@ def test_a_task_that_nothing_measured_is_said_to_be_unmeasured(sign_in: SignIn, 
 
 
 def test_a_comparison_lists_only_what_differs(
-    sign_in: SignIn, customer: TestClient, asked: dict[str, Any], upload: Upload, job_id: str
+    sign_in: SignIn, customer: TestClient, job_body: dict[str, Any], upload: Upload, job_id: str
 ) -> None:
     file = upload(rows(14), "other.jsonl").json()["id"]
     numbers = {"hyperparameters": {"n_epochs": 2}}
-    other = customer.post(JOBS, json=asked | {"training_file": file, "seed": 7} | numbers).json()["id"]
+    other = customer.post(JOBS, json=job_body | {"training_file": file, "seed": 7} | numbers).json()["id"]
     page = sign_in().get("/compare", params={"ids": [job_id, other]}).text
     for name, text in (("File", "other.jsonl"), ("Epochs", "2"), ("Seed", "7")):
         assert re.search(rf'<th scope="row">{name}</th>(<td>[^<]*</td>)*<td>{text}</td>', page), name

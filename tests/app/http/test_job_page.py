@@ -16,10 +16,10 @@ from app.db.tables import Job
 from app.jobs import events, lease, restarts
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_clone import RISKY
-from tests.app.http.test_dashboard import SignIn, rejected, sign_in, token  # noqa: F401 - fixtures
+from tests.app.http.test_dashboard import SignIn, rejected_job, sign_in, token  # noqa: F401 - fixtures
 from tests.app.http.test_report import EVIL, PAGE, REPORT, Tags
 from tests.app.http.test_results import publish
-from tests.app.http.test_transcripts import SAID, kept  # noqa: F401 - fixture
+from tests.app.http.test_transcripts import SAID, job_with_transcripts  # noqa: F401 - fixture
 
 FIGURES: dict[str, Any] = REPORT | {
     "gate": {"decision": "pass", "reasons": []},
@@ -45,10 +45,10 @@ FIGURES: dict[str, Any] = REPORT | {
 
 
 @pytest.fixture
-def measured(service: Service, customer: TestClient, asked: dict[str, Any], upload: Upload) -> str:
+def measured_job(service: Service, customer: TestClient, job_body: dict[str, Any], upload: Upload) -> str:
     """A job whose report has all figures, and that was taken up again after step 2."""
     file = upload(rows(14)).json()["id"]
-    job_id: str = customer.post(JOBS, json=asked | {"training_file": file}).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body | {"training_file": file}).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(FIGURES).encode()])
     return job_id
@@ -62,9 +62,9 @@ def both(sign_in: SignIn, customer: TestClient, job_id: str) -> list[str]:
 def test_page_and_report_draw_what_the_report_has(
     sign_in: SignIn,
     customer: TestClient,
-    measured: str,
+    measured_job: str,
 ) -> None:
-    for page in both(sign_in, customer, measured):
+    for page in both(sign_in, customer, measured_job):
         assert "20 of 38 attacks succeeded. 9 could not be scored." in page
         assert re.findall(r'class="count"[^>]*>(\d+)<', page) == ["18", "1", "4", "15", "9"]
         assert 'class="column adapter unscored"' in page
@@ -79,19 +79,19 @@ def test_page_and_report_draw_what_the_report_has(
 
 
 def test_the_chart_of_checkpoints_marks_the_one_that_was_kept(
-    sign_in: SignIn, service: Service, customer: TestClient, measured: str
+    sign_in: SignIn, service: Service, customer: TestClient, measured_job: str
 ) -> None:
     ending = {"keep": "best", "released_epoch": 1, "released_step": 3, "trained_epochs": 2, "planned_epochs": 5}
     report = FIGURES | {"ending": ending | {"why": "no_better"}}
     service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
-    for page in both(sign_in, customer, measured):
+    for page in both(sign_in, customer, measured_job):
         assert '<span class="own">Epoch 1, kept</span><span>Epoch 2</span>' in page
         assert "Each epoch&#39;s end was asked 40 attacks, the one that was kept 20." in page
         assert "no later one was better than the best; the weights are those of epoch 1, step 3." in page
 
 
 def test_the_chart_of_checkpoints_says_which_were_not_audited(
-    sign_in: SignIn, service: Service, customer: TestClient, measured: str
+    sign_in: SignIn, service: Service, customer: TestClient, measured_job: str
 ) -> None:
     own, *_ = reversed(FIGURES["checkpoints"])
     gate = {"gate": {"decision": "pass", "reasons": []}}
@@ -99,15 +99,15 @@ def test_the_chart_of_checkpoints_says_which_were_not_audited(
     audited = [own | gate | {"epoch": epoch, "step": 3 * epoch} for epoch in (5, 6)]
     report = FIGURES | {"checkpoints": [*bare, *audited], "steps": 18}
     service.app.state.storage.write("jobs/report", [json.dumps(report).encode()])
-    for page in both(sign_in, customer, measured):
+    for page in both(sign_in, customer, measured_job):
         assert "Epochs 1 to 2, 4 were not audited" in page
         assert '<span class="own">Epoch 6</span>' in page
 
 
 def test_a_running_job_that_trains_can_be_cancelled_with_an_audit_of_its_last_epochs(
-    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+    sign_in: SignIn, service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     browser = sign_in()
     assert "cancel-with-audit" not in browser.get(f"/jobs/{job_id}").text
     with db.transaction(service.app.state.engine) as session:
@@ -139,9 +139,9 @@ def test_a_restart_is_marked_in_the_plots(
     sign_in: SignIn,
     service: Service,
     customer: TestClient,
-    asked: dict[str, Any],
+    job_body: dict[str, Any],
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None
@@ -154,8 +154,8 @@ def test_a_restart_is_marked_in_the_plots(
     assert page.count("<title>taken up again after step 2</title>") == 2
 
 
-def test_loghave_their_day_and_its_zone(sign_in: SignIn, measured: str) -> None:
-    log = sign_in().get(f"/jobs/{measured}").text.partition('id="events"')[2]
+def test_loghave_their_day_and_its_zone(sign_in: SignIn, measured_job: str) -> None:
+    log = sign_in().get(f"/jobs/{measured_job}").text.partition('id="events"')[2]
     assert "times are UTC" in log
     shown = re.findall(r"<time[^>]*>([^<]*)</time>", log)
     assert shown
@@ -165,15 +165,15 @@ def test_loghave_their_day_and_its_zone(sign_in: SignIn, measured: str) -> None:
 def test_artifacts_have_digests_and_the_lines_to_use_them(
     sign_in: SignIn,
     customer: TestClient,
-    measured: str,
+    measured_job: str,
 ) -> None:
-    page = sign_in().get(f"/jobs/{measured}").text
-    digest = re.findall(r"[0-9a-f]{64}", customer.get(f"{JOBS}/{measured}/adapter").headers["etag"])[0]
+    page = sign_in().get(f"/jobs/{measured_job}").text
+    digest = re.findall(r"[0-9a-f]{64}", customer.get(f"{JOBS}/{measured_job}/adapter").headers["etag"])[0]
     assert digest in page
     for line in (
-        f"spard verify {measured}-adapter.tar.gz --key-set signing_keys.json",
-        f"AutoPeftModelForCausalLM.from_pretrained(&#34;{measured}-adapter&#34;)",
-        f"vllm serve model --tokenizer {measured}-adapter --enable-lora --max-lora-rank 16",
+        f"spard verify {measured_job}-adapter.tar.gz --key-set signing_keys.json",
+        f"AutoPeftModelForCausalLM.from_pretrained(&#34;{measured_job}-adapter&#34;)",
+        f"vllm serve model --tokenizer {measured_job}-adapter --enable-lora --max-lora-rank 16",
     ):
         assert line in page
     assert "/model " not in page.split("vllm serve")[1].split("<")[0]  # the provider's folder is not told
@@ -211,9 +211,9 @@ def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, kept
 
 
 def test_rows_that_were_left_out_are_marked_and_told(
-    sign_in: SignIn, service: Service, customer: TestClient, asked: dict[str, Any]
+    sign_in: SignIn, service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    measured = customer.post(JOBS, json=asked).json()["id"]
+    measured = customer.post(JOBS, json=job_body).json()["id"]
     told = "2 of 14 rows of the training file are not trained on."
     with db.transaction(service.app.state.engine) as session:
         session.get_one(Job, measured).warnings = [told]
@@ -232,11 +232,11 @@ def test_rows_that_were_left_out_are_marked_and_told(
 def test_again_without_the_risky_rows_is_one_click(
     sign_in: SignIn,
     customer: TestClient,
-    measured: str,
+    measured_job: str,
 ) -> None:
     browser = sign_in()
-    page = browser.get(f"/jobs/{measured}")
+    page = browser.get(f"/jobs/{measured_job}")
     assert "Again without the 2 risky rows" in page.text
-    new = browser.post(f"/jobs/{measured}/again", data={"form_token": token(page)})
+    new = browser.post(f"/jobs/{measured_job}/again", data={"form_token": token(page)})
     job = customer.get(f"{JOBS}/{new.url.path.removeprefix('/jobs/')}").json()
     assert customer.get(f"/v1/files/{job['training_file']}").json()["filename"] == "train-without-2.jsonl"

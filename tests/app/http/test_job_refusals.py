@@ -131,8 +131,8 @@ REFUSED: dict[str, tuple[Ask, str, str]] = {
 
 
 @pytest.mark.parametrize(("extra", "code", "param"), REFUSED.values(), ids=REFUSED)
-def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, customer: TestClient, asked: Ask) -> None:
-    body = json.dumps(asked | extra)
+def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, customer: TestClient, job_body: Ask) -> None:
+    body = json.dumps(job_body | extra)
     got = customer.post(JOBS, content=body, headers={"content-type": "application/json"})
     error = got.json()["error"]
     assert (error["code"], error["param"]) == (code, param or None), error
@@ -140,51 +140,53 @@ def test_a_bad_ask_is_refused_by_name(extra: Ask, code: str, param: str, custome
     assert customer.get(JOBS).json()["data"] == []
 
 
-def test_a_name_in_another_script_is_told_which_letters_count(customer: TestClient, asked: dict[str, Any]) -> None:
-    refused = customer.post(JOBS, json=asked | {"suffix": "日本語"})
+def test_a_name_in_another_script_is_told_which_letters_count(customer: TestClient, job_body: dict[str, Any]) -> None:
+    refused = customer.post(JOBS, json=job_body | {"suffix": "日本語"})
     assert refused.status_code == 400
     assert "a-z" in refused.json()["error"]["message"]
 
 
 def test_a_customer_may_ask_more_of_an_audit_and_a_provider_what_they_like(
-    customer: TestClient, provider: TestClient, asked: Ask
+    customer: TestClient, provider: TestClient, job_body: Ask
 ) -> None:
     more = {"max_prompts": 900, "max_new_tokens": 1024, "asking": {"dresses": 16, "random": 200, "sampled": 100}}
-    assert customer.post(JOBS, json=asked | {"safety": {"audit": more}}).status_code == 200
+    assert customer.post(JOBS, json=job_body | {"safety": {"audit": more}}).status_code == 200
     file = provider.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()["id"]
     other = {"max_new_tokens": 2048, "asking": {"temperature": 2.0, "samples": 16}}
-    ask = asked | {"training_file": file, "safety": {"audit": other}}
+    ask = job_body | {"training_file": file, "safety": {"audit": other}}
     assert provider.post(JOBS, json=ask).status_code == 200
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1", "1e400"])
-def test_a_number_out_of_range_is_refused_with_its_bound(number: str, customer: TestClient, asked: Ask) -> None:
+def test_a_number_out_of_range_is_refused_with_its_bound(number: str, customer: TestClient, job_body: Ask) -> None:
     body = f'{{"model": "lab/tiny-1", "training_file": "file-0", "safety": {{"defense": {{"tau": {number}}}}}}}'
     error = customer.post(JOBS, content=body, headers={"content-type": "application/json"}).json()["error"]
     assert (error["code"], error["param"]) == ("out_of_range", "safety.defense.tau")
     assert any(char.isdigit() for char in error["message"])
 
 
-def test_a_file_of_nine_rows_is_too_short(customer: TestClient, upload: Upload, asked: Ask) -> None:
+def test_a_file_of_nine_rows_is_too_short(customer: TestClient, upload: Upload, job_body: Ask) -> None:
     short = upload(rows(9)).json()["id"]
-    error = customer.post(JOBS, json=asked | {"training_file": short}).json()["error"]
+    error = customer.post(JOBS, json=job_body | {"training_file": short}).json()["error"]
     assert error["code"] == "invalid_n_examples"
     assert error["message"] == "Training file has 9 example(s), but must have at least 10 examples"
 
 
-def test_without_a_pool_the_defense_says_how_to_import_one(service: Service, customer: TestClient, asked: Ask) -> None:
+def test_without_a_pool_the_defense_says_how_to_import_one(
+    service: Service, customer: TestClient, job_body: Ask
+) -> None:
     with db.transaction(service.app.state.engine) as session:
         session.execute(delete(Corpus))
-    error = customer.post(JOBS, json=asked).json()["error"]
+    error = customer.post(JOBS, json=job_body).json()["error"]
     assert error["code"] == "no_safety_pool"
     assert "spard pool import" in error["message"]
 
 
 def test_the_limits_are_those_of_the_deployment(
-    service: Service, settings: Settings, customer: TestClient, asked: Ask
+    service: Service, settings: Settings, customer: TestClient, job_body: Ask
 ) -> None:
     service.app.state.settings = settings.model_copy(update={"min_rows": 11})
-    assert customer.post(JOBS, json=asked).json()["error"]["code"] == "invalid_n_examples"
+    assert customer.post(JOBS, json=job_body).json()["error"]["code"] == "invalid_n_examples"
 
 
 @pytest.fixture
@@ -202,11 +204,11 @@ BAD_FILES = {
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize(("content", "code"), BAD_FILES.values(), ids=BAD_FILES)
 def test_a_bad_file_makes_a_failed_job_where_the_provider_wants_it(
-    content: bytes, code: str, service: Service, customer: TestClient, upload: Upload, asked: Ask
+    content: bytes, code: str, service: Service, customer: TestClient, upload: Upload, job_body: Ask
 ) -> None:
     file = upload(content).json()
     assert file["status"] == "processed"  # some clients wait for that word for ever
-    ask = asked | {"training_file": file["id"]}
+    ask = job_body | {"training_file": file["id"]}
     job = customer.post(JOBS, json=ask).json()
     assert (job["status"], job["error"]["code"], job["error"]["param"]) == ("failed", code, "training_file")
     assert job["error"]["message"].startswith("The job failed due to an invalid training file. ")
@@ -219,6 +221,6 @@ def test_a_bad_file_makes_a_failed_job_where_the_provider_wants_it(
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_good_file_makes_a_job_and_an_unknown_one_none(customer: TestClient, asked: Ask) -> None:
-    assert customer.post(JOBS, json=asked).json()["status"] == "queued"
-    assert customer.post(JOBS, json=asked | {"training_file": "file-0"}).json()["error"]["code"] == "file_not_found"
+def test_a_good_file_makes_a_job_and_an_unknown_one_none(customer: TestClient, job_body: Ask) -> None:
+    assert customer.post(JOBS, json=job_body).json()["status"] == "queued"
+    assert customer.post(JOBS, json=job_body | {"training_file": "file-0"}).json()["error"]["code"] == "file_not_found"

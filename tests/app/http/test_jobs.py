@@ -27,8 +27,8 @@ def as_json(settings: Any) -> Any:
     return json.loads(json.dumps(shown))
 
 
-def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient, asked: Ask) -> None:
-    job = customer.post(JOBS, json=asked).json()
+def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient, job_body: Ask) -> None:
+    job = customer.post(JOBS, json=job_body).json()
     hyperparameters = {"n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto"}
     assert job.pop("id").startswith("ftjob-")
     assert 0 <= job.pop("seed") < 2**31
@@ -44,11 +44,11 @@ def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient,
         "started_at": None,
         "finished_at": None,
         "estimated_finish": None,
-        "model": asked["model"],
+        "model": job_body["model"],
         "fine_tuned_model": None,
         "organization_id": "org-customer",
         "status": "queued",
-        "training_file": asked["training_file"],
+        "training_file": job_body["training_file"],
         "validation_file": None,
         "result_files": [],
         "trained_tokens": None,
@@ -62,29 +62,29 @@ def test_a_job_is_openais_object_with_a_defense_by_default(customer: TestClient,
     }
 
 
-def test_creation_tells_its_story_in_openais_words(customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_creation_tells_its_story_in_openais_words(customer: TestClient, job_body: Ask) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     events = customer.get(f"{JOBS}/{job_id}/events").json()["data"]
     assert [event["message"] for event in events[::-1]] == [
         f"Created fine-tuning job: {job_id}",
-        f"Validating training file: {asked['training_file']}",
+        f"Validating training file: {job_body['training_file']}",
         "Files validated, moving job to queued state",
     ]
     assert {event["object"] for event in events} == {"fine_tuning.job.event"}
 
 
-def test_events_come_in_pages(customer: TestClient, asked: Ask) -> None:
-    path = f"{JOBS}/{customer.post(JOBS, json=asked).json()['id']}/events"
+def test_events_come_in_pages(customer: TestClient, job_body: Ask) -> None:
+    path = f"{JOBS}/{customer.post(JOBS, json=job_body).json()['id']}/events"
     first = customer.get(path, params={"limit": 2}).json()
     rest = customer.get(path, params={"limit": 2, "after": first["data"][-1]["id"]}).json()
     assert (first["has_more"], rest["has_more"], len(rest["data"])) == (True, False, 1)
 
 
-def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked | {"seed": 7}).json()["id"]
+def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient, job_body: Ask) -> None:
+    job_id = customer.post(JOBS, json=job_body | {"seed": 7}).json()["id"]
     with db.read(service.app.state.engine) as session:
         job = session.get_one(Job, job_id)
-        file = session.get_one(File, asked["training_file"])
+        file = session.get_one(File, job_body["training_file"])
         assert job.spec.training_file.sha256 == file.sha256
         assert job.spec.model.learning_rate == job.recipe["learning_rate"] == 0.002
         assert job.spec.pool is not None
@@ -95,27 +95,27 @@ def test_what_a_job_depends_on_is_frozen(service: Service, customer: TestClient,
 
 
 def test_the_held_out_prompts_yield_to_the_providers_own_attacks(
-    service: Service, offered: TestClient, customer: TestClient, asked: Ask
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     for name, kind in (("attacks", "harmful"), ("chat", "benign")):
         files = {"file": ("s.jsonl", jsonl({"prompt": "a"}))}
-        assert offered.post(f"/v1/admin/suites?name={name}&kind={kind}", files=files).status_code == 200
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+        assert provider_with_model.post(f"/v1/admin/suites?name={name}&kind={kind}", files=files).status_code == 200
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.read(service.app.state.engine) as session:
         assert [suite.name for suite in session.get_one(Job, job_id).spec.suites] == ["attacks", "chat"]
 
 
-def test_the_numbers_asked_for_are_echoed(customer: TestClient, asked: Ask) -> None:
+def test_the_numbers_asked_for_are_echoed(customer: TestClient, job_body: Ask) -> None:
     asked_for = {"n_epochs": 3, "batch_size": 4, "learning_rate_multiplier": 25.0}
     method = {"type": "supervised", "supervised": {"hyperparameters": asked_for}}
-    assert customer.post(JOBS, json=asked | {"method": method}).json()["hyperparameters"] == asked_for
-    assert customer.post(JOBS, json=asked | {"hyperparameters": asked_for}).json()["hyperparameters"] == asked_for
+    assert customer.post(JOBS, json=job_body | {"method": method}).json()["hyperparameters"] == asked_for
+    assert customer.post(JOBS, json=job_body | {"hyperparameters": asked_for}).json()["hyperparameters"] == asked_for
 
 
-def test_ours_are_taken_and_shown(customer: TestClient, asked: Ask) -> None:
+def test_ours_are_taken_and_shown(customer: TestClient, job_body: Ask) -> None:
     defense = {"type": "spard", "variant": "closed_form", "tau": 0.2, "eta_safe": 5e-5}
     extra = {"safety": {"defense": defense, "selection": {"method": "random", "ratio": 0.1}}, "lora": {"rank": 4}}
-    job = customer.post(JOBS, json=asked | extra).json()
+    job = customer.post(JOBS, json=job_body | extra).json()
     assert job["safety"]["defense"] == as_json(Spard()) | defense
     assert (job["safety"]["selection"]["ratio"], job["lora"]["rank"]) == (0.1, 4)
 
@@ -123,38 +123,38 @@ def test_ours_are_taken_and_shown(customer: TestClient, asked: Ask) -> None:
 @pytest.mark.parametrize(
     "defense", [SafeGrad(rho=2.0), Lisa(task_steps=9), SafeInstr(), Spard(variant="gated")], ids=lambda each: each.type
 )
-def test_the_baselines_can_be_asked_for(customer: TestClient, asked: Ask, defense: Any) -> None:
-    job = customer.post(JOBS, json=asked | {"safety": {"defense": asdict(defense)}}).json()
+def test_the_baselines_can_be_asked_for(customer: TestClient, job_body: Ask, defense: Any) -> None:
+    job = customer.post(JOBS, json=job_body | {"safety": {"defense": asdict(defense)}}).json()
     assert job["safety"]["defense"] == as_json(defense)
 
 
-def test_validating_on_the_training_file_is_a_warning(customer: TestClient, asked: Ask) -> None:
-    job = customer.post(JOBS, json=asked | {"validation_file": asked["training_file"]}).json()
+def test_validating_on_the_training_file_is_a_warning(customer: TestClient, job_body: Ask) -> None:
+    job = customer.post(JOBS, json=job_body | {"validation_file": job_body["training_file"]}).json()
     assert len(job["warnings"]) == 1
 
 
 def test_a_provider_may_measure_without_a_defense(
-    service: Service, offered: TestClient, customer: TestClient, asked: Ask
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
-    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
-    ask = asked | {"training_file": file["id"], "safety": {"defense": {"type": "none"}}}
-    job = offered.post(JOBS, json=ask).json()
+    file = provider_with_model.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+    ask = job_body | {"training_file": file["id"], "safety": {"defense": {"type": "none"}}}
+    job = provider_with_model.post(JOBS, json=ask).json()
     assert job["safety"]["defense"] == {"type": "none"}
     with db.read(service.app.state.engine) as session:
         assert session.get_one(Job, job["id"]).spec.waived
 
 
-def test_a_queued_job_is_cancelled_at_once_and_only_once(customer: TestClient, asked: Ask) -> None:
-    path = f"{JOBS}/{customer.post(JOBS, json=asked).json()['id']}/cancel"
+def test_a_queued_job_is_cancelled_at_once_and_only_once(customer: TestClient, job_body: Ask) -> None:
+    path = f"{JOBS}/{customer.post(JOBS, json=job_body).json()['id']}/cancel"
     assert customer.post(path).json()["status"] == "cancelled"
     again = customer.post(path)
     assert (again.status_code, again.json()["error"]["code"]) == (400, "invalid_state")
 
 
 @pytest.fixture
-def running(service: Service, customer: TestClient, asked: Ask) -> lease.Claim:
+def running(service: Service, customer: TestClient, job_body: Ask) -> lease.Claim:
     """A job that a worker has."""
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
     assert claim is not None
@@ -196,16 +196,16 @@ def test_the_files_of_a_running_job_go_as_soon_as_it_is_cancelled(
     assert customer.delete(f"{JOBS}/{running.job_id}").json()["deleted"]
 
 
-def test_jobs_are_listed_newest_first_in_pages(customer: TestClient, asked: Ask) -> None:
-    ids = [customer.post(JOBS, json=asked).json()["id"] for _ in range(3)]
+def test_jobs_are_listed_newest_first_in_pages(customer: TestClient, job_body: Ask) -> None:
+    ids = [customer.post(JOBS, json=job_body).json()["id"] for _ in range(3)]
     first = customer.get(JOBS, params={"limit": 2}).json()
     rest = customer.get(JOBS, params={"limit": 2, "after": first["data"][-1]["id"]}).json()
     assert [job["id"] for job in first["data"] + rest["data"]] == ids[::-1]
     assert (first["has_more"], rest["has_more"]) == (True, False)
 
 
-def test_a_large_limit_is_a_page_of_a_hundred(customer: TestClient, asked: Ask) -> None:
-    customer.post(JOBS, json=asked)
+def test_a_large_limit_is_a_page_of_a_hundred(customer: TestClient, job_body: Ask) -> None:
+    customer.post(JOBS, json=job_body)
     assert len(customer.get(JOBS, params={"limit": 1000}).json()["data"]) == 1
 
 
@@ -220,11 +220,11 @@ def test_a_job_that_has_ended_is_all_done(service: Service, customer: TestClient
     assert (progress["percent"], progress["eta_seconds"], progress["step"]) == (100, None, 9)
 
 
-def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
-    wanted = customer.post(JOBS, json=asked | {"metadata": {"run": "a", "user": "b"}}).json()
-    customer.post(JOBS, json=asked | {"metadata": {"run": "c"}})
-    plain = customer.post(JOBS, json=asked).json()
-    empty = customer.post(JOBS, json=asked | {"metadata": {}}).json()
+def test_jobs_are_found_by_metadata(customer: TestClient, job_body: Ask) -> None:
+    wanted = customer.post(JOBS, json=job_body | {"metadata": {"run": "a", "user": "b"}}).json()
+    customer.post(JOBS, json=job_body | {"metadata": {"run": "c"}})
+    plain = customer.post(JOBS, json=job_body).json()
+    empty = customer.post(JOBS, json=job_body | {"metadata": {}}).json()
     assert [job["id"] for job in customer.get(f"{JOBS}?metadata%5Brun%5D=a&metadata[user]=b").json()["data"]] == [
         wanted["id"]
     ]
@@ -234,9 +234,9 @@ def test_jobs_are_found_by_metadata(customer: TestClient, asked: Ask) -> None:
         assert customer.get(f"{JOBS}?{wrong}").json()["error"]["param"] == "metadata", wrong
 
 
-def test_jobs_are_searched_by_as_many_pairs_as_a_job_may_have(customer: TestClient, asked: Ask) -> None:
+def test_jobs_are_searched_by_as_many_pairs_as_a_job_may_have(customer: TestClient, job_body: Ask) -> None:
     pairs = {f"k{i}": "v" for i in range(16)}
-    wanted = customer.post(JOBS, json=asked | {"metadata": pairs}).json()
+    wanted = customer.post(JOBS, json=job_body | {"metadata": pairs}).json()
     query = {f"metadata[{name}]": value for name, value in pairs.items()}
     assert [job["id"] for job in customer.get(JOBS, params=query).json()["data"]] == [wanted["id"]]
     refused = customer.get(JOBS, params={f"metadata[k{i}]": "v" for i in range(1100)})
@@ -248,8 +248,8 @@ def test_a_bad_page_is_refused(query: str, customer: TestClient) -> None:
     assert customer.get(f"{JOBS}?{query}").status_code == 400
 
 
-def test_somebody_elses_job_reads_as_unknown(customer: TestClient, stranger: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_somebody_elses_job_reads_as_unknown(customer: TestClient, stranger: TestClient, job_body: Ask) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     for rest in ("", "/events", "/metrics", "/adapter", "/safety"):
         theirs, unknown = stranger.get(f"{JOBS}/{job_id}{rest}"), stranger.get(f"{JOBS}/ftjob-0{rest}")
         assert theirs.status_code == unknown.status_code == 404
@@ -257,31 +257,31 @@ def test_somebody_elses_job_reads_as_unknown(customer: TestClient, stranger: Tes
     assert stranger.post(f"{JOBS}/{job_id}/cancel").status_code == 404
     assert stranger.get(JOBS).json()["data"] == []
     assert stranger.get(JOBS, params={"after": job_id}).json()["error"]["code"] == "invalid_cursor"
-    assert stranger.post(JOBS, json=asked).status_code == 404
+    assert stranger.post(JOBS, json=job_body).status_code == 404
 
 
-def test_an_idempotency_key_makes_one_job(customer: TestClient, asked: Ask) -> None:
+def test_an_idempotency_key_makes_one_job(customer: TestClient, job_body: Ask) -> None:
     headers = {"idempotency-key": "once"}
-    first, again = (customer.post(JOBS, json=asked, headers=headers).json() for _ in range(2))
+    first, again = (customer.post(JOBS, json=job_body, headers=headers).json() for _ in range(2))
     assert first["id"] == again["id"]
-    other = customer.post(JOBS, json=asked | {"seed": 1}, headers=headers).json()
+    other = customer.post(JOBS, json=job_body | {"seed": 1}, headers=headers).json()
     assert other["error"]["code"] == "idempotency_mismatch"
 
 
 @pytest.mark.parametrize("key", ["", "a" * 256, "a b"])
-def test_an_unusable_idempotency_key_is_refused(key: str, customer: TestClient, asked: Ask) -> None:
-    assert customer.post(JOBS, json=asked, headers={"idempotency-key": key}).status_code == 400
+def test_an_unusable_idempotency_key_is_refused(key: str, customer: TestClient, job_body: Ask) -> None:
+    assert customer.post(JOBS, json=job_body, headers={"idempotency-key": key}).status_code == 400
 
 
-def test_a_retry_of_the_client_makes_no_second_job(customer: TestClient, asked: Ask) -> None:
-    first = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "0"}).json()
-    retry = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "1"}).json()
-    fresh = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "0"}).json()
+def test_a_retry_of_the_client_makes_no_second_job(customer: TestClient, job_body: Ask) -> None:
+    first = customer.post(JOBS, json=job_body, headers={"x-stainless-retry-count": "0"}).json()
+    retry = customer.post(JOBS, json=job_body, headers={"x-stainless-retry-count": "1"}).json()
+    fresh = customer.post(JOBS, json=job_body, headers={"x-stainless-retry-count": "0"}).json()
     assert first["id"] == retry["id"] != fresh["id"]
 
 
-def test_metrics_are_the_whole_series(service: Service, customer: TestClient, asked: Ask) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_metrics_are_the_whole_series(service: Service, customer: TestClient, job_body: Ask) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         session.add_all(JobMetric(job_id=job_id, step=step, data={"loss/task": 1 / step}) for step in (2, 1))
     got = customer.get(f"{JOBS}/{job_id}/metrics").json()
@@ -289,11 +289,11 @@ def test_metrics_are_the_whole_series(service: Service, customer: TestClient, as
 
 
 def test_a_crowd_at_once_is_accepted_and_every_job_is_there(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     crowd = 20 * service.clients(5, "org-customer", "customer")
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(lambda client: client.post(JOBS, json=asked), crowd))
+        answers = list(pool.map(lambda client: client.post(JOBS, json=job_body), crowd))
     accepted = {answer.json()["id"] for answer in answers if answer.status_code == 200}
     assert {answer.status_code for answer in answers} <= {200, 429}
     assert len(accepted) > 50
@@ -303,15 +303,17 @@ def test_a_crowd_at_once_is_accepted_and_every_job_is_there(
 WANDB: dict[str, Any] = {"type": "wandb", "wandb": {"project": "mine", "entity": "us", "tags": ["a"]}}
 
 
-def test_an_integration_that_is_off_is_a_warning(customer: TestClient, asked: dict[str, Any]) -> None:
-    job = customer.post(JOBS, json=asked | {"integrations": [WANDB, {"type": "other"}]}).json()
+def test_an_integration_that_is_off_is_a_warning(customer: TestClient, job_body: dict[str, Any]) -> None:
+    job = customer.post(JOBS, json=job_body | {"integrations": [WANDB, {"type": "other"}]}).json()
     assert job["integrations"] is None
     assert [warning.split("'")[1] for warning in job["warnings"]] == ["wandb", "other"]
 
 
-def test_an_integration_that_is_on_is_passed_on(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+def test_an_integration_that_is_on_is_passed_on(
+    service: Service, customer: TestClient, job_body: dict[str, Any]
+) -> None:
     service.app.state.settings = service.app.state.settings.model_copy(update={"integrations": ("wandb",)})
-    job = customer.post(JOBS, json=asked | {"integrations": [WANDB, {"type": "wandb"}]}).json()
+    job = customer.post(JOBS, json=job_body | {"integrations": [WANDB, {"type": "wandb"}]}).json()
     assert job["integrations"] == [{"type": "wandb", "wandb": WANDB["wandb"] | {"name": None}}]
     assert len(job["warnings"]) == 1
 
@@ -329,9 +331,9 @@ def test_an_integration_that_is_on_is_passed_on(service: Service, customer: Test
     ],
 )
 def test_a_suffix_is_written_in_plain_letters_and_its_owner_is_told(
-    service: Service, customer: TestClient, asked: Ask, suffix: str, name: str
+    service: Service, customer: TestClient, job_body: Ask, suffix: str, name: str
 ) -> None:
-    job = customer.post(JOBS, json=asked | {"suffix": suffix}).json()
+    job = customer.post(JOBS, json=job_body | {"suffix": suffix}).json()
     with db.transaction(service.app.state.engine) as session:
         assert session.get_one(Job, job["id"]).suffix == name
     told = [] if suffix == name else [f"The suffix {suffix!r} is {name!r} in the model's name."]
@@ -341,18 +343,18 @@ def test_a_suffix_is_written_in_plain_letters_and_its_owner_is_told(
 
 
 def test_a_job_on_a_pool_without_benign_rows_is_warned_of_it_before_and_when_it_is_made(
-    provider: TestClient, customer: TestClient, asked: Ask
+    provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     plain = {"defense": {"type": "none"}}
     files = {"file": ("pool.jsonl", pool(150))}
     assert provider.post("/v1/admin/pools?name=general", files=files).status_code == 200
 
-    job = customer.post(JOBS, json=asked).json()
+    job = customer.post(JOBS, json=job_body).json()
     events = customer.get(f"{JOBS}/{job['id']}/events").json()["data"]
-    estimate = customer.post(f"{JOBS}/estimate", json=asked).json()
+    estimate = customer.post(f"{JOBS}/estimate", json=job_body).json()
 
     (told,) = job["warnings"]
     assert told.startswith("The safety pool has no benign rows")
     assert [event["message"] for event in events if event["level"] == "warn"] == [told]
     assert told in estimate["warnings"]
-    assert provider.post(f"{JOBS}/estimate", json=asked | {"safety": plain}).json().get("warnings", []) == []
+    assert provider.post(f"{JOBS}/estimate", json=job_body | {"safety": plain}).json().get("warnings", []) == []

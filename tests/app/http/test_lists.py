@@ -23,13 +23,13 @@ from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_checkpoints import admin, claim, permissions, steps  # noqa: F401 - fixtures
 from tests.app.http.test_erasure import MODELS
 from tests.app.http.test_results import MODEL, publish
-from tests.app.http.test_waivers import failed, packed  # noqa: F401 - fixtures
+from tests.app.http.test_waivers import failed_job, packed_adapter  # noqa: F401 - fixtures
 from tests.app.parts import epoch_end
 
 REPLIES = "/v1/admin/projects/org-provider/stored_replies"
 
 
-def emptied(client: TestClient, url: str, **query: str) -> list[str]:
+def delete_all(client: TestClient, url: str, **query: str) -> list[str]:
     """Delete every item of a list, each page before the next page is read; return their ids."""
     found, after = list[str](), dict[str, str]()
     while True:
@@ -52,18 +52,18 @@ def test_files_may_be_deleted_while_they_are_listed(
     customer: TestClient, stranger: TestClient, upload: Upload, order: str
 ) -> None:
     ids = [upload(rows(10)).json()["id"] for _ in range(5)]
-    assert emptied(customer, FILES, order=order) == (ids if order == "asc" else ids[::-1])
+    assert delete_all(customer, FILES, order=order) == (ids if order == "asc" else ids[::-1])
     assert customer.get(FILES, params={"after": ids[0]}).json()["data"] == []
     assert refusal(stranger, FILES, ids[0]) == refusal(customer, FILES, f"file-{'0' * 24}") == "invalid_cursor"
 
 
 def test_jobs_may_be_erased_while_they_are_listed(
-    customer: TestClient, stranger: TestClient, asked: dict[str, Any]
+    customer: TestClient, stranger: TestClient, job_body: dict[str, Any]
 ) -> None:
-    ids = [customer.post(JOBS, json=asked | {"suffix": f"n{i}"}).json()["id"] for i in range(3)]
+    ids = [customer.post(JOBS, json=job_body | {"suffix": f"n{i}"}).json()["id"] for i in range(3)]
     for job_id in ids:
         customer.post(f"{JOBS}/{job_id}/cancel")
-    assert emptied(customer, JOBS) == ids[::-1]
+    assert delete_all(customer, JOBS) == ids[::-1]
     assert customer.get(JOBS, params={"after": ids[2]}).json()["data"] == []
     assert refusal(stranger, JOBS, ids[0]) == "invalid_cursor"
 
@@ -74,15 +74,15 @@ def test_permissions_may_be_withdrawn_while_they_are_listed(
     steps: list[dict[str, Any]],  # noqa: F811
 ) -> None:
     made = admin.post(permissions, json={"project_ids": [f"proj_{i}" for i in range(5)]}).json()["data"]
-    assert sorted(emptied(admin, permissions)) == sorted(each["id"] for each in made)
+    assert sorted(delete_all(admin, permissions)) == sorted(each["id"] for each in made)
     other = permissions.replace("ckpt-step-15", "ckpt-step-10")
     assert refusal(admin, other, made[0]["id"]) == "invalid_cursor"
 
 
 def test_an_archive_s_file_that_went_with_its_model_is_a_place_still(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     publish(service, "pass")
     newest, *others = customer.get(FILES).json()["data"]
     with db.transaction(service.app.state.engine) as session:
@@ -99,9 +99,9 @@ def test_a_file_that_expires_is_a_place_still(service: Service, customer: TestCl
 
 
 def test_a_job_of_another_status_by_now_is_a_place_still(
-    customer: TestClient, provider: TestClient, asked: dict[str, Any]
+    customer: TestClient, provider: TestClient, job_body: dict[str, Any]
 ) -> None:
-    older, newer = (customer.post(JOBS, json=asked | {"suffix": f"n{i}"}).json()["id"] for i in range(2))
+    older, newer = (customer.post(JOBS, json=job_body | {"suffix": f"n{i}"}).json()["id"] for i in range(2))
     customer.post(f"{JOBS}/{newer}/cancel")
     query = {"status": "queued", "after": newer}
     assert [each["id"] for each in provider.get("/v1/admin/jobs", params=query).json()["data"]] == [older]
@@ -124,7 +124,7 @@ def test_a_checkpoint_that_made_room_is_a_place_still(
 def test_an_erased_job_s_held_adapter_is_a_place_still(
     customer: TestClient,
     provider: TestClient,
-    failed: str,  # noqa: F811
+    failed: str,
 ) -> None:
     assert customer.delete(f"{JOBS}/{failed}").status_code == 200
     assert provider.get(f"/v1/admin/held_adapters?after={failed}").json()["data"] == []

@@ -86,12 +86,12 @@ def test_rows_that_other_requests_of_the_project_hold_are_a_reason_to_come_again
 
 
 def test_a_request_that_was_sent_before_is_answered_although_there_is_no_more_room(
-    asked: dict[str, object], service: Service, customer: TestClient
+    job_body: dict[str, object], service: Service, customer: TestClient
 ) -> None:
-    sent = {"headers": {"Idempotency-Key": "once"}, "json": asked}
+    sent = {"headers": {"Idempotency-Key": "once"}, "json": job_body}
     made = customer.post(JOBS, **sent).json()["id"]  # type: ignore[arg-type]
     limit_jobs(service, "org-customer", 1)
     assert customer.post(JOBS, **sent).json()["id"] == made  # type: ignore[arg-type]
-    again = customer.post(JOBS, json=asked, headers={"x-stainless-retry-count": "1"})
+    again = customer.post(JOBS, json=job_body, headers={"x-stainless-retry-count": "1"})
     assert again.json()["id"] == made
-    assert customer.post(JOBS, json=asked).json()["error"]["code"] == "quota_exceeded"
+    assert customer.post(JOBS, json=job_body).json()["error"]["code"] == "quota_exceeded"

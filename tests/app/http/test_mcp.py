@@ -26,7 +26,7 @@ Talk = Callable[[ClientSession, Ask], Awaitable[None]]
 
 
 @pytest.fixture
-def talk(service: Service, offered: TestClient, url: str, tmp_path: Path) -> Callable[..., None]:
+def talk(service: Service, provider_with_model: TestClient, url: str, tmp_path: Path) -> Callable[..., None]:
     """Start `spard mcp` in a folder, and let a function ask it."""
     key = service.add_key("org-customer", "customer")
     environment = {**os.environ, "SPARD_BASE_URL": url, "SPARD_API_KEY": key}
@@ -52,7 +52,9 @@ async def _answer(session: ClientSession, name: str, arguments: dict[str, Any]) 
     return f"error: {text}" if result.is_error else json.loads(text)
 
 
-def test_reads_and_plans_are_offered_and_writes_are_not(talk: Callable[..., None], offered: TestClient) -> None:
+def test_reads_and_plans_are_offered_and_writes_are_not(
+    talk: Callable[..., None], provider_with_model: TestClient
+) -> None:
     async def asks(session: ClientSession, ask: Ask) -> None:
         tools = (await session.list_tools()).tools
         assert {each.name for each in tools} == {each.__name__ for each in mcp_server.READS}

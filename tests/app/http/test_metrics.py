@@ -42,18 +42,18 @@ def test_a_method_that_there_is_not_begins_no_series_of_its_own(service: Service
     assert "BREW" not in text
 
 
-def test_metrics_show_the_queue(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
-    customer.post(JOBS, json=asked)
+def test_metrics_show_the_queue(service: Service, customer: TestClient, job_body: dict[str, Any]) -> None:
+    customer.post(JOBS, json=job_body)
     lines = service.http.get("/metrics").text.splitlines()
     assert 'spard_jobs{status="queued"} 1.0' in lines
     assert 'spard_jobs{status="running"} 0.0' in lines
 
 
 def test_metrics_show_how_long_the_oldest_job_waits(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     assert "spard_queue_age_seconds 0.0" in service.http.get("/metrics").text.splitlines()
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(Job).values(created_at=utc_now() - timedelta(hours=1)))
     (line,) = re.findall(r"^spard_queue_age_seconds (\S+)$", service.http.get("/metrics").text, re.MULTILINE)
@@ -82,9 +82,9 @@ def test_every_sample_has_a_type(service: Service) -> None:
 
 
 def test_a_job_remembers_the_request_that_made_it(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    got = customer.post(JOBS, json=asked)
+    got = customer.post(JOBS, json=job_body)
     with read(service.app.state.engine) as session:
         job = session.get_one(Job, got.json()["id"])
     assert job.spec.request_id == got.headers["x-request-id"]

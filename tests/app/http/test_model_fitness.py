@@ -25,7 +25,7 @@ def model(tmp_path: Path) -> Path:
     return folder
 
 
-def offered(provider: TestClient, model: Path) -> tuple[int, Any]:
+def offer_folder(provider: TestClient, model: Path) -> tuple[int, Any]:
     answer = provider.post(MODELS, json={"alias": "tiny", "source": str(model)})
     return answer.status_code, answer.json()
 
@@ -49,7 +49,7 @@ def broken_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
 
 
-def cut_off(folder: Path) -> None:
+def truncate_weights(folder: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(15))
 
@@ -64,7 +64,7 @@ FAULTS: dict[Callable[[Path], None], str] = {
     unknown_end_token: "no end token",
     bad_template: "not today",
     broken_tokenizer: "tokenizer cannot be read",
-    cut_off: "model.safetensors is not whole",
+    truncate_weights: "model.safetensors is not whole",
     missing_shard: "model-00001-of-00002.safetensors is missing",
 }
 
@@ -73,22 +73,22 @@ FAULTS: dict[Callable[[Path], None], str] = {
 def test_what_would_fail_every_job_is_not_offered(
     spoil: Callable[[Path], None], provider: TestClient, model: Path
 ) -> None:
-    assert offered(provider, model)[0] == 200
+    assert offer_folder(provider, model)[0] == 200
     spoil(model)
-    status, answer = offered(provider, model)
+    status, answer = offer_folder(provider, model)
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "invalid_model", "source")
     assert FAULTS[spoil] in answer["error"]["message"]
 
 
 def test_the_provider_is_told_that_no_audit_can_decide(provider: TestClient, model: Path) -> None:
-    (warning,) = offered(provider, model)[1]["warnings"]
+    (warning,) = offer_folder(provider, model)[1]["warnings"]
     assert "SPARD_JUDGE_ERRORS" in warning
     thresholds = {"allow_unmeasured_judge": True}
     assert provider.post(POLICIES, json={"thresholds": thresholds}).status_code == 200
-    assert offered(provider, model)[1]["warnings"] == []
+    assert offer_folder(provider, model)[1]["warnings"] == []
 
 
 def test_a_model_that_brings_its_judge_s_measure_needs_no_warning(provider: TestClient, model: Path) -> None:
     (model / "calibration").mkdir()
     (model / "calibration" / "judge.json").write_text("{}")
-    assert offered(provider, model)[1]["warnings"] == []
+    assert offer_folder(provider, model)[1]["warnings"] == []

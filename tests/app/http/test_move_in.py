@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.move_in.ledger import opened
+from app.move_in.ledger import open_ledger
 from spard.commands import main
 from tests.app.http.conftest import Service
-from tests.app.move_in.openai_stub import Stub, row, served
+from tests.app.move_in.openai_stub import Stub, row, serve_stub
 
 
 def test_the_service_takes_the_job_as_it_was_and_once(
     service: Service,
-    offered: TestClient,
+    provider_with_model: TestClient,
     url: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -35,10 +35,10 @@ def test_the_service_takes_the_job_as_it_was_and_once(
             main(["move-in", name, str(folder), *arguments])
         return int(ended.value.code or 0)
 
-    with served(account):
+    with serve_stub(account):
         assert run("read", "--base-url", account.url) == 0
     assert run("file", "--model", "gpt-old=lab/tiny-1") == 0
-    with opened(folder) as ledger:  # as after a kill: the request was noted, the answer was not
+    with open_ledger(folder) as ledger:  # as after a kill: the request was noted, the answer was not
         filing: dict[str, Any] = ledger.get("filing", "ftjob-a")
         ledger.put("filing", "ftjob-a", {name: value for name, value in filing.items() if name != "job"})
     assert run("file") == 0

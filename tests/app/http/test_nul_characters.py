@@ -33,10 +33,10 @@ def settings(database_url: str, tmp_path: Path) -> Settings:
 
 @pytest.mark.parametrize(("verb", "path", "sent"), ASKED.values(), ids=ASKED)
 def test_a_name_with_nul_is_refused(
-    verb: str, path: str, sent: dict[str, Any], asked: dict[str, Any], customer: TestClient, provider: TestClient
+    verb: str, path: str, sent: dict[str, Any], job_body: dict[str, Any], customer: TestClient, provider: TestClient
 ) -> None:
     client = provider if "/admin/" in path else customer
-    got = client.request(verb, path.format(file=f"{FILES}/{asked['training_file']}"), **sent)
+    got = client.request(verb, path.format(file=f"{FILES}/{job_body['training_file']}"), **sent)
     assert got.status_code in (400, 404), got.text
     assert got.json()["error"]["code"] in (
         "nul_character",

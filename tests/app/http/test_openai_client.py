@@ -15,7 +15,7 @@ from tests.app.http.conftest import Service, rows
 
 
 @pytest.fixture
-def client(service: Service, offered: TestClient, url: str) -> Iterator[OpenAI]:
+def client(service: Service, provider_with_model: TestClient, url: str) -> Iterator[OpenAI]:
     with OpenAI(base_url=url, api_key=service.add_key("org-customer", "customer"), max_retries=0) as client:
         yield client
 

@@ -13,8 +13,8 @@ from tests.app.http.conftest import JOBS, Service
 
 
 @pytest.fixture
-def job(customer: TestClient, asked: dict[str, Any]) -> str:
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+def job(customer: TestClient, job_body: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     return job_id
 
 

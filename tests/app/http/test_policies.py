@@ -26,7 +26,7 @@ def put(provider: TestClient, **policy: Any) -> Ask:
     return added
 
 
-def refused(client: TestClient, ask: Ask) -> Ask:
+def expect_refusal(client: TestClient, ask: Ask) -> Ask:
     got = client.post(JOBS, json=ask)
     assert got.status_code == 400, got.text
     error: Ask = got.json()["error"]
@@ -51,44 +51,44 @@ def test_versions_are_added_and_never_changed(provider: TestClient) -> None:
 
 
 def test_a_job_keeps_the_version_that_it_was_created_under(
-    provider: TestClient, customer: TestClient, asked: Ask
+    provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     put(provider, thresholds={"max_asr": 0.2, "max_utility_drop": 0.05})
-    job = customer.post(JOBS, json=asked).json()
+    job = customer.post(JOBS, json=job_body).json()
     put(provider, thresholds={"max_asr": 0.9})
     policy = customer.get(f"{JOBS}/{job['id']}").json()["safety"]["policy"]
     assert (policy["version"], policy["max_asr"], policy["max_utility_drop"]) == (1, 0.2, 0.05)
 
 
 def test_a_defense_that_is_not_allowed_is_refused_with_those_that_are(
-    provider: TestClient, customer: TestClient, asked: Ask
+    provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     put(provider, defenses=["spard"])
-    error = refused(customer, asked | {"safety": {"defense": {"type": "lisa"}}})
+    error = expect_refusal(customer, job_body | {"safety": {"defense": {"type": "lisa"}}})
     assert (error["code"], error["param"]) == ("defense_not_allowed", "safety.defense.type")
     assert "allowed: 'spard'." in error["message"]
 
 
-def test_a_model_that_is_not_allowed_is_refused(provider: TestClient, customer: TestClient, asked: Ask) -> None:
+def test_a_model_that_is_not_allowed_is_refused(provider: TestClient, customer: TestClient, job_body: Ask) -> None:
     put(provider, models=[])
-    error = refused(customer, asked)
+    error = expect_refusal(customer, job_body)
     assert (error["code"], error["param"]) == ("model_not_allowed", "model")
 
 
-def signal_of(service: Service, job: Ask) -> RowSignal:
+def stored_row_signal(service: Service, job: Ask) -> RowSignal:
     with db.read(service.app.state.engine) as session:
         return session.get_one(Job, job["id"]).spec.row_signal
 
 
 def test_jobs_leave_out_rows_that_the_base_model_would_refuse_unless_the_policy_says_else(
-    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+    service: Service, provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
-    told = customer.post(JOBS, json=asked).json()
+    told = customer.post(JOBS, json=job_body).json()
     content = put(provider, row_signal={"action": "drop", "threshold": 0.2, "max_dropped": 0.5})["content"]
-    dropped = customer.post(JOBS, json=asked).json()
+    dropped = customer.post(JOBS, json=job_body).json()
 
-    assert signal_of(service, told) == RowSignal("auto")
-    assert signal_of(service, dropped) == RowSignal("drop", threshold=0.2, max_dropped=0.5)
+    assert stored_row_signal(service, told) == RowSignal("auto")
+    assert stored_row_signal(service, dropped) == RowSignal("drop", threshold=0.2, max_dropped=0.5)
     assert content["row_signal"]["action"] == "drop"
 
 
@@ -128,7 +128,7 @@ def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Servic
 
 
 def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
-    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+    service: Service, provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     content = put(provider, thresholds={"max_asr": 0.2})["content"]
     assert content["thresholds"]["confidence"] == 0.95
@@ -139,13 +139,13 @@ def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
         session.add(PolicyVersion(version=2, created_by="key_0", content=content | {"thresholds": earlier}))
 
     shown = provider.get(POLICIES).json()["data"][0]["content"]["thresholds"]
-    policy = customer.post(JOBS, json=asked).json()["safety"]["policy"]
+    policy = customer.post(JOBS, json=job_body).json()["safety"]["policy"]
     for each in (shown, policy):
         assert (each["max_asr"], each["confidence"], each["max_dressed_refusal_rise"]) == (0.3, 0.5, 1.0)
 
 
 def test_under_a_policy_from_before_the_judge_reads_flagged_rows_alone(
-    service: Service, provider: TestClient, customer: TestClient, asked: Ask
+    service: Service, provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     content = put(provider, row_signal={"action": "drop"})["content"]
     assert content["row_signal"]["read"] == RowSignal().read > 0
@@ -154,16 +154,16 @@ def test_under_a_policy_from_before_the_judge_reads_flagged_rows_alone(
         session.add(PolicyVersion(version=2, created_by="key_0", content=content | {"row_signal": earlier}))
 
     assert provider.get(POLICIES).json()["data"][0]["content"]["row_signal"]["read"] == 0
-    assert signal_of(service, customer.post(JOBS, json=asked).json()) == RowSignal("drop", read=0)
+    assert stored_row_signal(service, customer.post(JOBS, json=job_body).json()) == RowSignal("drop", read=0)
 
 
-def test_a_provider_s_measurement_is_trained_on_every_row(service: Service, offered: TestClient) -> None:
-    put(offered, row_signal={"action": "defend"})
-    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+def test_a_provider_s_measurement_is_trained_on_every_row(service: Service, provider_with_model: TestClient) -> None:
+    put(provider_with_model, row_signal={"action": "defend"})
+    file = provider_with_model.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
     ask = {"model": "lab/tiny-1", "training_file": file["id"]}
-    measured = offered.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).json()
-    assert signal_of(service, measured).action == "report"
-    error = refused(offered, ask | {"safety": {"defense": {"type": "ptst"}}})
+    measured = provider_with_model.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).json()
+    assert stored_row_signal(service, measured).action == "report"
+    error = expect_refusal(provider_with_model, ask | {"safety": {"defense": {"type": "ptst"}}})
     assert (error["code"], error["param"]) == ("defense_not_allowed", "safety.defense.type")
 
 
@@ -190,25 +190,25 @@ RANGES: dict[str, tuple[str, Ask, Ask]] = {
 
 @pytest.mark.parametrize(("name", "bad", "good"), RANGES.values(), ids=RANGES)
 def test_a_number_outside_the_policy_s_range_is_refused_by_name(
-    name: str, bad: Ask, good: Ask, provider: TestClient, customer: TestClient, asked: Ask
+    name: str, bad: Ask, good: Ask, provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
     put(provider, ranges={name: {"max": 1.0}})
-    error = refused(customer, asked | bad)
+    error = expect_refusal(customer, job_body | bad)
     assert (error["code"], error["param"]) == ("not_allowed_by_policy", name)
     assert "allowed here: to 1." in error["message"]
-    assert customer.post(JOBS, json=asked | good).status_code == 200
+    assert customer.post(JOBS, json=job_body | good).status_code == 200
 
 
-def test_auto_is_always_allowed(provider: TestClient, customer: TestClient, asked: Ask) -> None:
+def test_auto_is_always_allowed(provider: TestClient, customer: TestClient, job_body: Ask) -> None:
     put(provider, ranges={"hyperparameters.n_epochs": {"min": 2, "max": 2}})
-    assert customer.post(JOBS, json=asked).status_code == 200
+    assert customer.post(JOBS, json=job_body).status_code == 200
 
 
-def test_the_provider_is_not_bound_by_it(offered: TestClient) -> None:
-    put(offered, defenses=["spard"], models=[], ranges={"hyperparameters.n_epochs": {"max": 1}})
-    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+def test_the_provider_is_not_bound_by_it(provider_with_model: TestClient) -> None:
+    put(provider_with_model, defenses=["spard"], models=[], ranges={"hyperparameters.n_epochs": {"max": 1}})
+    file = provider_with_model.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
     ask = {"model": "lab/tiny-1", "training_file": file["id"], "hyperparameters": {"n_epochs": 3}}
-    assert offered.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).status_code == 200
+    assert provider_with_model.post(JOBS, json=ask | {"safety": {"defense": {"type": "none"}}}).status_code == 200
 
 
 BAD: dict[str, tuple[Ask, str]] = {

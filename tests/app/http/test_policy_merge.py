@@ -125,7 +125,7 @@ _CHANGES = st.fixed_dictionaries(
         "waivers": st.booleans(),
     },
 )
-_POLICIES = _CHANGES.map(lambda named: Policy.model_validate(named).completed(GATE))
+_POLICIES = _CHANGES.map(lambda named: Policy.model_validate(named).with_defaults(GATE))
 
 
 def leaves(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -135,7 +135,7 @@ def leaves(value: Any, place: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any
     return {key: leaf for name, part in value.items() for key, leaf in leaves(part, (*place, name)).items()}
 
 
-def merged(policy: Policy, change: Ask) -> Policy:
+def apply_change(policy: Policy, change: Ask) -> Policy:
     return merge(policy, PolicyChange(json.loads(json.dumps(change))), GATE)
 
 
@@ -145,7 +145,7 @@ def differs(first: Policy, second: Policy) -> bool:
 
 @given(_POLICIES, _CHANGES)
 def test_named_values_are_there_and_all_others_stay(policy: Policy, change: Ask) -> None:
-    before, after = (leaves(each.model_dump(mode="json")) for each in (policy, merged(policy, change)))
+    before, after = (leaves(each.model_dump(mode="json")) for each in (policy, apply_change(policy, change)))
     named = {place: value for place, value in leaves(change).items() if value != {}}
     assert {place: after[place] for place in named} == named
     objects = {place[:depth] for place in named for depth in range(1, len(place))}  # an absent one may come to be
@@ -156,22 +156,22 @@ def test_named_values_are_there_and_all_others_stay(policy: Policy, change: Ask)
 
 @given(_POLICIES, _CHANGES)
 def test_a_change_that_is_made_twice_changes_nothing_more(policy: Policy, change: Ask) -> None:
-    once = merged(policy, change)
-    assert not differs(merged(once, change), once)
-    assert changed_fields(once, merged(once, change)) == []
+    once = apply_change(policy, change)
+    assert not differs(apply_change(once, change), once)
+    assert changed_fields(once, apply_change(once, change)) == []
 
 
 @given(_POLICIES)
 def test_no_change_and_the_policy_itself_change_nothing(policy: Policy) -> None:
-    assert not differs(merged(policy, {}), policy)
-    assert changed_fields(policy, merged(policy, {"thresholds": {}, "ranges": {}, "serving": {}})) == []
+    assert not differs(apply_change(policy, {}), policy)
+    assert changed_fields(policy, apply_change(policy, {"thresholds": {}, "ranges": {}, "serving": {}})) == []
 
 
 @given(_POLICIES, _CHANGES)
 def test_nulls_take_every_field_back_to_its_default(policy: Policy, change: Ask) -> None:
     nulls = dict.fromkeys(change)
-    default = Policy().completed(GATE).model_dump(mode="json")
-    after = merged(policy, nulls).model_dump(mode="json")
+    default = Policy().with_defaults(GATE).model_dump(mode="json")
+    after = apply_change(policy, nulls).model_dump(mode="json")
     assert {name: after[name] for name in nulls} == {name: default[name] for name in nulls}
 
 
@@ -184,7 +184,7 @@ def test_the_fields_that_changed_lead_from_one_policy_to_the_other(first: Policy
         for name in names[:-1]:
             place = place.setdefault(name, {})
         place[names[-1]] = each.now
-    assert not differs(merged(first, change), second)
+    assert not differs(apply_change(first, change), second)
     assert bool(change) == differs(first, second)
 
 

@@ -29,7 +29,7 @@ def preference(i: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def pairs(upload: Upload, offered: TestClient) -> str:
+def pairs(upload: Upload, provider_with_model: TestClient) -> str:
     file: dict[str, Any] = upload(jsonl(*map(preference, range(12)))).json()
     assert file["status"] == "processed", file
     return str(file["id"])
@@ -47,7 +47,7 @@ def test_a_job_is_made_and_shows_its_method(pairs: str, customer: TestClient, se
 
 
 def test_a_job_of_answers_stores_what_it_always_did(
-    customer: TestClient, service: Service, upload: Upload, offered: TestClient
+    customer: TestClient, service: Service, upload: Upload, provider_with_model: TestClient
 ) -> None:
     job = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": upload(rows(10)).json()["id"]}).json()
     assert job["method"]["type"] == "supervised"

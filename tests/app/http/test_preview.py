@@ -58,7 +58,7 @@ def learned_by_lab() -> PreTrainedTokenizerFast:
     return make_tokenizer(["what is two and two", "four", "caf\u00e9", "the quick brown fox"] * 4, positions=256)
 
 
-def said_of(tokenizer: Any, example: Example) -> Encoded | str:
+def encode_or_refusal(tokenizer: Any, example: Example) -> Encoded | str:
     """Return the tokens and mask of a row, or why it is refused."""
     try:
         return encode(tokenizer, example, 10_000)
@@ -76,8 +76,8 @@ def test_tokens_and_mask_are_those_of_training(make: Any, template: str | None, 
     assert tool_support(shown) == tool_support(trained)
     for row in ROWS:
         example: Example = to_example(row, 1)
-        expected = said_of(trained, example)
-        assert said_of(shown, example) == expected
+        expected = encode_or_refusal(trained, example)
+        assert encode_or_refusal(shown, example) == expected
         is_refused = "tools" in row and template is not TOOLS
         assert is_refused == isinstance(expected, str)
         assert is_refused or any(label != NO_LOSS for label in encode(trained, example, 10_000).labels)
@@ -92,7 +92,7 @@ def test_a_template_in_the_settings_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": named}))
     trained, shown = AutoTokenizer.from_pretrained(tmp_path), LightTokenizer(tmp_path)
     for row in ROWS:
-        assert said_of(shown, to_example(row, 1)) == said_of(trained, to_example(row, 1))
+        assert encode_or_refusal(shown, to_example(row, 1)) == encode_or_refusal(trained, to_example(row, 1))
 
 
 def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,21 +102,21 @@ def test_a_template_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     compiled: list[str] = []
     compile_it = ImmutableSandboxedEnvironment.from_string
 
-    def noted(self: Any, source: str, *more: Any) -> Any:
+    def note_compilation(self: Any, source: str, *more: Any) -> Any:
         compiled.append(source)
         return compile_it(self, source, *more)
 
-    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", noted)
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", note_compilation)
     for _ in range(2):
         encode_all(LightTokenizer(tmp_path), [to_example(row, 1) for row in ROWS if "tools" not in row], 10_000)
     assert len(compiled) == 1
 
 
 @pytest.fixture
-def with_tokenizer(asked: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+def with_tokenizer(job_body: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """The model on offer has a tokenizer."""
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    return asked
+    return job_body
 
 
 def test_the_loss_falls_on_the_answers_alone(customer: TestClient, with_tokenizer: dict[str, Any]) -> None:
@@ -158,8 +158,8 @@ def test_reasoning_is_a_part_of_an_answer(
     assert learned == "<think>Why</think>one<|end|>"
 
 
-def test_a_model_without_a_tokenizer_here_is_told(customer: TestClient, asked: dict[str, Any]) -> None:
-    path = f"{FILES}/{asked['training_file']}/preview"
+def test_a_model_without_a_tokenizer_here_is_told(customer: TestClient, job_body: dict[str, Any]) -> None:
+    path = f"{FILES}/{job_body['training_file']}/preview"
     for model, code in (("lab/tiny-1", "tokenizer_unavailable"), ("nobody", "model_not_found")):
         got = customer.get(path, params={"model": model})
         assert (got.status_code, got.json()["error"]["code"]) == (400, code)

@@ -15,10 +15,10 @@ from app.settings import Settings
 from spard.commands import main
 from spard.release.keys import public_pem
 from tests.app.http.conftest import Run, Service, Upload, chat, jsonl, rows
-from tests.app.http.test_waivers import failed, packed
+from tests.app.http.test_waivers import failed_job, packed_adapter
 from tests.spard.parts import byte_tokenizer
 
-__all__ = ["failed", "packed"]  # fixtures
+__all__ = ["failed_job", "packed_adapter"]  # fixtures
 REASON = "Needed for the red team's own study."
 
 
@@ -90,14 +90,14 @@ def test_a_waiver_is_proposed_approved_and_checked_offline(
     failed: str,
     packed: Path,
     service: Service,
-    run_as: Callable[[str], Run],
+    run_with_key: Callable[[str], Run],
     settings: Settings,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ada, bob = (run_as(service.add_key("org-provider", "admin", owner=name)) for name in ("Ada", "Bob"))
-    customer = run_as(service.add_key("org-customer", "customer"))
+    ada, bob = (run_with_key(service.add_key("org-provider", "admin", owner=name)) for name in ("Ada", "Bob"))
+    customer = run_with_key(service.add_key("org-customer", "customer"))
     proposed = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--days", "2")
     until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
     by_date = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--expires", until.isoformat())
@@ -144,9 +144,13 @@ def test_keys_are_listed_replaced_and_taken_back(run: Run) -> None:
 
 
 def test_a_file_is_previewed_converted_and_downloaded(
-    run_as: Callable[[str], Run], service: Service, offered: TestClient, upload: Upload, tmp_path: Path
+    run_with_key: Callable[[str], Run],
+    service: Service,
+    provider_with_model: TestClient,
+    upload: Upload,
+    tmp_path: Path,
 ) -> None:
-    run = run_as(service.add_key("org-customer", "customer"))
+    run = run_with_key(service.add_key("org-customer", "customer"))
     byte_tokenizer().save_pretrained(tmp_path / "model")
     file = upload(rows(10)).json()["id"]
     code, printed = run("files", "preview", file, "--model", "lab/tiny-1", "-n", "1")
@@ -163,9 +167,13 @@ def test_a_file_is_previewed_converted_and_downloaded(
 
 
 def test_a_preference_pair_is_previewed_with_both_answers(
-    run_as: Callable[[str], Run], service: Service, offered: TestClient, upload: Upload, tmp_path: Path
+    run_with_key: Callable[[str], Run],
+    service: Service,
+    provider_with_model: TestClient,
+    upload: Upload,
+    tmp_path: Path,
 ) -> None:
-    run = run_as(service.add_key("org-customer", "customer"))
+    run = run_with_key(service.add_key("org-customer", "customer"))
     byte_tokenizer().save_pretrained(tmp_path / "model")
     asked, better, worse = (chat("2?", text)["messages"] for text in ("-", "two", "three"))
     pair = {"input": {"messages": asked[:1]}, "preferred_output": better[1:], "non_preferred_output": worse[1:]}

@@ -99,7 +99,9 @@ def test_threads_that_are_waited_for_and_a_late_event_loop_are_full(monkeypatch:
         is_over = anyio.Event()
         async with anyio.create_task_group() as group:
             for project in ("org-1", "org-2"):
-                group.start_soon(partial(lanes.reads.of(project).run, partial(anyio.from_thread.run, is_over.wait)))
+                group.start_soon(
+                    partial(lanes.reads.project_share(project).run, partial(anyio.from_thread.run, is_over.wait))
+                )
             while not lanes.reads.is_full:
                 await anyio.sleep(0)
             found.extend(Saturation(lanes)._full(lag_s) for lag_s in (0.0, 9.0))

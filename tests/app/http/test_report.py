@@ -61,9 +61,9 @@ class Tags(HTMLParser):
 
 
 @pytest.fixture
-def job(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+def job(service: Service, customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job whose adapter did not pass."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     service.app.state.storage.write("jobs/report", [json.dumps(REPORT).encode()])
     steps = {i: {"loss/task": 1 / i, "loss/safe": 0.2 + i / 10, "spag/alpha": 0.0, "lr": None} for i in range(1, 6)}
     with db.transaction(service.app.state.engine) as session:
@@ -137,12 +137,12 @@ def test_the_selected_examples_are_listed_in_the_order_chosen(customer: TestClie
 
 
 def test_a_job_that_was_held_back_says_so_and_each_suite_s_counts_once(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     said = "Attacks succeed in 20 of 40, 50.0%, on suite a (base model: 2.5%)"
     more = f"{said}: at least 31.0% more often than before; a rise that is shown to be above 3.0% is not allowed."
     gate: GateJson = {"decision": "inconclusive", "reasons": [f"{said}; at most 10.0% may.", "Odd.", more]}
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     service.app.state.storage.write("jobs/report", [json.dumps(REPORT | {"gate": gate}).encode()])
     message = " ".join(("The safety audit could not decide, so the adapter is not released.", *gate["reasons"]))
     with db.transaction(service.app.state.engine) as session:
@@ -207,9 +207,9 @@ def test_a_stage_has_the_same_color_in_every_job_and_the_bar_is_full(
 
 
 def test_a_warning_of_the_report_is_set_apart_with_its_names_as_code(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     service.app.state.storage.write("jobs/report", [json.dumps(REPORT).encode()])
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(Job).where(Job.id == job_id).values(warnings=["the judge `refusal` finds harm"]))
@@ -248,11 +248,11 @@ def test_somebody_elses_report_reads_as_unknown(stranger: TestClient, job: str) 
 
 @pytest.mark.parametrize(("scored", "shown"), [(40, "33"), (37, "33 of 37")])
 def test_the_same_file_without_a_defense_is_named_beside_it(
-    service: Service, customer: TestClient, job: str, asked: dict[str, Any], scored: int, shown: str
+    service: Service, customer: TestClient, job: str, job_body: dict[str, Any], scored: int, shown: str
 ) -> None:
-    asked |= {"safety": {"defense": {"type": "none"}}}
+    job_body |= {"safety": {"defense": {"type": "none"}}}
     measuring = service.client("org-customer", "admin", "customer")
-    assert measuring.post(JOBS, json=asked).status_code == 200
+    assert measuring.post(JOBS, json=job_body).status_code == 200
     found = {**REPORT["adapter"][0], "n": scored, "hits": 33, "rate": 33 / scored}  # type: ignore[index]
     undefended = {"gate": GATE, "adapter": [found]}
     service.app.state.storage.write("jobs/undefended", [json.dumps(undefended).encode()])

@@ -19,7 +19,7 @@ REPORT = b'{"gate": {"decision": "pass"}}'
 MODEL = "ft:lab/tiny-1:org-customer::1"
 
 
-def _claimed(service: Service) -> lease.Claim:
+def _claim_job(service: Service) -> lease.Claim:
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
     assert claim is not None
@@ -28,7 +28,7 @@ def _claimed(service: Service) -> lease.Claim:
 
 def publish(service: Service, decision: str, model: str = MODEL, waiver: Any = None, at: str = "jobs") -> None:
     """End the queued job as a worker would, or as one whose waiver was approved."""
-    claim, storage = _claimed(service), service.app.state.storage
+    claim, storage = _claim_job(service), service.app.state.storage
     storage.write(f"{at}/adapter", [ARCHIVE])
     storage.write("jobs/report", [REPORT])
     adapter: Adapter = {"storage_key": f"{at}/adapter", "sha256": sha256(ARCHIVE).hexdigest(), "bytes": len(ARCHIVE)}
@@ -47,8 +47,8 @@ def publish(service: Service, decision: str, model: str = MODEL, waiver: Any = N
 
 
 @pytest.fixture
-def job(customer: TestClient, asked: dict[str, Any]) -> str:
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+def job(customer: TestClient, job_body: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     return job_id
 
 
@@ -103,11 +103,11 @@ def test_a_rejected_job_keeps_its_report_and_not_its_adapter(service: Service, c
     assert customer.get(f"{JOBS}/{job}/safety").content == REPORT
 
 
-def test_a_waived_adapter_is_the_providers_alone(service: Service, offered: TestClient) -> None:
-    file = offered.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
+def test_a_waived_adapter_is_the_providers_alone(service: Service, provider_with_model: TestClient) -> None:
+    file = provider_with_model.post(FILES, data={"purpose": "fine-tune"}, files={"file": ("a.jsonl", rows(10))}).json()
     ask = {"model": "lab/tiny-1", "training_file": file["id"], "safety": {"defense": {"type": "none"}}}
-    job_id = offered.post(JOBS, json=ask).json()["id"]
+    job_id = provider_with_model.post(JOBS, json=ask).json()["id"]
     publish(service, "waived")
     colleague = service.client("org-provider", "customer")
-    assert offered.get(f"{JOBS}/{job_id}/adapter").content == ARCHIVE
+    assert provider_with_model.get(f"{JOBS}/{job_id}/adapter").content == ARCHIVE
     assert colleague.get(f"{JOBS}/{job_id}/adapter").status_code == 403

@@ -21,7 +21,7 @@ from app.storage import StorageError
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows
 
 
-def swept(service: Service) -> None:
+def run_sweep(service: Service) -> None:
     sweep(service.app.state.storage, partial(db.transaction, service.app.state.engine))
 
 
@@ -37,7 +37,7 @@ def write(service: Service, statement: Any) -> None:
         session.execute(statement)
 
 
-def key_of(service: Service, file_id: str) -> str:
+def file_storage_key(service: Service, file_id: str) -> str:
     with db.read(service.app.state.engine) as session:
         return session.scalars(select(File.storage_key).where(File.id == file_id)).one()
 
@@ -48,24 +48,24 @@ def expire(service: Service, file_id: str) -> None:
 
 def test_the_bytes_of_an_expired_file_go_and_others_stay(service: Service, upload: Upload) -> None:
     gone, stays = upload(rows(10)).json()["id"], upload(rows(11)).json()["id"]
-    keys = [key_of(service, file_id) for file_id in (gone, stays)]
+    keys = [file_storage_key(service, file_id) for file_id in (gone, stays)]
     expire(service, gone)
-    swept(service)
+    run_sweep(service)
     assert [service.app.state.storage.exists(key) for key in keys] == [False, True]
     with db.read(service.app.state.engine) as session:
         assert session.scalars(select(File.id)).all() == [stays]
 
 
 def test_a_file_that_an_unfinished_job_needs_stays_until_the_job_has_ended(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id, file_id = customer.post(JOBS, json=asked).json()["id"], asked["training_file"]
-    key = key_of(service, file_id)
+    job_id, file_id = customer.post(JOBS, json=job_body).json()["id"], job_body["training_file"]
+    key = file_storage_key(service, file_id)
     expire(service, file_id)
-    swept(service)
+    run_sweep(service)
     assert service.app.state.storage.exists(key)
     customer.post(f"{JOBS}/{job_id}/cancel")
-    swept(service)
+    run_sweep(service)
     assert not service.app.state.storage.exists(key)
 
 
@@ -77,16 +77,16 @@ def test_bytes_that_an_outage_left_behind_go_with_the_next_sweep(
     service: Service, customer: TestClient, upload: Upload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file_id = upload(rows(10)).json()["id"]
-    storage, key = service.app.state.storage, key_of(service, file_id)
+    storage, key = service.app.state.storage, file_storage_key(service, file_id)
     with monkeypatch.context() as outage:
         outage.setattr(storage, "delete", away)
         assert customer.delete(f"{FILES}/{file_id}").status_code == 503
     assert storage.exists(key)
-    swept(service)
+    run_sweep(service)
     assert not storage.exists(key)
 
 
-def _published(service: Service, customer: TestClient, asked: dict[str, Any]) -> tuple[str, list[str]]:
+def _publish_third_attempt(service: Service, customer: TestClient, asked: dict[str, Any]) -> tuple[str, list[str]]:
     """A job that a third attempt has published; each attempt has left something."""
     job_id = customer.post(JOBS, json=asked).json()["id"]
     keys = [f"tenants/org-customer/jobs/{job_id}/a{token}/out/adapter.tar.gz" for token in (1, 2, 3)]
@@ -108,21 +108,21 @@ def _published(service: Service, customer: TestClient, asked: dict[str, Any]) ->
 
 
 def test_abandoned_attempts_go_after_a_day_and_never_the_published_one(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     storage = service.app.state.storage
-    _, keys = _published(service, customer, asked)
-    swept(service)
+    _, keys = _publish_third_attempt(service, customer, job_body)
+    run_sweep(service)
     assert [storage.exists(key) for key in keys] == [True, True, True]
     attempts_swept(service)
     assert [storage.exists(key) for key in keys] == [False, False, True]
 
 
 def test_of_the_published_attempt_goes_what_another_would_have_gone_on_from(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     storage = service.app.state.storage
-    job_id, keys = _published(service, customer, asked)
+    job_id, keys = _publish_third_attempt(service, customer, job_body)
     left = [f"tenants/org-customer/jobs/{job_id}/a3/{name}" for name in ("checkpoints/step-000003/a", "stage/a.json")]
     for key in left:  # a worker ended before the row named them, or after it named newer ones
         storage.write(key, [b"x"])
@@ -130,15 +130,17 @@ def test_of_the_published_attempt_goes_what_another_would_have_gone_on_from(
     assert [storage.exists(key) for key in (*left, keys[2])] == [False, False, True]
 
 
-def test_a_swept_job_can_be_erased(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
-    job_id, keys = _published(service, customer, asked)
+def test_a_swept_job_can_be_erased(service: Service, customer: TestClient, job_body: dict[str, Any]) -> None:
+    job_id, keys = _publish_third_attempt(service, customer, job_body)
     attempts_swept(service)
     assert customer.delete(f"{JOBS}/{job_id}").status_code == 200
     assert not service.app.state.storage.exists(keys[2])
 
 
-def test_the_attempts_of_a_job_that_goes_on_stay(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_the_attempts_of_a_job_that_goes_on_stay(
+    service: Service, customer: TestClient, job_body: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     key = f"tenants/org-customer/jobs/{job_id}/a1/checkpoints/step-1/state"
     service.app.state.storage.write(key, [b"x"])
     with db.transaction(service.app.state.engine) as session:

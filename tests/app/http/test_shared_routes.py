@@ -27,47 +27,47 @@ class Built:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count, build = 0, TypeAdapter.__init__
 
-        def counted(adapter: TypeAdapter[Any], *given: Any, **named: Any) -> None:
+        def count_build(adapter: TypeAdapter[Any], *given: Any, **named: Any) -> None:
             self.count += 1
             build(adapter, *given, **named)
 
-        monkeypatch.setattr(TypeAdapter, "__init__", counted)
+        monkeypatch.setattr(TypeAdapter, "__init__", count_build)
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Built:
+def adapter_builds(monkeypatch: pytest.MonkeyPatch) -> Built:
     return Built(monkeypatch)
 
 
 def test_the_first_request_of_a_second_application_builds_nothing(
-    service: Service, settings: Settings, built: Built
+    service: Service, settings: Settings, adapter_builds: Built
 ) -> None:
     assert service.http.get(FILES, headers=_WRONG_KEY).status_code == 401  # builds all, unless an earlier test did
-    before = built.count
+    before = adapter_builds.count
     second = TestClient(create_app(settings))
     assert second.get(FILES, headers=_WRONG_KEY).status_code == 401
-    assert built.count == before
+    assert adapter_builds.count == before
 
 
-def test_routes_are_built_once_for_each_inclusion(built: Built) -> None:
+def test_routes_are_built_once_for_each_inclusion(adapter_builds: Built) -> None:
     routes = shared_routes.include(catalog.models, inference.router)
-    before = built.count
+    before = adapter_builds.count
     shared_routes.build(routes)
-    once = built.count
+    once = adapter_builds.count
     shared_routes.build(routes)
-    assert built.count == once > before
+    assert adapter_builds.count == once > before
 
 
 def test_a_server_has_built_its_routes_before_the_first_request(
-    settings: Settings, built: Built, monkeypatch: pytest.MonkeyPatch
+    settings: Settings, adapter_builds: Built, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "spare_requests", lambda: None)  # it would change the collector of this process
     monkeypatch.setattr("app.main._ROUTES", shared_routes.include(catalog.models, inference.router))
     client = TestClient(served_app(settings))
-    before = built.count
+    before = adapter_builds.count
     assert before > 0
     assert client.get("/v1/models", headers=_WRONG_KEY).status_code == 401
-    assert built.count == before
+    assert adapter_builds.count == before
 
 
 async def greeting() -> str:

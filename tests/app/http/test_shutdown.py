@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from app.ops.processes import python
 from tests import servers
 from tests.app.http.conftest import JOBS
-from tests.app.http.test_stream import PATIENCE_S, Reader, until
+from tests.app.http.test_stream import PATIENCE_S, Reader, wait_until
 
 ENDS_IN_S = 30.0  # a loaded machine's; without an end of the streams it would never be
 
@@ -31,22 +31,22 @@ def process(sqlite_url: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[
     with subprocess.Popen(command, env=environment) as found:
         address = f"http://127.0.0.1:{port}"
         try:
-            until(lambda: found.poll() is not None or _is_up(address))
+            wait_until(lambda: found.poll() is not None or _is_healthy(address))
             yield found, address
         finally:
             found.kill()
 
 
-def _is_up(address: str) -> bool:
+def _is_healthy(address: str) -> bool:
     with suppress(httpx2.TransportError):
         return httpx2.get(f"{address}/healthz", timeout=PATIENCE_S).status_code == 200
     return False
 
 
 def test_open_streams_end_with_the_process(
-    customer: TestClient, asked: dict[str, Any], process: tuple[subprocess.Popen[bytes], str]
+    customer: TestClient, job_body: dict[str, Any], process: tuple[subprocess.Popen[bytes], str]
 ) -> None:
-    job = customer.post(JOBS, json=asked).json()["id"]
+    job = customer.post(JOBS, json=job_body).json()["id"]
     server, address = process
     readers = [Reader(f"{address}/v1", customer, job) for _ in range(3)]
     for reader in readers:

@@ -19,7 +19,7 @@ from spard.digests import write_manifest
 from spard.release.key_set import KeySet
 from spard.release.manifest import key_id, sign
 from spard.release.published_keys import publish, read
-from tests.app.http.conftest import Service, served
+from tests.app.http.conftest import Service, serve_app
 
 URL = "/v1/signing_keys"
 NOW = datetime.now(UTC)
@@ -38,7 +38,7 @@ def verify(*arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
-def adapter_of(folder: Path, key: Ed25519PrivateKey) -> Path:
+def write_adapter(folder: Path, key: Ed25519PrivateKey) -> Path:
     folder.mkdir()
     (folder / "weights").write_bytes(b"weights")
     write_manifest(folder, {"job_id": "ftjob-1", "gate": {"decision": "pass"}})
@@ -50,10 +50,10 @@ def test_a_revoked_key_is_refused_by_address_and_by_saved_file(
     service: Service, settings: Settings, tmp_path: Path
 ) -> None:
     old = signing_key(settings)
-    before = adapter_of(tmp_path / "before", old)
+    before = write_adapter(tmp_path / "before", old)
     rotate(settings)
-    after, kept = adapter_of(tmp_path / "after", signing_key(settings)), tmp_path / "kept.json"
-    with served(service.app) as base:
+    after, kept = write_adapter(tmp_path / "after", signing_key(settings)), tmp_path / "kept.json"
+    with serve_app(service.app) as base:
         address = f"{base}/signing_keys"
         first = service.http.get(URL).content
         assert [verify(each, "--key-set", address, "--keep", kept) for each in (before, after)] == [0, 0]
@@ -83,22 +83,22 @@ def test_an_answer_is_kept_for_a_while(service: Service, settings: Settings, mon
     assert first.headers["cache-control"] == "public, max-age=3600"
 
 
-def changed(record: dict[str, Any]) -> dict[str, Any]:
+def change_version(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"version": 99}
 
 
-def unrevoked(record: dict[str, Any]) -> dict[str, Any]:
+def without_revocations(record: dict[str, Any]) -> dict[str, Any]:
     return record | {"keys": [each | {"revoked_at": None} for each in record["keys"]]}
 
 
-@pytest.mark.parametrize("change", [changed, unrevoked])
+@pytest.mark.parametrize("change", [change_version, without_revocations])
 def test_a_set_that_was_changed_is_refused(settings: Settings, tmp_path: Path, change: Any) -> None:
     old = signing_key(settings)
     rotate(settings)
     revoke(settings, key_id(old.public_key()), "stolen")
     key = signing_key(settings)
     stated = json.loads(publish(public_keys(settings), key, NOW))
-    path, adapter = tmp_path / "set.json", adapter_of(tmp_path / "adapter", key)
+    path, adapter = tmp_path / "set.json", write_adapter(tmp_path / "adapter", key)
     path.write_text(json.dumps(stated))
     assert verify(adapter, "--key-set", path) == 0
     path.write_text(json.dumps(stated | {"record": json.dumps(change(json.loads(stated["record"])))}))
@@ -107,7 +107,7 @@ def test_a_set_that_was_changed_is_refused(settings: Settings, tmp_path: Path, c
 
 def test_a_set_that_another_key_signed_is_refused(settings: Settings, tmp_path: Path) -> None:
     key, thief = signing_key(settings), Ed25519PrivateKey.generate()
-    path, adapter = tmp_path / "set.json", adapter_of(tmp_path / "adapter", thief)
+    path, adapter = tmp_path / "set.json", write_adapter(tmp_path / "adapter", thief)
     path.write_text(publish(public_keys(settings), thief, NOW))
     assert verify(adapter, "--key-set", path) == 2
     rotate(settings)
@@ -117,7 +117,7 @@ def test_a_set_that_another_key_signed_is_refused(settings: Settings, tmp_path: 
 
 def test_an_old_set_is_told_to_be_old(settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     key = signing_key(settings)
-    path, adapter = tmp_path / "set.json", adapter_of(tmp_path / "adapter", key)
+    path, adapter = tmp_path / "set.json", write_adapter(tmp_path / "adapter", key)
     for days, is_told in ((29, False), (31, True)):
         path.write_text(publish(public_keys(settings), key, NOW - timedelta(days=days)))
         assert verify(adapter, "--key-set", path) == 0
@@ -126,24 +126,24 @@ def test_an_old_set_is_told_to_be_old(settings: Settings, tmp_path: Path, capsys
 
 def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
     keys = [Ed25519PrivateKey.generate() for _ in range(2)]
-    one = KeySet.of(keys[0].public_key())
-    two = one.rotated(keys[1].public_key())
-    revoked = two.revoked(one.current, "2026-01-01", "stolen")
+    one = KeySet.from_key(keys[0].public_key())
+    two = one.rotate(keys[1].public_key())
+    revoked = two.revoke(one.current, "2026-01-01", "stolen")
 
-    def of(known: KeySet, days: int = 0) -> Any:
+    def publish_set(known: KeySet, days: int = 0) -> Any:
         key = next(each for each in keys if key_id(each.public_key()) == known.current)
         return read(publish(known, key, NOW + timedelta(days=days)).encode(), "set")
 
-    of(revoked, 1).require_not_before(of(two))
-    of(two).require_not_before(of(two))
+    publish_set(revoked, 1).require_not_older(publish_set(two))
+    publish_set(two).require_not_older(publish_set(two))
     for found, kept, why in (
-        (of(one, 1), of(two), "is missing"),
-        (of(two, 1), of(revoked), "is not any more"),
-        (of(two, -1), of(two), "is older"),
-        (read(two.text().encode(), "set"), of(two), "is older"),
+        (publish_set(one, 1), publish_set(two), "is missing"),
+        (publish_set(two, 1), publish_set(revoked), "is not any more"),
+        (publish_set(two, -1), publish_set(two), "is older"),
+        (read(two.text().encode(), "set"), publish_set(two), "is older"),
     ):
         with pytest.raises(Exception, match=why):
-            found.require_not_before(kept)
+            found.require_not_older(kept)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
     ["http://example.com/keys", "file:///etc/passwd", "ftp://127.0.0.1/keys", "https://[::1", "https://a b/keys"],
 )
 def test_a_set_is_fetched_where_nobody_can_change_it_only(settings: Settings, tmp_path: Path, address: str) -> None:
-    adapter = adapter_of(tmp_path / "adapter", signing_key(settings))
+    adapter = write_adapter(tmp_path / "adapter", signing_key(settings))
     assert verify(adapter, "--key-set", address) == 2
 
 

@@ -23,11 +23,11 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\
 @pytest.fixture
 def connection(url: str, customer: TestClient) -> Iterator[socket.socket]:
     """An upload that has begun."""
-    with begun(url, customer) as found:
+    with begin_upload(url, customer) as found:
         yield found
 
 
-def begun(url: str, client: TestClient) -> socket.socket:
+def begin_upload(url: str, client: TestClient) -> socket.socket:
     place, key = urlsplit(url), client.headers["authorization"]
     found = socket.create_connection((place.hostname or "", place.port or 0), timeout=PATIENCE_S)
     headers = {"host": "x", "authorization": key, "content-type": "multipart/form-data; boundary=b"}
@@ -94,17 +94,17 @@ def test_a_project_sends_only_so_many_bodies_at_once(
     with ExitStack() as stack:
 
         def one_beside_the_slow() -> Any:
-            stack.enter_context(begun(url, customer)).sendall(b"content-length: 1000\r\n\r\n" + PART)
+            stack.enter_context(begin_upload(url, customer)).sendall(b"content-length: 1000\r\n\r\n" + PART)
             return customer.post(FILES, **form)
 
-        refused = until(one_beside_the_slow, 429)
+        refused = poll_status(one_beside_the_slow, 429)
         assert refused.json()["error"]["code"] == "too_many_uploads"
         assert int(refused.headers["retry-after"]) >= 1
         assert stranger.post(FILES, **form).status_code == 200
-    assert until(lambda: customer.post(FILES, **form), 200).json()["status"] == "processed"
+    assert poll_status(lambda: customer.post(FILES, **form), 200).json()["status"] == "processed"
 
 
-def until(ask: Callable[[], Any], status: int) -> Any:
+def poll_status(ask: Callable[[], Any], status: int) -> Any:
     """The first answer with this status, or the last one that came in time."""
     end = time.monotonic() + PATIENCE_S
     while (got := ask()).status_code != status and time.monotonic() < end:

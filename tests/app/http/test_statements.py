@@ -28,7 +28,7 @@ BACKGROUND = {"outbox", "webhooks", "retention", "reaper", "garbage"}  # threads
 
 
 @contextmanager
-def counted(engine: Engine) -> Iterator[list[str]]:
+def count_statements(engine: Engine) -> Iterator[list[str]]:
     """The statements that requests send to the database meanwhile, but BEGIN."""
     statements: list[str] = []
 
@@ -42,9 +42,9 @@ def counted(engine: Engine) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def queued(service: Service, customer: TestClient, asked: dict[str, Any]) -> list[str]:
+def queued_jobs(service: Service, customer: TestClient, job_body: dict[str, Any]) -> list[str]:
     """A hundred jobs of one project that wait."""
-    first = customer.post(JOBS, json=asked).json()["id"]
+    first = customer.post(JOBS, json=job_body).json()["id"]
     table = Job.__table__
     with db.transaction(service.app.state.engine) as session:
         row = dict(session.execute(select(table).where(table.c.id == first)).one()._mapping)
@@ -52,11 +52,11 @@ def queued(service: Service, customer: TestClient, asked: dict[str, Any]) -> lis
     return [first, *(f"ftjob-{i:03}" for i in range(1, QUEUED))]
 
 
-def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestClient, queued: list[str]) -> None:
+def test_a_list_of_queued_jobs_costs_a_handful(service: Service, customer: TestClient, queued_jobs: list[str]) -> None:
     customer.get(JOBS)  # notes the use of the key
-    with counted(service.app.state.engine) as statements:
+    with count_statements(service.app.state.engine) as statements:
         jobs = customer.get(f"{JOBS}?limit=100").json()["data"]
-    assert sorted(job["id"] for job in jobs) == sorted(queued)
+    assert sorted(job["id"] for job in jobs) == sorted(queued_jobs)
     assert all(job["safety"]["progress"]["queue_position"] for job in jobs)
     assert len(statements) <= MOST, statements
 
@@ -65,15 +65,15 @@ READS = 2  # statements: the key with its project's limit, and what was asked fo
 _BY_ALL = re.compile(r"SEARCH jobs(_1)? USING .*(=\? AND .*|\((id|status)=\?)\)")  # not by the project alone
 
 
-def test_a_read_costs_the_key_and_the_row(service: Service, customer: TestClient, queued: list[str]) -> None:
-    customer.post(f"{JOBS}/{queued[0]}/cancel")
-    with counted(service.app.state.engine) as statements:
-        assert customer.get(f"{JOBS}/{queued[0]}").json()["status"] == "cancelled"
+def test_a_read_costs_the_key_and_the_row(service: Service, customer: TestClient, queued_jobs: list[str]) -> None:
+    customer.post(f"{JOBS}/{queued_jobs[0]}/cancel")
+    with count_statements(service.app.state.engine) as statements:
+        assert customer.get(f"{JOBS}/{queued_jobs[0]}").json()["status"] == "cancelled"
     assert len(statements) <= READS, statements
 
 
 def test_a_new_job_reads_no_more_of_the_old_ones_the_more_there_are(
-    service: Service, customer: TestClient, asked: dict[str, Any], queued: list[str]
+    service: Service, customer: TestClient, job_body: dict[str, Any], queued_jobs: list[str]
 ) -> None:
     """What it looks for among its project's jobs is found by an index of all that it names."""
     if (engine := service.app.state.engine).dialect.name != "sqlite":
@@ -85,7 +85,7 @@ def test_a_new_job_reads_no_more_of_the_old_ones_the_more_there_are(
             sent.append((statement, parameters))
 
     event.listen(engine, "before_cursor_execute", note)
-    assert customer.post(JOBS, json=asked).status_code == 200
+    assert customer.post(JOBS, json=job_body).status_code == 200
     event.remove(engine, "before_cursor_execute", note)
     with db.read(engine) as session:
         raw = session.connection().connection
@@ -99,7 +99,7 @@ PAGES = ("", "/jobs", "/policies", "/waivers", "/data", "/models", "/projects", 
 
 
 @contextmanager
-def signed_in(service: Service, project: str, scope: str) -> Iterator[TestClient]:
+def signed_in_browser(service: Service, project: str, scope: str) -> Iterator[TestClient]:
     """A browser that was signed in with a new key."""
     browser = TestClient(service.app, headers={"accept": "text/html"})
     browser.post("/sign-in", data={"key": service.add_key(project, scope)})
@@ -107,10 +107,12 @@ def signed_in(service: Service, project: str, scope: str) -> Iterator[TestClient
     browser.close()
 
 
-def test_the_provider_s_pages_cost_a_handful_too(service: Service, provider: TestClient, queued: list[str]) -> None:
-    with signed_in(service, "org-provider", "admin") as browser:
+def test_the_provider_s_pages_cost_a_handful_too(
+    service: Service, provider: TestClient, queued_jobs: list[str]
+) -> None:
+    with signed_in_browser(service, "org-provider", "admin") as browser:
         for page in (*PAGES, "/audit-log"):
-            with counted(service.app.state.engine) as statements:
+            with count_statements(service.app.state.engine) as statements:
                 answer = browser.get(f"/provider{page}")
             assert answer.status_code == 200, page
             assert len(statements) <= MOST, (page, statements)
@@ -120,10 +122,10 @@ MOST_OF_JOB = 5
 OWN_PAGES = ("/jobs", "/jobs/new", "/files", "/models", "/chat", "/compare")
 
 
-def test_a_customer_s_pages_cost_a_handful_too(service: Service, customer: TestClient, queued: list[str]) -> None:
-    with signed_in(service, "org-customer", "customer") as browser:
+def test_a_customer_s_pages_cost_a_handful_too(service: Service, customer: TestClient, queued_jobs: list[str]) -> None:
+    with signed_in_browser(service, "org-customer", "customer") as browser:
         for page in OWN_PAGES:
-            with counted(service.app.state.engine) as statements:
+            with count_statements(service.app.state.engine) as statements:
                 answer = browser.get(page)
             assert answer.status_code == (400 if page == "/compare" else 200), page
             assert len(statements) <= MOST, (page, statements)
@@ -149,14 +151,14 @@ def end(service: Service, gate: GateJson, report: str, file_id: str) -> None:
 
 
 @pytest.fixture
-def jobs(service: Service, customer: TestClient, asked: dict[str, Any]) -> dict[str, str]:
+def jobs(service: Service, customer: TestClient, job_body: dict[str, Any]) -> dict[str, str]:
     """Jobs on one file: without a defense, one that succeeded, one that failed, two that no worker has room for."""
-    bare = asked | {"safety": {"defense": {"type": "none"}}}
+    bare = job_body | {"safety": {"defense": {"type": "none"}}}
     owner, found = service.client("org-customer", "admin", "customer"), dict[str, str]()
     for name, decision in (("undefended", "pass"), ("succeeded", "pass"), ("failed", "fail")):
-        found[name] = owner.post(JOBS, json=bare if name == "undefended" else asked).json()["id"]
-        end(service, {"decision": decision, "reasons": []}, f"jobs/{name}", asked["training_file"])
-    found |= {name: customer.post(JOBS, json=asked).json()["id"] for name in ("queued", "waiting")}
+        found[name] = owner.post(JOBS, json=bare if name == "undefended" else job_body).json()["id"]
+        end(service, {"decision": decision, "reasons": []}, f"jobs/{name}", job_body["training_file"])
+    found |= {name: customer.post(JOBS, json=job_body).json()["id"] for name in ("queued", "waiting")}
     with db.transaction(service.app.state.engine) as session:
         for name in ("queued", "waiting"):
             session.get_one(Job, found[name]).memory_bytes = 2**40
@@ -171,9 +173,9 @@ def test_the_page_of_a_job_costs_a_handful_too(
     service: Service, jobs: dict[str, str], place: str, project: str, scope: str
 ) -> None:
     """With all that can be on it: figures, files, a job without a defense, later audits; and a reason to wait."""
-    with signed_in(service, project, scope) as browser:
+    with signed_in_browser(service, project, scope) as browser:
         for name, job_id in jobs.items():
-            with counted(service.app.state.engine) as statements:
+            with count_statements(service.app.state.engine) as statements:
                 page = browser.get(f"{place}/jobs/{job_id}").text
             if name in ("queued", "waiting"):
                 assert "No worker can take this job." in page
@@ -181,32 +183,35 @@ def test_the_page_of_a_job_costs_a_handful_too(
                 assert all(part in page for part in ('id="scores"', 'id="later-audits"', 'id="lengths"', "train.jsonl"))
             assert len(statements) <= MOST_OF_JOB, (name, statements)
         row = f"{place}/jobs/{jobs['failed']}/risky-rows/{FIGURES['risky_rows'][0]['line']}"
-        with counted(service.app.state.engine) as statements:
+        with count_statements(service.app.state.engine) as statements:
             assert browser.get(row).status_code == 200
         assert len(statements) <= MOST, statements
 
 
 def test_jobs_side_by_side_cost_no_more_than_one(service: Service, jobs: dict[str, str]) -> None:
-    with signed_in(service, "org-customer", "customer") as browser:
+    with signed_in_browser(service, "org-customer", "customer") as browser:
         for names in (("succeeded", "failed"), ("succeeded", "failed", "queued", "waiting")):
-            with counted(service.app.state.engine) as statements:
+            with count_statements(service.app.state.engine) as statements:
                 answer = browser.get("/compare", params={"ids": [jobs[name] for name in names]})
             shown = [answer.text.index(f'"/jobs/{jobs[name]}"') for name in names]
             assert (answer.status_code, shown) == (200, sorted(shown))
             assert len(statements) <= MOST, (names, statements)
 
 
-def test_the_page_of_a_file_costs_the_browser_and_the_row(service: Service, asked: dict[str, Any]) -> None:
-    with signed_in(service, "org-customer", "customer") as browser, counted(service.app.state.engine) as statements:
-        assert browser.get(f"/files/{asked['training_file']}").status_code == 200
+def test_the_page_of_a_file_costs_the_browser_and_the_row(service: Service, job_body: dict[str, Any]) -> None:
+    with (
+        signed_in_browser(service, "org-customer", "customer") as browser,
+        count_statements(service.app.state.engine) as statements,
+    ):
+        assert browser.get(f"/files/{job_body['training_file']}").status_code == 200
     assert len(statements) <= READS, statements
 
 
 def test_a_browser_is_recognized_by_one_statement_with_its_project_s_own_rate(service: Service) -> None:
-    with signed_in(service, "org-customer", "customer") as browser:
+    with signed_in_browser(service, "org-customer", "customer") as browser:
         with db.transaction(service.app.state.engine) as session:
             session.add(Quota(project_id="org-customer", requests_per_minute=2))
-        with counted(service.app.state.engine) as statements:
+        with count_statements(service.app.state.engine) as statements:
             answers = [browser.get("/files").status_code for _ in range(3)]
     assert answers == [200, 200, 429]
     assert sum("browser_sessions" in each for each in statements) == 3

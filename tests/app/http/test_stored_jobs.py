@@ -30,12 +30,12 @@ ADDED = {"color": "blue"}  # by a version that is newer than this one
 
 
 @pytest.fixture
-def job(customer: TestClient, asked: dict[str, Any]) -> str:
-    job_id: str = customer.post(JOBS, json=asked | {"lora": {"rank": 4}}).json()["id"]
+def job(customer: TestClient, job_body: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=job_body | {"lora": {"rank": 4}}).json()["id"]
     return job_id
 
 
-def shown(service: Service, customer: TestClient, job_id: str, **columns: Any) -> Any:
+def show_job(service: Service, customer: TestClient, job_id: str, **columns: Any) -> Any:
     """The job with columns as some version has written them."""
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(_JOBS).where(_JOBS.c.id == job_id).values(**columns))
@@ -49,13 +49,13 @@ def test_a_summary_is_shown_with_all_that_it_has(
     before = customer.get(f"{JOBS}/{job}").json()
     assert {"seconds", "waiver"} & set(before["safety"]) == set()
     expected = before["safety"] | {"audit_version": 1} | summary  # what says nothing is of the first version
-    assert shown(service, customer, job, safety=summary) == before | {"safety": expected}
+    assert show_job(service, customer, job, safety=summary) == before | {"safety": expected}
 
 
 def test_progress_and_error_are_shown_with_all_that_they_have(service: Service, customer: TestClient, job: str) -> None:
     progress = {"percent": 31, "step": 2, "total_steps": 6, "eta_seconds": None} | ADDED
     error = {"code": "gpu_error", "message": "No.", "param": None} | ADDED
-    found = shown(service, customer, job, progress=progress, error=error)
+    found = show_job(service, customer, job, progress=progress, error=error)
     assert found["safety"]["progress"] == progress | {"queue_position": 1}
     assert found["error"] == error
 
@@ -64,7 +64,7 @@ def test_settings_that_this_version_does_not_know_are_shown(service: Service, cu
     with db.read(service.app.state.engine) as session:
         recipe = session.execute(_JOBS.select().where(_JOBS.c.id == job)).one().recipe
     defense, lora = {"type": "of_tomorrow", "strength": 3}, recipe["lora"] | ADDED
-    found = shown(service, customer, job, recipe=recipe | {"defense": defense, "lora": lora})
+    found = show_job(service, customer, job, recipe=recipe | {"defense": defense, "lora": lora})
     assert (found["safety"]["defense"], found["lora"]) == (defense, lora)
 
 
@@ -77,16 +77,16 @@ def test_the_document_names_every_key_of_a_report(service: Service) -> None:
 
 
 def test_a_job_is_shown_alike_from_its_columns_and_from_its_object(
-    service: Service, customer: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
     """What is created is shown from the object, what is read from the columns."""
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         job = session.get_one(Job, job_id)
         job.status, job.cancel_requested_at = JobStatus.running, job.created_at
-    with db.look(service.app.state.engine) as connection, db.joined(connection) as session:
+    with db.look(service.app.state.engine) as connection, db.join_transaction(connection) as session:
         row = rows.find(connection, job.project_id, job_id)
         assert row
-        assert schemas.shown(row, None) == schemas.shown(session.get_one(Job, job_id), None)
+        assert schemas.job_response(row, None) == schemas.job_response(session.get_one(Job, job_id), None)
         assert row.told_status == JobStatus.cancelled
         assert rows.find(connection, "another", job_id) is None

@@ -29,9 +29,9 @@ Events = list[dict[str, Any]]
 
 
 @pytest.fixture
-def job(customer: TestClient, asked: dict[str, Any]) -> str:
+def job(customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job that was cancelled: four events in all."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     customer.post(f"{JOBS}/{job_id}/cancel")
     return job_id
 
@@ -101,7 +101,7 @@ class Reader(Thread):
                 self.text += line.decode()
 
     def await_text(self, wanted: str) -> None:
-        until(lambda: wanted in self.text)
+        wait_until(lambda: wanted in self.text)
 
     def leave(self) -> None:
         with suppress(OSError, AttributeError):  # it may have ended already
@@ -111,7 +111,7 @@ class Reader(Thread):
         self._connection.close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not is_so() and time.monotonic() < end:
         time.sleep(0.02)
@@ -119,8 +119,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def running(customer: TestClient, asked: dict[str, Any]) -> str:
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+def running(customer: TestClient, job_body: dict[str, Any]) -> str:
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     return job_id
 
 
@@ -130,11 +130,11 @@ def test_many_streams_cost_one_query_at_a_time(
     looks, asked = [0], [0]
     look = stream_news.look
 
-    def counted(*arguments: Any) -> Any:
+    def count_looks(*arguments: Any) -> Any:
         looks[0] += 1
         return look(*arguments)
 
-    monkeypatch.setattr("app.jobs.stream.look", counted)
+    monkeypatch.setattr("app.jobs.stream.look", count_looks)
     readers = [Reader(url, customer, running) for _ in range(12)]
     for reader in readers:
         reader.await_text("id: 3\n")
@@ -144,7 +144,7 @@ def test_many_streams_cost_one_query_at_a_time(
         asked[0] += "job_events" in statement
 
     before = looks[0]
-    until(lambda: looks[0] >= before + 5)
+    wait_until(lambda: looks[0] >= before + 5)
     assert asked[0] <= looks[0] - before + 1  # one look may have begun before the count did
     customer.post(f"{JOBS}/{running}/cancel")
     for reader in readers:
@@ -159,7 +159,7 @@ def test_no_connection_and_no_thread_is_held_by_a_stream(
     readers = [Reader(url, customer, running) for _ in range(60)]  # more than shared threads, and than connections
     assert {reader.status for reader in readers} == {200}
     assert customer.get(f"{JOBS}/{running}").status_code == 200
-    until(lambda: service.app.state.engine.pool.checkedout() == 0)
+    wait_until(lambda: service.app.state.engine.pool.checkedout() == 0)
     for reader in readers:
         reader.leave()
 
@@ -175,7 +175,7 @@ def test_a_project_has_only_so_many_streams(
     assert stranger.get(f"{JOBS}/{running}/stream").status_code == 404  # it has a place of its own
     for reader in readers:
         reader.leave()
-    until(lambda: not service.app.state.stream_slots._open)
+    wait_until(lambda: not service.app.state.stream_slots._open)
 
 
 def test_a_quiet_stream_gives_signs_of_life(

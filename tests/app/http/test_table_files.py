@@ -204,11 +204,11 @@ def test_the_process_has_limits_and_none_of_our_keys(monkeypatch: pytest.MonkeyP
     seen: list[str] = []
     start = subprocess.Popen
 
-    def started(command: list[str], **options: Any) -> Any:
+    def start_and_note(command: list[str], **options: Any) -> Any:
         seen.extend([*command, *options["env"], *options["env"].values()])
         return start(command, **options)
 
-    monkeypatch.setattr(subprocess, "Popen", started)
+    monkeypatch.setattr(subprocess, "Popen", start_and_note)
     lines = tables.read_lines([table(prompt=["a"])], "a.parquet", 1 << 20, 1 << 20)
     assert b"".join(lines.chunks) == b'{"prompt": "a"}\n'
     assert "app.files.table_reader" in seen
@@ -219,11 +219,11 @@ def test_a_file_that_nobody_reads_on_ends_its_process(monkeypatch: pytest.Monkey
     started: list[Any] = []
     start = subprocess.Popen
 
-    def noted(*command: Any, **options: Any) -> Any:
+    def start_and_note(*command: Any, **options: Any) -> Any:
         started.append(start(*command, **options))
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", start_and_note)
     lines = tables.read_lines([table(prompt=["a" * 1000] * 100_000)], "a.parquet", 1 << 30, 1 << 20)
     next(lines.chunks)
     lines.chunks.close()  # type: ignore[attr-defined]

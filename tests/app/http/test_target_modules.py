@@ -39,14 +39,14 @@ def test_what_a_job_cannot_adapt_is_refused_with_the_reason(
     targets: list[str],
     architecture: str,
     reason: str,
-    offered: TestClient,
+    provider_with_model: TestClient,
     customer: TestClient,
-    asked: dict[str, Any],
+    job_body: dict[str, Any],
     tmp_path: Path,
 ) -> None:
-    put_model(offered, write_model(tmp_path / "weights", architecture))
+    put_model(provider_with_model, write_model(tmp_path / "weights", architecture))
     for path in (JOBS, f"{JOBS}/estimate"):
-        got = customer.post(path, json=asked | {"lora": {"target_modules": targets}})
+        got = customer.post(path, json=job_body | {"lora": {"target_modules": targets}})
         error = got.json()["error"]
         assert (got.status_code, error["code"], error["param"]) == (400, "unsupported_module", "lora.target_modules")
         assert reason in error["message"]
@@ -61,40 +61,46 @@ def test_what_a_job_cannot_adapt_is_refused_with_the_reason(
     ],
 )
 def test_what_can_be_adapted_is_taken(
-    more: dict[str, Any], offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+    more: dict[str, Any],
+    provider_with_model: TestClient,
+    customer: TestClient,
+    job_body: dict[str, Any],
+    tmp_path: Path,
 ) -> None:
-    put_model(offered, write_model(tmp_path / "weights"))
-    got = customer.post(JOBS, json=asked | more)
+    put_model(provider_with_model, write_model(tmp_path / "weights"))
+    got = customer.post(JOBS, json=job_body | more)
     assert (got.status_code, got.json().get("error")) == (200, None)
 
 
-def test_where_no_weights_are_at_hand_the_job_finds_out(customer: TestClient, asked: dict[str, Any]) -> None:
-    assert customer.post(JOBS, json=asked | {"lora": {"target_modules": ["query"]}}).status_code == 200
+def test_where_no_weights_are_at_hand_the_job_finds_out(customer: TestClient, job_body: dict[str, Any]) -> None:
+    assert customer.post(JOBS, json=job_body | {"lora": {"target_modules": ["query"]}}).status_code == 200
 
 
-def test_an_offer_says_what_the_default_reaches(offered: TestClient, tmp_path: Path) -> None:
-    found = put_model(offered, write_architecture("Qwen3.5", tmp_path / "hybrid"))["lora_reach"]
+def test_an_offer_says_what_the_default_reaches(provider_with_model: TestClient, tmp_path: Path) -> None:
+    found = put_model(provider_with_model, write_architecture("Qwen3.5", tmp_path / "hybrid"))["lora_reach"]
     assert (found["layers"], found["of_layers"], found["leaves_out_experts"]) == (4, 4, False)
     assert {"q_proj", "in_proj_qkv"} <= set(found["target_modules"])
     assert 0.1 < found["share"] < 0.5
-    assert put_model(offered, write_architecture("Mixtral", tmp_path / "experts"))["lora_reach"]["leaves_out_experts"]
-    assert offered.get(MODELS).json()["data"][0]["lora_reach"]["target_modules"][0] == "q_proj"
+    assert put_model(provider_with_model, write_architecture("Mixtral", tmp_path / "experts"))["lora_reach"][
+        "leaves_out_experts"
+    ]
+    assert provider_with_model.get(MODELS).json()["data"][0]["lora_reach"]["target_modules"][0] == "q_proj"
 
 
 def test_a_base_model_has_target_modules_of_its_own(
-    offered: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any], tmp_path: Path
 ) -> None:
     weights = write_model(tmp_path / "weights")
-    entry = put_model(offered, weights, target_modules=["q_proj", "v_proj"])
+    entry = put_model(provider_with_model, weights, target_modules=["q_proj", "v_proj"])
     assert entry["target_modules"] == entry["lora_reach"]["target_modules"] == ["q_proj", "v_proj"]
     for lora, own in ((None, ["q_proj", "v_proj"]), ({"rank": 4}, ["q_proj", "v_proj"])):
-        job = customer.post(JOBS, json=asked | ({"lora": lora} if lora else {})).json()
+        job = customer.post(JOBS, json=job_body | ({"lora": lora} if lora else {})).json()
         assert job["lora"]["target_modules"] == own
-    job = customer.post(JOBS, json=asked | {"lora": {"target_modules": ["o_proj"]}}).json()
+    job = customer.post(JOBS, json=job_body | {"lora": {"target_modules": ["o_proj"]}}).json()
     assert job["lora"]["target_modules"] == ["o_proj"]
 
-    put_model(offered, weights)
-    assert customer.post(JOBS, json=asked).json()["lora"]["target_modules"] is None
+    put_model(provider_with_model, weights)
+    assert customer.post(JOBS, json=job_body).json()["lora"]["target_modules"] is None
 
 
 @pytest.mark.parametrize(
@@ -107,8 +113,8 @@ def test_a_base_model_has_target_modules_of_its_own(
     ],
 )
 def test_target_modules_of_a_base_model_are_checked(
-    targets: list[str], code: str | None, offered: TestClient, tmp_path: Path
+    targets: list[str], code: str | None, provider_with_model: TestClient, tmp_path: Path
 ) -> None:
     ask = {"alias": "other", "source": str(write_model(tmp_path / "weights")), "target_modules": targets}
-    got = offered.post(MODELS, json=ask)
+    got = provider_with_model.post(MODELS, json=ask)
     assert got.json().get("error", {}).get("code") == code, got.text

@@ -146,38 +146,38 @@ def template(provider: TestClient, folder: Path, text: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def with_calls(offered: TestClient, upload: Upload) -> dict[str, Any]:
+def with_calls(provider_with_model: TestClient, upload: Upload) -> dict[str, Any]:
     """A job on a file whose eleventh row calls a tool."""
     return {"model": ALIAS, "training_file": upload(CALLS_LOST).json()["id"]}
 
 
-def test_a_model_is_offered_with_what_its_template_renders(offered: TestClient, tmp_path: Path) -> None:
+def test_a_model_is_offered_with_what_its_template_renders(provider_with_model: TestClient, tmp_path: Path) -> None:
     shown = {"tools": True, "tool_calls": True, "tool": True}
-    assert template(offered, tmp_path / "model", RENDERS) == shown
-    assert template(offered, tmp_path / "model", TEMPLATE) == dict.fromkeys(shown, False)
-    assert [each["tool_support"] for each in offered.get("/v1/admin/models").json()["data"]] == [
+    assert template(provider_with_model, tmp_path / "model", RENDERS) == shown
+    assert template(provider_with_model, tmp_path / "model", TEMPLATE) == dict.fromkeys(shown, False)
+    assert [each["tool_support"] for each in provider_with_model.get("/v1/admin/models").json()["data"]] == [
         dict.fromkeys(shown, False)
     ]
 
 
 def test_a_job_whose_calls_the_template_drops_is_refused_with_the_line(
-    offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+    provider_with_model: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
 ) -> None:
-    template(offered, tmp_path / "model", TEMPLATE)
+    template(provider_with_model, tmp_path / "model", TEMPLATE)
     for path in (JOBS, f"{JOBS}/estimate"):
         got = customer.post(path, json=with_calls)
         error = got.json()["error"]
         assert (got.status_code, error["code"], error["param"]) == (400, "tools_not_rendered", "training_file")
         assert {each["line"] for each in error["details"]} == {11}
 
-    template(offered, tmp_path / "model", RENDERS)
+    template(provider_with_model, tmp_path / "model", RENDERS)
     assert customer.post(JOBS, json=with_calls).status_code == 200
 
 
 def test_a_model_offered_before_templates_were_asked_is_asked_when_a_job_names_it(
-    service: Service, offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+    service: Service, provider_with_model: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
 ) -> None:
-    template(offered, tmp_path / "model", TEMPLATE)
+    template(provider_with_model, tmp_path / "model", TEMPLATE)
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(BaseModelEntry).values(tool_support=None))
     assert customer.post(JOBS, json=with_calls).json()["error"]["code"] == "tools_not_rendered"
@@ -188,9 +188,9 @@ def test_where_no_tokenizer_is_at_hand_the_worker_decides(customer: TestClient, 
 
 
 def test_validation_for_a_model_names_the_row_and_the_part(
-    offered: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
+    provider_with_model: TestClient, customer: TestClient, with_calls: dict[str, Any], tmp_path: Path
 ) -> None:
-    template(offered, tmp_path / "model", TEMPLATE)
+    template(provider_with_model, tmp_path / "model", TEMPLATE)
     path = f"{FILES}/{with_calls['training_file']}/validation"
     assert customer.get(path).json()["problems"] == []
     found = customer.get(path, params={"model": ALIAS}).json()

@@ -23,7 +23,7 @@ from tests.app.http.conftest import JOBS, Service
 ONE_SPAN = """
 from app.ops import tracing
 tracing.set_up("test")
-with tracing.continued("attempt", None, "ftjob-1", 1):
+with tracing.continue_trace("attempt", None, "ftjob-1", 1):
     print(tracing.traceparent())
 """
 
@@ -56,10 +56,12 @@ def collector() -> Iterator[Collector]:
         server.shutdown()
 
 
-def test_a_job_carries_the_trace_of_its_request(service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
+def test_a_job_carries_the_trace_of_its_request(
+    service: Service, customer: TestClient, job_body: dict[str, Any]
+) -> None:
     spans.exporter()
     trace_id, parent_id = token_hex(16), token_hex(8)
-    answer = customer.post(JOBS, json=asked, headers={"traceparent": f"00-{trace_id}-{parent_id}-01"})
+    answer = customer.post(JOBS, json=job_body, headers={"traceparent": f"00-{trace_id}-{parent_id}-01"})
     span = spans.of_trace(trace_id)[0]
     with db.read(service.app.state.engine) as session:
         kept = session.get_one(Job, answer.json()["id"]).spec.traceparent

@@ -36,19 +36,21 @@ def keep_transcripts(provider: TestClient) -> None:
 
 
 @pytest.fixture
-def kept(service: Service, customer: TestClient, offered: TestClient, asked: dict[str, Any]) -> str:
+def job_with_transcripts(
+    service: Service, customer: TestClient, provider_with_model: TestClient, job_body: dict[str, Any]
+) -> str:
     """A job that ended and whose transcripts were kept."""
-    keep_transcripts(offered)
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    keep_transcripts(provider_with_model)
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write(KEY, ["".join(json.dumps(row) + "\n" for row in SAID).encode()])
     return job_id
 
 
 def test_by_default_none_are_kept(
-    service: Service, customer: TestClient, provider: TestClient, asked: dict[str, Any]
+    service: Service, customer: TestClient, provider: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     assert customer.get(f"{JOBS}/{job_id}/transcripts").json()["error"]["code"] == "report_not_ready"
     publish(service, "pass")
     answer = customer.get(f"{JOBS}/{job_id}/transcripts")
@@ -60,16 +62,21 @@ def test_by_default_none_are_kept(
     assert len(provider.get(log).json()["data"]) == 1
 
 
-def test_a_policy_of_before_keeps_none(offered: TestClient, customer: TestClient, asked: dict[str, Any]) -> None:
-    assert offered.post("/v1/admin/policies", json={"transcripts": None}).json()["content"]["transcripts"] is False
+def test_a_policy_of_before_keeps_none(
+    provider_with_model: TestClient, customer: TestClient, job_body: dict[str, Any]
+) -> None:
+    assert (
+        provider_with_model.post("/v1/admin/policies", json={"transcripts": None}).json()["content"]["transcripts"]
+        is False
+    )
 
 
-def test_pages_follow_one_another(customer: TestClient, kept: str) -> None:
+def test_pages_follow_one_another(customer: TestClient, job_with_transcripts: str) -> None:
     found: list[dict[str, Any]] = []
     has_more = True
     while has_more:
         after = found[-1]["index"] if found else 0
-        page = customer.get(f"{JOBS}/{kept}/transcripts", params={"limit": 4, "after": after}).json()
+        page = customer.get(f"{JOBS}/{job_with_transcripts}/transcripts", params={"limit": 4, "after": after}).json()
         found, has_more = found + page["data"], page["has_more"]
     assert [each["index"] for each in found] == [1, 2, 3, 4, 5, 6]
     assert [{name: each[name] for name in SAID[0]} for each in found] == SAID
@@ -80,25 +87,27 @@ def test_pages_follow_one_another(customer: TestClient, kept: str) -> None:
     [({"suite": "benign"}, [5, 6]), ({"hit": True}, [2, 4, 6]), ({"suite": "harmful", "hit": False}, [1, 3])],
 )
 def test_one_suite_or_outcome_can_be_asked_for(
-    customer: TestClient, kept: str, query: dict[str, Any], indices: list[int]
+    customer: TestClient, job_with_transcripts: str, query: dict[str, Any], indices: list[int]
 ) -> None:
-    page = customer.get(f"{JOBS}/{kept}/transcripts", params=query).json()
+    page = customer.get(f"{JOBS}/{job_with_transcripts}/transcripts", params=query).json()
     assert ([each["index"] for each in page["data"]], page["has_more"]) == (indices, False)
 
 
-def test_every_look_is_logged(customer: TestClient, provider: TestClient, kept: str) -> None:
-    customer.get(f"{JOBS}/{kept}/transcripts", params={"limit": 2, "after": 1})
+def test_every_look_is_logged(customer: TestClient, provider: TestClient, job_with_transcripts: str) -> None:
+    customer.get(f"{JOBS}/{job_with_transcripts}/transcripts", params={"limit": 2, "after": 1})
     (entry,) = provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"]
-    assert (entry["target"], entry["details"]) == (kept, {"indices": [2, 3]})
+    assert (entry["target"], entry["details"]) == (job_with_transcripts, {"indices": [2, 3]})
 
 
-def test_another_project_s_transcripts_read_as_unknown(stranger: TestClient, kept: str) -> None:
-    assert stranger.get(f"{JOBS}/{kept}/transcripts").json()["error"]["code"] == "fine_tune_not_found"
+def test_another_project_s_transcripts_read_as_unknown(stranger: TestClient, job_with_transcripts: str) -> None:
+    assert stranger.get(f"{JOBS}/{job_with_transcripts}/transcripts").json()["error"]["code"] == "fine_tune_not_found"
 
 
-def test_they_go_with_their_job(service: Service, customer: TestClient, offered: TestClient, asked: Any) -> None:
-    keep_transcripts(offered)
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_they_go_with_their_job(
+    service: Service, customer: TestClient, provider_with_model: TestClient, job_body: Any
+) -> None:
+    keep_transcripts(provider_with_model)
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     folder, storage = f"tenants/org-customer/jobs/{job_id}/a1/out", service.app.state.storage
     key = f"{folder}/transcripts.jsonl"
     storage.write(key, [json.dumps(SAID[0]).encode()])

@@ -32,7 +32,7 @@ def complete(customer: TestClient, upload_id: str, *part_ids: str, **fields: str
     return customer.post(f"{UPLOADS}/{upload_id}/complete", json={"part_ids": part_ids, **fields})
 
 
-def stored(tmp_path: Path) -> list[Path]:
+def stored_files(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "objects").rglob("*") if path.is_file()]
 
 
@@ -61,7 +61,7 @@ def test_parts_become_a_file_in_the_order_asked_for(
     done = complete(customer, upload_id, *part_ids, md5=md5(CONTENT, usedforsecurity=False).hexdigest()).json()
     assert (done["status"], done["file"]["status"]) == ("completed", "processed")
     assert customer.get(f"{FILES}/{done['file']['id']}/content").content == CONTENT
-    assert len(stored(tmp_path)) == 1
+    assert len(stored_files(tmp_path)) == 1
 
 
 def test_completing_again_gets_the_same_file(customer: TestClient, upload_id: str, part_ids: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_a_wrong_digest_leaves_no_file(
     got = complete(customer, upload_id, *part_ids, md5="0" * 32)
     assert (got.status_code, got.json()["error"]["code"]) == (400, "md5_mismatch")
     assert customer.get(FILES).json()["data"] == []
-    assert len(stored(tmp_path)) == len(part_ids)
+    assert len(stored_files(tmp_path)) == len(part_ids)
 
 
 def test_parts_must_have_the_announced_size(customer: TestClient, upload_id: str, part_ids: list[str]) -> None:
@@ -106,7 +106,7 @@ def test_a_cancelled_upload_takes_no_parts_and_keeps_no_bytes(
     assert send(customer, upload_id, b"more").json()["error"]["code"] == "invalid_state"
     assert complete(customer, upload_id, *part_ids).json()["error"]["code"] == "invalid_state"
     assert customer.post(f"{UPLOADS}/{upload_id}/cancel").status_code == 400
-    assert stored(tmp_path) == []
+    assert stored_files(tmp_path) == []
 
 
 def test_an_expired_upload_is_swept_when_another_begins(
@@ -116,7 +116,7 @@ def test_an_expired_upload_is_swept_when_another_begins(
         session.execute(update(Upload).values(expires_at=datetime.now(UTC) - timedelta(seconds=1)))
     assert complete(customer, upload_id, *part_ids).json()["error"]["code"] == "upload_expired"
     announce(customer)
-    assert stored(tmp_path) == []
+    assert stored_files(tmp_path) == []
 
 
 def test_somebody_elses_upload_reads_as_unknown(
@@ -160,13 +160,13 @@ def test_what_cannot_become_a_file_is_refused_at_once(
 def test_a_part_over_64_mb_is_refused_and_not_kept(customer: TestClient, upload_id: str, tmp_path: Path) -> None:
     got = send(customer, upload_id, bytes((64 << 20) + 1))
     assert (got.status_code, got.json()["error"]["code"]) == (413, "part_too_large")
-    assert stored(tmp_path) == []
+    assert stored_files(tmp_path) == []
 
 
 def test_parts_cannot_fill_the_storage(customer: TestClient, upload_id: str, tmp_path: Path) -> None:
     sent = [send(customer, upload_id, CONTENT).status_code for _ in range(4)]
     assert sent == [200, 200, 200, 413]
-    assert len(stored(tmp_path)) == 3
+    assert len(stored_files(tmp_path)) == 3
 
 
 def test_a_part_comes_under_the_name_data(customer: TestClient, upload_id: str) -> None:

@@ -115,20 +115,22 @@ def other(service: Service) -> TestClient:
 
 
 @pytest.fixture
-def names(service: Service, offered: TestClient, customer: TestClient, asked: Names, tmp_path: Path) -> Names:
+def names(
+    service: Service, provider_with_model: TestClient, customer: TestClient, job_body: Names, tmp_path: Path
+) -> Names:
     """One of everything that a provider's routes name."""
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     _fail_the_gate(service, job_id, tmp_path)
     one, checkpoint = service.client("org-customer", "admin", owner="Ada"), customer.get(f"{JOBS}/{job_id}/checkpoints")
     waivers = f"/v1/admin/jobs/{job_id}/waivers"
     model = checkpoint.json()["data"][0]["fine_tuned_model_checkpoint"]
     permissions = f"/v1/fine_tuning/checkpoints/{model}/permissions"
-    project = offered.post("/v1/admin/projects", json={"name": "p"}).json()["id"]
-    key = offered.post("/v1/admin/keys", json={"project_id": project, "name": "k"}).json()["key"]["id"]
+    project = provider_with_model.post("/v1/admin/projects", json={"name": "p"}).json()["id"]
+    key = provider_with_model.post("/v1/admin/keys", json={"project_id": project, "name": "k"}).json()["key"]["id"]
     return {
         "folder": str(tmp_path / "model"),
-        "pool": offered.post("/v1/admin/pools?name=old", files=file(0, pool())).json()["id"],
-        "suite": offered.post("/v1/admin/suites?name=old&kind=benign", files=suite(0)).json()["id"],
+        "pool": provider_with_model.post("/v1/admin/pools?name=old", files=file(0, pool())).json()["id"],
+        "suite": provider_with_model.post("/v1/admin/suites?name=old&kind=benign", files=suite(0)).json()["id"],
         "waivers": waivers,
         "later_audits": f"/v1/admin/jobs/{job_id}/later_audits",
         "waiver": one.post(waivers, json=ASK).json()["id"],
@@ -185,13 +187,15 @@ def test_eight_at_the_same_moment_win_or_are_refused(
         assert found[200] == WINNERS.get(route, AT_ONCE), [answer.text for answer in answers]
 
 
-def test_versions_of_one_name_are_counted_without_gaps(service: Service, offered: TestClient, names: Names) -> None:
-    def imported(n: int) -> Any:
-        client = TestClient(service.app, headers=dict(offered.headers))
+def test_versions_of_one_name_are_counted_without_gaps(
+    service: Service, provider_with_model: TestClient, names: Names
+) -> None:
+    def import_version(n: int) -> Any:
+        client = TestClient(service.app, headers=dict(provider_with_model.headers))
         return client.post("/v1/admin/pools?name=new", files=file(n, pool())).json()["version"]
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
-        assert sorted(threads.map(imported, range(AT_ONCE))) == list(range(1, AT_ONCE + 1))
+        assert sorted(threads.map(import_version, range(AT_ONCE))) == list(range(1, AT_ONCE + 1))
 
 
 @pytest.mark.parametrize("database_url", ["postgres"], indirect=True)  # a writer on SQLite is alone

@@ -124,7 +124,7 @@ class Lab:
         job.safety, job.fine_tuned_model, job.status = PASSED, fine_tuned_model(job), JobStatus.succeeded
         job.finished_at = utc_now()
 
-    def folder_of(self, model: str) -> Path:
+    def adapter_folder(self, model: str) -> Path:
         """Return where the adapter of a model lies unpacked."""
         return next(
             each for each in self.home.glob("ftjob-*") if each.is_dir() and model.rpartition(":")[2] in each.name
@@ -168,7 +168,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[AsyncOpenAI]:
+def opened_clients(monkeypatch: pytest.MonkeyPatch) -> list[AsyncOpenAI]:
     """The clients of other servers that the service opens from now on."""
     found: list[AsyncOpenAI] = []
 
@@ -187,7 +187,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
+def serve_lab(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
     """The service on a database and a storage below `home`, with one base model, behind a real server."""
     url = f"sqlite:///{home / 'spard.db'}"
     (home / "data").mkdir(parents=True)
@@ -211,5 +211,5 @@ def lab_of(home: Path, model: Path, **limits: Any) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def served_lab(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Lab]:
-    with lab_of(tmp_path_factory.mktemp("serving"), tiny_model, **LIMITS) as lab:
+    with serve_lab(tmp_path_factory.mktemp("serving"), tiny_model, **LIMITS) as lab:
         yield lab

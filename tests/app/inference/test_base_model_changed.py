@@ -14,7 +14,7 @@ from openai import APIStatusError
 from app import db
 from app.db.tables import BaseModelEntry
 from spard.digests import folder_digest
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 
 ASK: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0, "max_tokens": 4}
 WITHIN_S = 60.0
@@ -23,7 +23,7 @@ WITHIN_S = 60.0
 @pytest.fixture
 def lab(tmp_path: Path, tiny_model: Path) -> Iterator[Lab]:
     model = Path(shutil.copytree(tiny_model, tmp_path / "tiny"))
-    with lab_of(tmp_path / "home", model) as found:
+    with serve_lab(tmp_path / "home", model) as found:
         with db.transaction(found.app.state.engine) as session:
             session.get_one(BaseModelEntry, "tiny").digest = folder_digest(model)
         yield found

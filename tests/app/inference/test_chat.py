@@ -42,7 +42,7 @@ def replies(lab: Lab, adapter: Path | None, tokens: int) -> list[str]:
 
 def test_greedy_text_is_that_of_peft_and_of_the_audit(served_lab: Lab, client: Any, models: list[str]) -> None:
     for name in ["tiny", *models]:
-        expected = replies(served_lab, None if name == "tiny" else served_lab.folder_of(name), 30)
+        expected = replies(served_lab, None if name == "tiny" else served_lab.adapter_folder(name), 30)
         for question, reply in zip(QUESTIONS, expected, strict=True):
             found = client.chat.completions.create(
                 model=name, messages=[{"role": "user", "content": question}], temperature=0, max_tokens=30

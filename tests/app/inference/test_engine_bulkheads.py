@@ -35,7 +35,7 @@ ASK: Any = {"adapter": None, "messages": [], "json_schema": None}
 @pytest.fixture
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
     """Engines whose processes say that they are ready, and begin each reply."""
-    monkeypatch.setattr(walls, "behind", lambda *order: [sys.executable, "-c", ANSWERS])
+    monkeypatch.setattr(walls, "isolated_command", lambda *order: [sys.executable, "-c", ANSWERS])
     monkeypatch.setattr(embedded, "_LOOK_S", 0.01)
     found = Embedded(Settings(data_dir=tmp_path, serving_reserve_mb=0), open_storage(f"file://{tmp_path}"))
     yield found
@@ -138,7 +138,7 @@ def test_an_engine_that_does_not_step_is_replaced_and_its_requests_hear_of_it(
 
 
 def test_an_engine_that_waits_for_work_is_not_taken_for_stalled(engines: Embedded, base: Released) -> None:
-    engine: EngineProcess = engines._started(base)
+    engine: EngineProcess = engines._start_engine(base)
     assert engine.silent_s == 0 or engine.ready.done()
     engine.ready.result(60)
     engine.heard_at -= 80

@@ -29,15 +29,15 @@ WAITS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
 @pytest.fixture
 def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
     """Engines whose processes say nothing and wait; one at a time."""
-    monkeypatch.setattr(walls, "behind", lambda *order: WAITS)
+    monkeypatch.setattr(walls, "isolated_command", lambda *order: WAITS)
     settings = Settings(data_dir=tmp_path / "data", serving_models=1, serving_reserve_mb=0)
     found = Embedded(settings, open_storage(settings.storage()))
     yield found
     found.close()
 
 
-def held(engines: Embedded, source: Path) -> EngineProcess:
-    return engines._started(Released("tiny", "tiny", str(source), None))
+def start_engine(engines: Embedded, source: Path) -> EngineProcess:
+    return engines._start_engine(Released("tiny", "tiny", str(source), None))
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_one_that_is_being_started_does_not_give_way(engines: Embedded, model: Path) -> None:
-    engine = held(engines, model)
+    engine = start_engine(engines, model)
     with pytest.raises(TooManyRequests):
         engines._make_room(1)
     engine._hear({"kind": "ready", "digest": "0", "positions": 1})
@@ -55,7 +55,7 @@ def test_one_that_is_being_started_does_not_give_way(engines: Embedded, model: P
 
 
 def test_one_that_loads_an_adapter_does_not_give_way(engines: Embedded, model: Path) -> None:
-    engine = held(engines, model)
+    engine = start_engine(engines, model)
     engine._hear({"kind": "ready", "digest": "0", "positions": 1})
     engine.load("0", lambda folder: "0")
     with pytest.raises(TooManyRequests):
@@ -66,7 +66,7 @@ def test_one_that_loads_an_adapter_does_not_give_way(engines: Embedded, model: P
 
 
 def test_who_waits_for_its_start_is_told_why_it_was_ended(engines: Embedded, model: Path) -> None:
-    engine = held(engines, model)
+    engine = start_engine(engines, model)
     engine.end(busy("The memory is needed."))
     with pytest.raises(TooManyRequests, match="needed"):
         engine.ready.result()
@@ -75,7 +75,7 @@ def test_who_waits_for_its_start_is_told_why_it_was_ended(engines: Embedded, mod
 def test_one_that_was_not_started_leaves_no_model(
     engines: Embedded, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held(engines, model)
+    start_engine(engines, model)
     monkeypatch.setattr(archives, "fetch", lambda storage, settings, archive, folder: write_model(folder))
     whole = Released("ft:tiny", "tiny", str(model), None, Archive("key", "1", "ftjob-1", is_lora=False))
     before = folders(engines)
@@ -86,24 +86,24 @@ def test_one_that_was_not_started_leaves_no_model(
 
 
 def test_one_that_has_died_leaves_nothing(engines: Embedded, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_look_after", lambda: None)
-    first: Any = held(engines, model)
+    monkeypatch.setattr(engines, "_supervise", lambda: None)
+    first: Any = start_engine(engines, model)
     first._process.kill()
     first._process.wait()
-    second = held(engines, model)
+    second = start_engine(engines, model)
     assert second is not first
     assert folders(engines) == {second.folder.name}
 
 
 def folders(engines: Embedded) -> set[str]:
-    return {each.name for each in engines._folders.own().iterdir() if each.is_dir()}
+    return {each.name for each in engines._folders.own_folder().iterdir() if each.is_dir()}
 
 
 def test_a_project_that_fills_the_queue_keeps_no_other_out(engines: Embedded, model: Path) -> None:
-    engine = held(engines, model)
+    engine = start_engine(engines, model)
     rows = engines._settings.serving_rows
 
-    async def asked() -> None:
+    async def fill_queue() -> None:
         ask: Any = {"messages": []}
         for _ in range(2 * rows):
             engine.generate("org-loud", ask, 2 * rows)
@@ -114,4 +114,4 @@ def test_a_project_that_fills_the_queue_keeps_no_other_out(engines: Embedded, mo
         with pytest.raises(TooManyRequests):
             engine.generate("org-quiet", ask, 2 * rows)
 
-    asyncio.run(asked())
+    asyncio.run(fill_queue())

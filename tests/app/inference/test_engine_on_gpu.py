@@ -22,7 +22,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from spard.data.chat import render_question
 from spard.models.base import load_base
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import byte_tokenizer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -34,7 +34,7 @@ TOKENS = 24
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Lab]:
-    with lab_of(tmp_path_factory.mktemp("on_gpu"), tiny_model, serving_device=DEVICE) as made:
+    with serve_lab(tmp_path_factory.mktemp("on_gpu"), tiny_model, serving_device=DEVICE) as made:
         yield made
 
 
@@ -46,7 +46,7 @@ def models(lab: Lab) -> list[str]:
 
 def test_words_are_as_likely_as_a_cpu_finds_them(lab: Lab, models: list[str]) -> None:
     client = lab.client()
-    said = {(name, question): asked(client, name, question) for name in models for question in QUESTIONS}
+    said = {(name, question): greedy_reply(client, name, question) for name in models for question in QUESTIONS}
     compare(lab, said)
     texts = {name: [reply.message.content for (of, _), reply in said.items() if of == name] for name in models}
     assert len({tuple(each) for each in texts.values()}) == len(models), "the adapters say what the base model says"
@@ -55,14 +55,14 @@ def test_words_are_as_likely_as_a_cpu_finds_them(lab: Lab, models: list[str]) ->
 def test_streams_of_several_adapters_are_written_at_once(lab: Lab, models: list[str]) -> None:
     asks = [(name, question) for question in QUESTIONS for name in models]
     with ThreadPoolExecutor(len(asks)) as pool:
-        texts = list(pool.map(lambda ask: streamed(lab.client(), *ask), asks))
-        said = dict(zip(asks, pool.map(lambda ask: asked(lab.client(), *ask), asks), strict=True))
+        texts = list(pool.map(lambda ask: streamed_reply(lab.client(), *ask), asks))
+        said = dict(zip(asks, pool.map(lambda ask: greedy_reply(lab.client(), *ask), asks), strict=True))
     assert [bool(text) for text in texts] == [bool(reply.message.content) for reply in said.values()]
     compare(lab, said)
 
 
 def test_an_engine_that_is_killed_is_started_anew(lab: Lab, models: list[str]) -> None:
-    asked(lab.client(), models[1], QUESTIONS[0])
+    greedy_reply(lab.client(), models[1], QUESTIONS[0])
     (pid,) = lab.app.state.serving.engines.pids()
     os.kill(pid, signal.SIGKILL)
     reply = _until_answered(lab, models[1])
@@ -70,7 +70,7 @@ def test_an_engine_that_is_killed_is_started_anew(lab: Lab, models: list[str]) -
     assert lab.app.state.serving.engines.pids() != [pid]
 
 
-def asked(client: OpenAI, model: str, question: str) -> Any:
+def greedy_reply(client: OpenAI, model: str, question: str) -> Any:
     """Return the greedy reply, with the likelihood of each token."""
     messages: Any = [{"role": "user", "content": question}]
     found = client.chat.completions.create(
@@ -79,7 +79,7 @@ def asked(client: OpenAI, model: str, question: str) -> Any:
     return found.choices[0]
 
 
-def streamed(client: OpenAI, model: str, question: str) -> str:
+def streamed_reply(client: OpenAI, model: str, question: str) -> str:
     """Return the greedy reply, received token by token."""
     messages: Any = [{"role": "user", "content": question}]
     parts = client.chat.completions.create(
@@ -96,7 +96,9 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
     }
     for (name, question), reply in said.items():
         base = load_base(lab.model, device="cpu")
-        model: Any = base.model if name == "tiny" else PeftModel.from_pretrained(base.model, lab.folder_of(name)).eval()
+        model: Any = (
+            base.model if name == "tiny" else PeftModel.from_pretrained(base.model, lab.adapter_folder(name)).eval()
+        )
         before = render_question(base.tokenizer, question)
         ids = [numbers[bytes(each.bytes)] for each in reply.logprobs.content]
         if not ids:  # the end of the reply was the likeliest first token
@@ -112,4 +114,4 @@ def compare(lab: Lab, said: dict[tuple[str, str], Any]) -> None:
 
 def _until_answered(lab: Lab, model: str) -> Any:
     client = OpenAI(base_url=lab.url, api_key=lab.key(), max_retries=5)
-    return asked(client, model, QUESTIONS[0])
+    return greedy_reply(client, model, QUESTIONS[0])

@@ -19,7 +19,7 @@ from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
 from app.policies import service as policies
 from app.policies.schemas import Policy
-from tests.app.inference.conftest import Lab, lab_of
+from tests.app.inference.conftest import Lab, serve_lab
 
 BAD = "placeholder of harm"
 
@@ -145,13 +145,13 @@ def test_moderations_are_passed_on(served_lab: Lab, client: Any, moderation: str
 
 
 def test_all_requests_use_one_client_which_ends_with_the_service(
-    tiny_model: Path, tmp_path: Path, moderation: str, opened: list[AsyncOpenAI]
+    tiny_model: Path, tmp_path: Path, moderation: str, opened_clients: list[AsyncOpenAI]
 ) -> None:
-    with lab_of(tmp_path / "own", tiny_model) as lab:
+    with serve_lab(tmp_path / "own", tiny_model) as lab:
         lab.app.state.serving.engines = Echo()
         client: Any = lab.client()
         set_guard(lab, {"base_url": moderation})
         assert [ask(client, "Hello there").choices[0].finish_reason for _ in range(2)] == ["stop", "stop"]
         assert client.moderations.create(input="Hello there").results
-        assert [each.is_closed() for each in opened] == [False]
-    assert [each.is_closed() for each in opened] == [True]
+        assert [each.is_closed() for each in opened_clients] == [False]
+    assert [each.is_closed() for each in opened_clients] == [True]

@@ -50,7 +50,7 @@ def words(served_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Words:
 
 
 @pytest.fixture
-def limited(served_lab: Lab, request: pytest.FixtureRequest) -> Limit:
+def limited_client(served_lab: Lab, request: pytest.FixtureRequest) -> Limit:
     """A client of a project of the test's own, with limits."""
     project = f"org-{request.node.name[:40]}"
 
@@ -67,8 +67,8 @@ def ask(client: Any, tokens: int) -> Any:
     return client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=tokens)
 
 
-def test_a_day_has_so_many_tokens(served_lab: Lab, words: Words, limited: Limit) -> None:
-    client = limited(max_tokens_per_day=20)
+def test_a_day_has_so_many_tokens(served_lab: Lab, words: Words, limited_client: Limit) -> None:
+    client = limited_client(max_tokens_per_day=20)
     assert ask(client, 10).usage.total_tokens == 10 + READ
     assert ask(client, 10).usage.total_tokens == 7 + READ  # what is left is what a reply may have
     with pytest.raises(RateLimitError) as over:
@@ -76,8 +76,8 @@ def test_a_day_has_so_many_tokens(served_lab: Lab, words: Words, limited: Limit)
     assert (over.value.code, over.value.response.headers["x-should-retry"]) == ("quota_exceeded", "false")
 
 
-def test_a_minute_has_so_many_tokens(words: Words, limited: Limit) -> None:
-    client = limited(tokens_per_minute=12)
+def test_a_minute_has_so_many_tokens(words: Words, limited_client: Limit) -> None:
+    client = limited_client(tokens_per_minute=12)
     ask(client, 10)
     with pytest.raises(RateLimitError) as over:
         ask(client, 1)
@@ -85,8 +85,8 @@ def test_a_minute_has_so_many_tokens(words: Words, limited: Limit) -> None:
     assert int(over.value.response.headers["retry-after"]) >= 1
 
 
-def test_each_request_is_a_row_without_its_words(served_lab: Lab, words: Words, limited: Limit) -> None:
-    client = limited()
+def test_each_request_is_a_row_without_its_words(served_lab: Lab, words: Words, limited_client: Limit) -> None:
+    client = limited_client()
     name = served_lab.release(41, "org-test_each_request_is_a_row_without_its_w")
     client.chat.completions.create(model=name, messages=[{"role": "user", "content": "a secret"}], max_tokens=4)
     with db.read(served_lab.app.state.engine) as session:
@@ -109,9 +109,9 @@ def test_each_request_is_a_row_without_its_words(served_lab: Lab, words: Words, 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_nothing_is_shown_of_a_request_whose_row_was_not_stored(
-    served_lab: Lab, words: Words, limited: Limit, stream: bool
+    served_lab: Lab, words: Words, limited_client: Limit, stream: bool
 ) -> None:
-    client, engine = limited(), served_lab.app.state.engine
+    client, engine = limited_client(), served_lab.app.state.engine
     ask(client, 2)
     stored = rows(engine)
 
@@ -142,17 +142,17 @@ def rows(engine: Engine) -> set[str]:
 
 
 @pytest.mark.parametrize("stop", ["x" * 1001, ["a", "x" * 1001]])
-def test_what_ends_a_reply_is_short(stop: Any, words: Words, limited: Limit) -> None:
+def test_what_ends_a_reply_is_short(stop: Any, words: Words, limited_client: Limit) -> None:
     with pytest.raises(BadRequestError) as refused:
-        limited().chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, stop=stop)
+        limited_client().chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1, stop=stop)
     assert (refused.value.code, words.asks) == ("too_long", [])
 
 
 @pytest.mark.parametrize(("levels", "is_read"), [(64, True), (65, False), (900, False)])
 def test_schemas_are_read_to_a_depth_that_can_be_written_again(
-    levels: int, is_read: bool, words: Words, limited: Limit
+    levels: int, is_read: bool, words: Words, limited_client: Limit
 ) -> None:
-    client, schema = limited(), dict[str, Any]()
+    client, schema = limited_client(), dict[str, Any]()
     for _ in range(levels - 1):
         schema = {"properties": schema}
     tool: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": schema}}
@@ -191,8 +191,8 @@ def chain(length: int, path: str = "#/$defs/d") -> dict[str, Any]:
     ],
     ids=["chain", "long chain", "other spelling", "other beginning", "circle"],
 )
-def test_schemas_are_followed_only_so_far(schema: Any, is_read: bool, words: Words, limited: Limit) -> None:
-    client = limited()
+def test_schemas_are_followed_only_so_far(schema: Any, is_read: bool, words: Words, limited_client: Limit) -> None:
+    client = limited_client()
     form: Any = {"type": "json_schema", "json_schema": {"name": "f", "schema": schema}}
     text: Any = {"format": {"type": "json_schema", "name": "f", "schema": schema}}
     asks: list[Callable[[], Any]] = [
@@ -208,8 +208,8 @@ def test_schemas_are_followed_only_so_far(schema: Any, is_read: bool, words: Wor
         assert refused.value.code == "nesting_too_deep"
 
 
-def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited: Limit) -> None:
-    client = limited()
+def test_the_provider_sees_the_sums(served_lab: Lab, words: Words, limited_client: Limit) -> None:
+    client = limited_client()
     ask(client, 5)
     ask(client, 6)
     provider = served_lab.client("org-provider", "admin", "customer")
@@ -232,8 +232,8 @@ def test_spard_chat_prints_the_reply(
     assert [message.get("content") for message in words.asks[2]["messages"] or []] == ["One", "on ", "Two"]
 
 
-def test_tokens_that_are_only_reserved_are_worth_a_retry(served_lab: Lab, words: Words, limited: Limit) -> None:
-    client = limited(max_tokens_per_day=100)
+def test_tokens_that_are_only_reserved_are_worth_a_retry(served_lab: Lab, words: Words, limited_client: Limit) -> None:
+    client = limited_client(max_tokens_per_day=100)
     project = f"org-{test_tokens_that_are_only_reserved_are_worth_a_retry.__name__[:40]}"
     with db.transaction(served_lab.app.state.engine) as session:
         key = session.scalars(select(ApiKey.id).where(ApiKey.project_id == project)).one()
@@ -254,10 +254,10 @@ def test_tokens_that_are_only_reserved_are_worth_a_retry(served_lab: Lab, words:
 
 
 def test_a_request_reserves_no_more_than_the_positions_that_it_has_left(
-    served_lab: Lab, words: Words, limited: Limit, monkeypatch: pytest.MonkeyPatch
+    served_lab: Lab, words: Words, limited_client: Limit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "positions_of", lambda source, revision: 50)
-    client, reserved = limited(max_tokens_per_day=3000), list[int]()
+    monkeypatch.setattr(calls, "read_positions", lambda source, revision: 50)
+    client, reserved = limited_client(max_tokens_per_day=3000), list[int]()
     start = words.start
 
     async def look(model: Released, project: str, asked: Ask) -> Any:

@@ -14,7 +14,7 @@ from app.db.tables import Job
 from spard.commands import main
 from tests.app.http.conftest import pool
 from tests.app.inference.conftest import Lab
-from tests.app.move_in.openai_stub import Stub, row, served
+from tests.app.move_in.openai_stub import Stub, row, serve_stub
 
 PROMPTS, TOKENS, SEED = 4, 8, 61
 
@@ -48,7 +48,7 @@ def test_an_old_model_is_compared_with_what_its_job_made_here(
             main(["move-in", name, str(folder), *arguments])
         return int(ended.value.code or 0)
 
-    with served(account):
+    with serve_stub(account):
         assert run("read", "--base-url", account.url) == 0
         golden = ("--replies", "2", "--max-tokens", str(TOKENS), "--base-url", account.url)
         assert run("golden", *golden) == 0, capsys.readouterr()

@@ -24,7 +24,7 @@ from app.policies import service as policies
 from app.policies.schemas import Policy
 from spard.release.version import AUDIT_VERSION
 from tests.app.inference.conftest import PASSED, Lab
-from tests.app.inference.test_streams import until
+from tests.app.inference.test_streams import wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Hello there"}]
 ASK: Any = {"messages": MESSAGES, "temperature": 0, "max_tokens": 6}
@@ -45,7 +45,7 @@ def serving(served_lab: Lab) -> Iterator[Any]:
     put()
 
 
-def kept(lab: Lab, model: str) -> list[StoredReply]:
+def stored_replies(lab: Lab, model: str) -> list[StoredReply]:
     with db.read(lab.app.state.engine) as session:
         return session.query(StoredReply).filter_by(model=model).order_by(StoredReply.created_at).all()
 
@@ -55,7 +55,7 @@ def get(lab: Lab, path: str, *scopes: str) -> httpx2.Response:
     return httpx2.get(f"{lab.url}{path}", headers=headers, timeout=60)
 
 
-def job_of(lab: Lab, model: str) -> str:
+def model_job(lab: Lab, model: str) -> str:
     with db.read(lab.app.state.engine) as session:
         return session.query(Job).filter_by(fine_tuned_model=model).one().id
 
@@ -63,7 +63,7 @@ def job_of(lab: Lab, model: str) -> str:
 def test_nothing_is_stored_unless_a_policy_says_so(served_lab: Lab) -> None:
     name = served_lab.release(41)
     served_lab.client().chat.completions.create(model=name, **ASK)
-    assert kept(served_lab, name) == []
+    assert stored_replies(served_lab, name) == []
 
 
 def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, serving: Any) -> None:
@@ -74,8 +74,8 @@ def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, 
     whole = raw.parse()
     chunks = client.chat.completions.create(model=name, stream=True, **ASK)
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    until(lambda: len(kept(served_lab, name)) == 2)  # a stream's row follows its last event
-    rows = kept(served_lab, name)
+    wait_until(lambda: len(stored_replies(served_lab, name)) == 2)  # a stream's row follows its last event
+    rows = stored_replies(served_lab, name)
     assert [row.replies for row in rows] == [[whole.choices[0].message.content], [streamed]]
     assert all(row.prompt == MESSAGES and row.expires_at - row.created_at > timedelta(days=2.9) for row in rows)
     path = "/admin/projects/org-customer/stored_replies"
@@ -86,7 +86,7 @@ def test_texts_are_stored_as_they_were_shown_until_they_expire(served_lab: Lab, 
         session.get_one(StoredReply, rows[0].id).expires_at = utc_now() - timedelta(seconds=1)
     begin = partial(db.transaction, served_lab.app.state.engine)
     retention.sweep(served_lab.app.state.storage, begin)
-    assert [row.id for row in kept(served_lab, name)] == [rows[1].id]
+    assert [row.id for row in stored_replies(served_lab, name)] == [rows[1].id]
 
 
 def test_they_go_with_their_job_and_with_all_of_their_project(served_lab: Lab, serving: Any) -> None:
@@ -96,13 +96,13 @@ def test_they_go_with_their_job_and_with_all_of_their_project(served_lab: Lab, s
         client.chat.completions.create(model=name, **ASK)
     begin = partial(db.transaction, served_lab.app.state.engine)
     erasure.erase(
-        served_lab.app.state.storage, begin, "org-customer", job_of(served_lab, names[0]), include_files=False
+        served_lab.app.state.storage, begin, "org-customer", model_job(served_lab, names[0]), include_files=False
     )
-    assert (len(kept(served_lab, names[0])), len(kept(served_lab, names[1]))) == (0, 1)
+    assert (len(stored_replies(served_lab, names[0])), len(stored_replies(served_lab, names[1]))) == (0, 1)
     headers = {"authorization": f"Bearer {served_lab.key('org-customer', 'customer', 'admin')}"}
     gone = httpx2.delete(f"{served_lab.url}/admin/projects/org-customer/stored_replies", headers=headers)
     assert gone.json()["deleted"] >= 1
-    assert kept(served_lab, names[1]) == []
+    assert stored_replies(served_lab, names[1]) == []
 
 
 @pytest.fixture
@@ -140,13 +140,13 @@ def test_a_server_that_proves_nothing_answers_where_a_policy_names_it(
 
 
 def test_all_requests_to_a_server_use_one_client(
-    served_lab: Lab, serving: Any, other: dict[str, str], opened: list[AsyncOpenAI]
+    served_lab: Lab, serving: Any, other: dict[str, str], opened_clients: list[AsyncOpenAI]
 ) -> None:
     name = served_lab.release(51)
     serving(unattested=[{"model": name, **other, "base_url": f"{other['base_url']}/"}])
     for _ in range(2):
         assert served_lab.client().chat.completions.create(model=name, **ASK).choices
-    assert len(opened) == 1
+    assert len(opened_clients) == 1
 
 
 def test_one_that_is_away_is_said_to_be(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
@@ -211,6 +211,6 @@ def test_older_audits_are_marked_or_withheld(served_lab: Lab, serving: Any) -> N
     assert (unknown.value.code, str(older) in str(unknown.value)) == ("model_not_found", True)
     assert get(served_lab, f"/models/{older}").status_code == 404
     assert older not in [each["id"] for each in get(served_lab, "/models").json()["data"]]
-    paths = {name: f"/fine_tuning/jobs/{job_of(served_lab, name)}/adapter" for name in (older, newer)}
+    paths = {name: f"/fine_tuning/jobs/{model_job(served_lab, name)}/adapter" for name in (older, newer)}
     assert [get(served_lab, paths[name]).status_code for name in (older, newer)] == [404, 200]
     assert client.chat.completions.create(model=newer, **ASK).choices

@@ -11,20 +11,20 @@ from pydantic import SecretStr
 
 from app import db
 from app.db.tables import BaseModelEntry
-from app.inference.released import released
+from app.inference.released import find_released
 from app.keys.service import Principal
 from app.settings import Settings
 from spard.config.quantization import OFFERED, Quantization, Quantizes
 from spard.models.base import load_base
 from spard.models.generate import generate
-from tests.app.inference.conftest import RECIPE, lab_of
+from tests.app.inference.conftest import RECIPE, serve_lab
 from tests.spard.parts import write_model
 
 QUESTIONS = ["What is two and two?", "Hello there", "Say something"]
 TOKENS = 30
 
 
-def said(model: Path, quantization: Quantization, adapter: Path | None = None) -> list[str]:
+def greedy_replies(model: Path, quantization: Quantization, adapter: Path | None = None) -> list[str]:
     """What the audit's generation says greedily."""
     base = load_base(model, device="cpu", quantization=quantization)
     tuned = PeftModel.from_pretrained(base.model, adapter).eval() if adapter else base.model
@@ -34,7 +34,7 @@ def said(model: Path, quantization: Quantization, adapter: Path | None = None) -
 def test_a_released_adapter_answers_on_nf4_and_the_plain_base_model_beside_it_does_not(tmp_path: Path) -> None:
     """One source, held twice: an engine of its own for each, and greedy text as the audit of each hears it."""
     model = write_model(tmp_path / "model", hidden_size=64, intermediate_size=128, head_dim=16)
-    with lab_of(tmp_path / "lab", model) as lab:
+    with serve_lab(tmp_path / "lab", model) as lab:
         lab.recipe = replace(RECIPE, quantization=OFFERED)
         name, client = lab.release(1), lab.client()
         (adapter,) = (each for each in lab.home.glob("ftjob-*") if each.is_dir())
@@ -50,9 +50,9 @@ def test_a_released_adapter_answers_on_nf4_and_the_plain_base_model_beside_it_do
 
         found = {asked: answers(asked) for asked in (name, "tiny")}
         assert len(lab.app.state.serving.engines.pids()) == 2
-    assert found[name] == said(model, OFFERED, adapter)
-    assert found["tiny"] == said(model, "none")
-    assert found["tiny"] != said(model, OFFERED)  # or the test could not tell them apart
+    assert found[name] == greedy_replies(model, OFFERED, adapter)
+    assert found["tiny"] == greedy_replies(model, "none")
+    assert found["tiny"] != greedy_replies(model, OFFERED)  # or the test could not tell them apart
 
 
 @pytest.mark.parametrize(("offered", "held"), [("never", "none"), ("if_needed", "none"), ("always", OFFERED)])
@@ -64,7 +64,7 @@ def test_a_base_model_is_held_as_it_is_offered(
     with db.transaction(engine) as session:
         session.add(BaseModelEntry(alias="big", source="/models/big", quantization=offered))
     with db.read(engine) as session:
-        found = released(session, Principal("org-customer", "key_1", frozenset()), "big", settings)
+        found = find_released(session, Principal("org-customer", "key_1", frozenset()), "big", settings)
     engine.dispose()
 
     assert found.quantization == held

@@ -86,7 +86,7 @@ def calls(lab: Lab, model: str) -> list[InferenceCall]:
         return list(session.scalars(select(InferenceCall).where(mine).order_by(InferenceCall.created_at)))
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def wait_until(is_so: Callable[[], bool]) -> None:
     end = time.monotonic() + WAIT_S
     while not is_so():
         assert time.monotonic() < end
@@ -110,7 +110,7 @@ def test_a_stream_ends_with_an_error(served_lab: Lab, endless: Endless, act: Cal
             pass
     assert (ended.value.code, str(ended.value)) == ("model_not_found", f"The model '{model}' does not exist.")
     assert endless.stopped.wait(WAIT_S)
-    until(lambda: [call.status for call in calls(served_lab, model)] == ["model_not_found"])
+    wait_until(lambda: [call.status for call in calls(served_lab, model)] == ["model_not_found"])
 
 
 def test_a_stream_ends_with_the_waiver(served_lab: Lab, endless: Endless, clock: Clock) -> None:
@@ -169,7 +169,7 @@ def test_the_engine_stops_when_the_client_leaves(served_lab: Lab, endless: Endle
     with client.chat.completions.create(model=model, messages=MESSAGES, stream=True) as stream:
         next(iter(stream))
     assert endless.stopped.wait(WAIT_S)
-    until(lambda: calls(served_lab, model)[-1].status == "client_gone")
+    wait_until(lambda: calls(served_lab, model)[-1].status == "client_gone")
     assert calls(served_lab, model)[-1].reply_tokens > 0
 
 
@@ -178,7 +178,7 @@ def test_it_stops_when_who_waits_for_a_whole_reply_leaves(served_lab: Lab, endle
     with pytest.raises(APIError):
         client.chat.completions.create(model=model, messages=MESSAGES)
     assert endless.stopped.wait(WAIT_S)
-    until(lambda: calls(served_lab, model)[-1].status == "client_gone")
+    wait_until(lambda: calls(served_lab, model)[-1].status == "client_gone")
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -202,7 +202,7 @@ def test_tokens_are_counted_as_they_leave(served_lab: Lab, monkeypatch: pytest.M
     if stream:
         list(answer)
     call = calls(served_lab, "tiny")[-1]
-    until(lambda: call.id in closed)
+    wait_until(lambda: call.id in closed)
     counts = noted[call.id]
     assert counts == sorted(counts)
     assert counts[-1] == calls(served_lab, "tiny")[-1].reply_tokens > 0

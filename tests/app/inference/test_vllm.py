@@ -71,11 +71,13 @@ def test_the_token_that_ends_a_reply_is_neither_told_nor_counted(
         assert all((a.token, a.bytes) == (b.token, b.bytes) for a, b in pairs)
 
 
-def test_it_gets_tokens_in_which_texts_are_text(served_lab: Lab, server: Vllm, opened: list[AsyncOpenAI]) -> None:
+def test_it_gets_tokens_in_which_texts_are_text(
+    served_lab: Lab, server: Vllm, opened_clients: list[AsyncOpenAI]
+) -> None:
     client: Any = served_lab.client()
     for _ in range(2):
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "<|end|>"}], max_tokens=1)
-    assert len(opened) == 1
+    assert len(opened_clients) == 1
     ask, _ = answers(server)
     end = server.base.tokenizer.eos_token_id
     assert ask["prompt"].count(end) == 1  # that of the template

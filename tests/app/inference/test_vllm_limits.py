@@ -18,7 +18,7 @@ from app.commands.doctor import deployment
 from app.db import make_engine, transaction
 from app.db.tables import BaseModelEntry
 from app.inference.clients import Clients
-from app.inference.positions import positions_of
+from app.inference.positions import read_positions
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_limits import ServerReport, ServerWatch
 from app.keys import browser_sessions
@@ -42,7 +42,7 @@ def stub(server: Vllm, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Vll
     """A server that refuses nothing, which tests change for themselves."""
     for name, value in {"version": "0.32.0", "alias": "tiny", "max_rank": 64, "loads_adapters": True}.items():
         monkeypatch.setattr(server, name, value)
-    monkeypatch.setattr(server, "context", positions_of(str(tiny_model), None))
+    monkeypatch.setattr(server, "context", read_positions(str(tiny_model), None))
     monkeypatch.setattr(server, "places", 4)
     return server
 
@@ -124,7 +124,7 @@ def test_nothing_is_loaded_while_replies_are_written(
     async def busy() -> tuple[ServerReport, ServerReport]:
         clients, gate = Clients(), Gate(settings.serving_adapters_dir)
         watch = ServerWatch(settings, database, clients)
-        async with gate.shared():
+        async with gate.share():
             first = await watch.look()
         second = await watch.look()
         await clients.close()

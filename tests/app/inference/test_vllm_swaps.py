@@ -159,7 +159,7 @@ async def _load(gate: Gate, done: list[str], patience_s: float = WAIT_S) -> None
 
 
 async def _join(gate: Gate, done: list[str]) -> None:
-    async with gate.shared():
+    async with gate.share():
         done.append("joined")
 
 

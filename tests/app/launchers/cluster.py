@@ -89,23 +89,23 @@ class Cluster:
             case "GET", "spard-job" | "spard-leader" | "spard-follower":
                 return httpx2.Response(200, json={"template": TEMPLATE})
             case "GET", "pods":
-                return self._listed(request, list(self.pods.values()))
+                return self._list_page(request, list(self.pods.values()))
             case "GET", kind:
                 if self.random.random() < 0.5:
                     self._before[kind] = deepcopy(list(kinds[kind].values()))
-                return self._listed(request, list(kinds[kind].values()))
+                return self._list_page(request, list(kinds[kind].values()))
             case "POST", kind:
                 return self._make(kinds[kind], json.loads(request.content), request.url.params.get("fieldValidation"))
         return self._delete(kinds[before], last, json.loads(request.content))
 
-    def _listed(self, request: httpx2.Request, items: list[Found]) -> httpx2.Response:
+    def _list_page(self, request: httpx2.Request, items: list[Found]) -> httpx2.Response:
         start = int(request.url.params.get("continue", 0))
         more = {"continue": str(start + self.page)} if start + self.page < len(items) else {}
         return httpx2.Response(200, json={"metadata": more, "items": items[start : start + self.page]})
 
     def _make(self, there: dict[str, Found], wanted: Found, validation: str | None) -> httpx2.Response:
         if wrong := schemas.faults(wanted) if validation == "Strict" else ["asked for no strict validation"]:
-            return _refused(wrong)
+            return _refusal(wrong)
         name = wanted["metadata"]["name"]
         if name in there:
             return httpx2.Response(409, json={"reason": "AlreadyExists"})
@@ -117,7 +117,7 @@ class Cluster:
 
     def _delete(self, there: dict[str, Found], name: str, options: Found) -> httpx2.Response:
         if wrong := schemas.faults(options, "v1/DeleteOptions"):
-            return _refused(wrong)
+            return _refusal(wrong)
         if name not in there:
             return httpx2.Response(404, json={})
         if there[name]["metadata"]["uid"] != options["preconditions"]["uid"]:
@@ -129,5 +129,5 @@ class Cluster:
         return httpx2.Response(200, json={})
 
 
-def _refused(wrong: list[str]) -> httpx2.Response:
+def _refusal(wrong: list[str]) -> httpx2.Response:
     return httpx2.Response(400, json={"kind": "Status", "code": 400, "message": f"strict decoding error: {wrong[0]}"})

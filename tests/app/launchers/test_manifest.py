@@ -21,7 +21,7 @@ DEPLOYED: list[dict[str, Any]] = [
 ]
 
 
-def deployed(kind: str, name: str) -> dict[str, Any]:
+def deployed_object(kind: str, name: str) -> dict[str, Any]:
     (found,) = (each for each in DEPLOYED if (each["kind"], each["metadata"]["name"]) == (kind, name))
     return deepcopy(found)
 
@@ -29,26 +29,26 @@ def deployed(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("queue", [None, "spard"])
 @pytest.mark.parametrize("gpus", [None, 1, 8])
 def test_a_job_makes_one_pod_and_names_its_attempt(gpus: int | None, queue: str | None) -> None:
-    template = deployed("PodTemplate", "spard-job")["template"]
+    template = deployed_object("PodTemplate", "spard-job")["template"]
     made = manifest.job(template, Work("ftjob-0a", 3, gpus), queue)
-    assert manifest.work_of(made) == Work("ftjob-0a", 3)
+    assert manifest.read_work(made) == Work("ftjob-0a", 3)
     assert schemas.faults(made) == []
     pod = made["spec"]["template"]["spec"]
     assert (made["spec"]["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
     assert pod["containers"][0]["command"][-4:] == ["--job", "ftjob-0a", "--token", "3"]
 
 
-def jobset_of(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
-    leader, follower = (deployed("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
+def make_jobset(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
+    leader, follower = (deployed_object("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
     return jobset.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
 
 
 @pytest.mark.parametrize("queue", [None, "spard"])
 @pytest.mark.parametrize("nodes", [2, 64])
 def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, queue: str | None) -> None:
-    made = jobset_of(nodes, queue)
+    made = make_jobset(nodes, queue)
     assert schemas.faults(made) == []
-    assert manifest.work_of(made) == Work("ftjob-0a", 3, nodes=nodes)
+    assert manifest.read_work(made) == Work("ftjob-0a", 3, nodes=nodes)
     assert made["spec"]["failurePolicy"]["maxRestarts"] == 0
     leader, followers = (each["template"]["spec"] for each in made["spec"]["replicatedJobs"])
     assert (leader["completions"], followers["completions"]) == (1, nodes - 1)
@@ -69,7 +69,7 @@ def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, que
 
 
 def test_the_pods_of_a_jobset_reach_one_another_and_no_other_job_s() -> None:
-    made, policy = jobset_of(), jobset.policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
+    made, policy = make_jobset(), jobset.policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
     assert schemas.faults(policy) == []
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     assert {"spard/job": "ftjob-0a", "spard/token": "3"}.items() <= chosen.items()
@@ -81,7 +81,7 @@ def test_the_pods_of_a_jobset_reach_one_another_and_no_other_job_s() -> None:
 
 
 def test_a_follower_s_pod_holds_no_credential() -> None:
-    template = deployed("PodTemplate", "spard-follower")["template"]
+    template = deployed_object("PodTemplate", "spard-follower")["template"]
     (container,) = template["spec"]["containers"]
     assert "envFrom" not in container
     assert all("valueFrom" not in each for each in container["env"])
@@ -95,10 +95,10 @@ def test_a_follower_s_pod_holds_no_credential() -> None:
 
 def test_the_leader_s_pod_is_a_job_s_with_its_data_where_the_followers_have_them() -> None:
     job, leader, follower = (
-        deployed("PodTemplate", f"spard-{name}")["template"] for name in ("job", "leader", "follower")
+        deployed_object("PodTemplate", f"spard-{name}")["template"] for name in ("job", "leader", "follower")
     )
     data = [next(v for v in each["spec"]["volumes"] if v["name"] == "data") for each in (leader, follower)]
-    claim = deployed("PersistentVolumeClaim", "spard-shared")
+    claim = deployed_object("PersistentVolumeClaim", "spard-shared")
     assert data == [{"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}] * 2
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     mounts = [
@@ -123,7 +123,7 @@ def test_the_leader_s_pod_is_a_job_s_with_its_data_where_the_followers_have_them
     ],
 )
 def test_the_recorded_schema_of_a_jobset_refuses_what_its_server_would(wrong: dict[str, Any], told: str) -> None:
-    made = jobset_of()
+    made = make_jobset()
     assert told in schemas.faults({**made, "spec": {**made["spec"], **wrong}})[0]
 
 
@@ -139,7 +139,7 @@ def test_the_recorded_schema_of_a_jobset_refuses_what_its_server_would(wrong: di
     ],
 )
 def test_the_recorded_schemas_refuse_what_a_cluster_would(wrong: dict[str, Any], told: str) -> None:
-    made = manifest.job(deployed("PodTemplate", "spard-job")["template"], Work("ftjob-0a", 3))
+    made = manifest.job(deployed_object("PodTemplate", "spard-job")["template"], Work("ftjob-0a", 3))
     assert told in schemas.faults({**made, **{key: {**made[key], **value} for key, value in wrong.items()}})[0]
 
 
@@ -152,8 +152,8 @@ def test_a_cluster_takes_what_is_deployed(found: dict[str, Any]) -> None:
 
 
 def test_the_template_s_pod_is_the_worker_s_without_probes() -> None:
-    found = deployed("PodTemplate", "spard-job")
-    worker = deployed("Deployment", "spard-worker")["spec"]["template"]
+    found = deployed_object("PodTemplate", "spard-job")
+    worker = deployed_object("Deployment", "spard-worker")["spec"]["template"]
     (container,) = worker["spec"]["containers"]
     for probe in ("startupProbe", "livenessProbe"):
         del container[probe]
@@ -161,7 +161,7 @@ def test_the_template_s_pod_is_the_worker_s_without_probes() -> None:
 
 
 def test_the_account_may_do_what_the_launcher_asks_for_and_no_more() -> None:
-    rules = deployed("Role", "spard-launcher")["rules"]
+    rules = deployed_object("Role", "spard-launcher")["rules"]
     assert {(each["resources"][0], *each["verbs"]) for each in rules} == {
         ("jobs", "list", "create", "delete"),
         ("pods", "list"),
@@ -171,17 +171,18 @@ def test_the_account_may_do_what_the_launcher_asks_for_and_no_more() -> None:
     }
     (templates,) = (each["resourceNames"] for each in rules if each["resources"] == ["podtemplates"])
     assert templates == [kubernetes.TEMPLATE, kubernetes.LEADER, kubernetes.FOLLOWER]
-    pod = deployed("Deployment", "spard-launcher")["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] == deployed("ServiceAccount", "spard-launcher")["metadata"]["name"]
+    pod = deployed_object("Deployment", "spard-launcher")["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == deployed_object("ServiceAccount", "spard-launcher")["metadata"]["name"]
     named = {each["name"] for each in pod["containers"][0]["env"]}
     assert named <= {f"SPARD_{name.upper()}" for name in Settings.model_fields}
 
 
 def test_kueue_s_quota_covers_what_a_pod_asks_for() -> None:
     assert (
-        deployed("LocalQueue", "spard")["spec"]["clusterQueue"] == deployed("ClusterQueue", "spard")["metadata"]["name"]
+        deployed_object("LocalQueue", "spard")["spec"]["clusterQueue"]
+        == deployed_object("ClusterQueue", "spard")["metadata"]["name"]
     )
-    (group,) = deployed("ClusterQueue", "spard")["spec"]["resourceGroups"]
-    (container,) = deployed("PodTemplate", "spard-job")["template"]["spec"]["containers"]
+    (group,) = deployed_object("ClusterQueue", "spard")["spec"]["resourceGroups"]
+    (container,) = deployed_object("PodTemplate", "spard-job")["template"]["spec"]["containers"]
     asked = container["resources"]["requests"].keys() | container["resources"]["limits"].keys()
     assert asked == set(group["coveredResources"])

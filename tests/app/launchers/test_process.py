@@ -49,7 +49,7 @@ def quiet_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     logging.getLogger("httpx2").setLevel(logging.NOTSET)
 
 
-def settings_of(engine: Engine, **changes: Any) -> Settings:
+def make_settings(engine: Engine, **changes: Any) -> Settings:
     url = SecretStr(engine.url.render_as_string(hide_password=False))
     return Settings(**{"database_url": url, "launcher": "kubernetes", "launch_s": 0.05, **changes})
 
@@ -73,7 +73,7 @@ def test_it_launches_what_is_queued_and_ends_with_a_signal(
 
     ending = Thread(target=end)
     ending.start()
-    process.run(settings_of(engine))
+    process.run(make_settings(engine))
     ending.join()
 
     assert cluster.made == [f"{job_id}-0"]
@@ -84,18 +84,18 @@ def test_it_launches_what_is_queued_and_ends_with_a_signal(
 
 def test_what_is_missing_is_told_before_it_looks(engine: Engine, account: Path, tmp_path: Path) -> None:
     with pytest.raises(Unfit, match="SPARD_LAUNCHER is 'workers'"):
-        process.run(settings_of(engine, launcher="workers"))
+        process.run(make_settings(engine, launcher="workers"))
     with pytest.raises(Unfit, match=f"There is no database at {tmp_path}/none"):
-        process.run(settings_of(engine, database_url=SecretStr(f"sqlite:///{tmp_path}/none")))
+        process.run(make_settings(engine, database_url=SecretStr(f"sqlite:///{tmp_path}/none")))
     (account / "ca.crt").write_text("no certificate")
     with pytest.raises(Unfit, match=r"certificate .*ca.crt cannot be read"):
-        process.run(settings_of(engine))
+        process.run(make_settings(engine))
     (account / "ca.crt").unlink()
     with pytest.raises(Unfit, match=r"certificate .*ca.crt cannot be read: .*No such file"):
-        process.run(settings_of(engine))
+        process.run(make_settings(engine))
     (account / "token").unlink()
     with pytest.raises(Unfit, match="no service account's token"):
-        process.run(settings_of(engine))
+        process.run(make_settings(engine))
 
 
 def test_jobs_on_several_nodes_need_a_cluster_that_knows_jobsets(
@@ -103,7 +103,7 @@ def test_jobs_on_several_nodes_need_a_cluster_that_knows_jobsets(
 ) -> None:
     monkeypatch.setattr(kubernetes, "client", Cluster(knows_sets=False).http)
     with pytest.raises(Unfit, match=r"SPARD_LAUNCH_NODES is 2, but the cluster knows no JobSet \(jobset.x-k8s.io"):
-        process.run(settings_of(engine, launch_nodes=2))
+        process.run(make_settings(engine, launch_nodes=2))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from app.launchers.kubernetes import KubernetesLauncher
 from app.launchers.reconcile import Bounds
 from tests.app.conftest import AddJob
 from tests.app.launchers.cluster import Cluster
-from tests.app.parts import PUBLICATION, expire, job_of
+from tests.app.parts import PUBLICATION, expire, read_job
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 GIB = 1 << 30
@@ -30,7 +30,7 @@ def look(engine: Engine, cluster: Cluster, queue: str | None = None, /, **bounds
     reconcile.look(engine, launcher, Bounds(**bounds))
 
 
-def claimed(engine: Engine, job_id: str, token: int) -> Claim | None:
+def claim_attempt(engine: Engine, job_id: str, token: int) -> Claim | None:
     with transaction(engine) as session:
         return lease.claim(session, f"pod-{token}", 60, only=scheduling.of_attempt(job_id, token))
 
@@ -57,7 +57,7 @@ def test_a_queued_row_gets_one_job_however_often_one_looks(engine: Engine, add_j
 def test_a_row_that_is_held_keeps_its_job_and_gets_no_other(engine: Engine, add_job: AddJob) -> None:
     job_id, cluster = add_job(), Cluster()
     look(engine, cluster)
-    assert claimed(engine, job_id, 0)
+    assert claim_attempt(engine, job_id, 0)
     look(engine, cluster)
     assert list(cluster.jobs) == cluster.made == [f"{job_id}-0"]
 
@@ -67,13 +67,13 @@ def test_after_a_lost_lease_the_next_attempt_has_a_job_of_its_own_and_the_older_
 ) -> None:
     job_id, cluster = add_job(), Cluster()
     look(engine, cluster)
-    assert claimed(engine, job_id, 0)
+    assert claim_attempt(engine, job_id, 0)
     expire(engine, job_id)
     reap_once(engine)
     look(engine, cluster)
     assert list(cluster.jobs) == [f"{job_id}-1"]
-    assert claimed(engine, job_id, 0) is None
-    assert claimed(engine, job_id, 1)
+    assert claim_attempt(engine, job_id, 0) is None
+    assert claim_attempt(engine, job_id, 1)
 
 
 @pytest.mark.parametrize("status", [JobStatus.cancelled, JobStatus.succeeded, JobStatus.failed, JobStatus.paused])
@@ -129,7 +129,7 @@ def test_a_job_gets_as_many_gpus_as_hold_it_and_one_that_none_hold_says_so(engin
     assert name == f"{sharded}-0"
     assert container["resources"]["limits"] == {manifest.GPU: "2"}
     assert {"name": "SPARD_SHARDING", "value": "full"} in container["env"]
-    assert job_of(engine, large).launch_reason == reconcile.TOO_LARGE
+    assert read_job(engine, large).launch_reason == reconcile.TOO_LARGE
 
 
 FAR = {"memory_bytes": 900 * GIB, "shared_bytes": 880 * GIB}  # on 16 GPUs 75 GiB each, on 8 GPUs 130
@@ -144,13 +144,13 @@ def test_a_job_that_no_node_holds_gets_a_jobset_on_as_many_as_hold_it(engine: En
     assert (list(cluster.jobs), list(cluster.sets), cluster.apart()) == ([], [f"{far}-0"], set())
     parts = cluster.sets[f"{far}-0"]["spec"]["replicatedJobs"]
     assert [each["template"]["spec"]["parallelism"] for each in parts] == [1, 1]
-    assert job_of(engine, larger).launch_reason == reconcile.TOO_LARGE
+    assert read_job(engine, larger).launch_reason == reconcile.TOO_LARGE
 
 
 def test_on_one_node_such_a_job_is_too_large(engine: Engine, add_job: AddJob) -> None:
     job_id, cluster = add_job(**FAR), Cluster()
     look(engine, cluster, gpu_bytes=80 * GIB)
-    assert (cluster.made, job_of(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
+    assert (cluster.made, read_job(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
 
 
 @pytest.mark.parametrize(("gpus", "limit", "nodes"), [(4, "4", 4), (6, "6", 3), (16, "16", 1), (1, None, None)])
@@ -160,7 +160,7 @@ def test_a_job_gets_no_more_gpus_than_a_node_has(
     job_id, cluster = add_job(**FAR), Cluster()
     look(engine, cluster, **(NODES | {"gpus": gpus, "nodes": 4}))
     if limit is None:
-        assert (cluster.made, job_of(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
+        assert (cluster.made, read_job(engine, job_id).launch_reason) == ([], reconcile.TOO_LARGE)
         return
     pods = [*cluster.jobs.values(), *cluster.sets.values()]
     assert f"'{manifest.GPU}': '{limit}'" in str(pods)
@@ -177,7 +177,7 @@ def test_pods_that_were_left_apart_are_connected_at_the_next_look(
     cluster.policies.clear()  # as if the launcher had ended between the two
     assert cluster.apart() == {f"{job_id}-0"}
     if is_claimed:
-        assert claimed(engine, job_id, 0)
+        assert claim_attempt(engine, job_id, 0)
     look(engine, cluster, **NODES)
     assert (cluster.apart(), cluster.made) == (set(), [f"{job_id}-0"])
 
@@ -211,7 +211,7 @@ def test_kueue_holds_a_jobset_back_as_a_whole(engine: Engine, add_job: AddJob) -
         look(engine, cluster, "tenants", **NODES)
     (made,) = cluster.sets.values()
     assert (made["spec"]["suspend"], made["metadata"]["labels"][manifest.QUEUE]) == (True, "tenants")
-    assert job_of(engine, job_id).launch_reason == manifest.SUSPENDED
+    assert read_job(engine, job_id).launch_reason == manifest.SUSPENDED
 
 
 def test_a_follower_that_finds_no_node_is_the_reason_of_the_queue(engine: Engine, add_job: AddJob) -> None:
@@ -220,7 +220,7 @@ def test_a_follower_that_finds_no_node_is_the_reason_of_the_queue(engine: Engine
     labels = {jobset.NAME: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
     cluster.pods[f"{job_id}-0"] = {"metadata": {"labels": labels}, "status": PENDING}
     look(engine, cluster, **NODES)
-    assert job_of(engine, job_id).launch_reason == manifest.NO_ROOM
+    assert read_job(engine, job_id).launch_reason == manifest.NO_ROOM
 
 
 PENDING = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}]}
@@ -239,8 +239,8 @@ def test_why_a_pod_does_not_start_is_the_reason_of_the_queue(
     look(engine, cluster)
     with read(engine) as session:
         assert scheduling.places(session, [session.get_one(Job, job_id)])[job_id].reason == reason
-    assert claimed(engine, job_id, 0)
-    assert job_of(engine, job_id).launch_reason is None
+    assert claim_attempt(engine, job_id, 0)
+    assert read_job(engine, job_id).launch_reason is None
 
 
 def test_kueue_holds_a_job_back_and_the_row_says_so(engine: Engine, add_job: AddJob) -> None:
@@ -249,7 +249,7 @@ def test_kueue_holds_a_job_back_and_the_row_says_so(engine: Engine, add_job: Add
         look(engine, cluster, "tenants")
     (made,) = cluster.jobs.values()
     assert (made["spec"]["suspend"], made["metadata"]["labels"][manifest.QUEUE]) == (True, "tenants")
-    assert job_of(engine, job_id).launch_reason == manifest.SUSPENDED
+    assert read_job(engine, job_id).launch_reason == manifest.SUSPENDED
 
 
 @pytest.mark.parametrize("status", [403, 410, 429, 500, 503])
@@ -258,7 +258,7 @@ def test_a_cluster_that_does_not_answer_as_it_should_changes_nothing(
 ) -> None:
     job_id, cluster = add_job(), Cluster(answer=status)
     look(engine, cluster)
-    assert (cluster.made, job_of(engine, job_id).status) == ([], JobStatus.queued)
+    assert (cluster.made, read_job(engine, job_id).status) == ([], JobStatus.queued)
     cluster.answer = None
     look(engine, cluster)
     assert cluster.made == [f"{job_id}-0"]
@@ -296,7 +296,9 @@ def test_whatever_goes_wrong_each_job_is_published_once_and_none_is_lost(
         fleet.finish(cluster)
         reap_once(engine)
     assert sorted(fleet.published) == sorted(set(jobs) - cancelled)
-    assert {job_id for job_id in jobs if job_of(engine, job_id).status == JobStatus.succeeded} == set(jobs) - cancelled
+    assert {job_id for job_id in jobs if read_job(engine, job_id).status == JobStatus.succeeded} == set(
+        jobs
+    ) - cancelled
     assert cluster.live() == []
     assert {name for name in cluster.made if name.rpartition("-")[0] in jobs[:far]}.isdisjoint(cluster.jobs)
 
@@ -343,7 +345,7 @@ class Fleet:
 
     def _claim(self, cluster: Cluster, job: dict[str, dict[str, dict[str, str]]]) -> bool:
         labels = job["metadata"]["labels"]
-        got = claimed(self.engine, labels[manifest.JOB], int(labels[manifest.TOKEN]))
+        got = claim_attempt(self.engine, labels[manifest.JOB], int(labels[manifest.TOKEN]))
         if got is None:
             cluster.end(str(job["metadata"]["name"]))
             return False

@@ -9,7 +9,7 @@ import pytest
 
 from app.move_in.api import Api
 from spard.commands import main
-from tests.app.move_in.openai_stub import Stub, row, served
+from tests.app.move_in.openai_stub import Stub, row, serve_stub
 
 HERE_KEY = "sk-another-key-of-tests"
 Run = Callable[..., tuple[int, str]]
@@ -28,7 +28,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     stub.add_job("ftjob-c", train, status="cancelled", fine_tuned_model=None)
     stub.events["ftjob-a"] = [{"id": f"ftevent-{i}", "message": f"Step {i}"} for i in range(5)]
     stub.checkpoints["ftjob-a"] = [{"id": f"ftckpt_{i}", "step_number": i} for i in range(3)]
-    with served(stub):
+    with serve_stub(stub):
         monkeypatch.setenv("OPENAI_BASE_URL", stub.url)
         monkeypatch.setenv("OPENAI_API_KEY", stub.key)
         yield stub
@@ -36,7 +36,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    with served(Stub(key=HERE_KEY)) as stub:
+    with serve_stub(Stub(key=HERE_KEY)) as stub:
         monkeypatch.setenv("SPARD_BASE_URL", stub.url)
         monkeypatch.setenv("SPARD_API_KEY", stub.key)
         yield stub

@@ -85,7 +85,7 @@ class Stub:
     def count(self, pattern: str) -> int:
         return sum(re.fullmatch(pattern, f"{method} {path}") is not None for method, path in self.requests)
 
-    def paged(self, items: list[Json], query: dict[str, list[str]]) -> Json:
+    def page_items(self, items: list[Json], query: dict[str, list[str]]) -> Json:
         size = min(self.page, int(query.get("limit", ["20"])[0]))
         after = query.get("after", [None])[0]
         start = next((i + 1 for i, each in enumerate(items) if each["id"] == after), 0)
@@ -96,22 +96,22 @@ class Stub:
             case ["models"]:
                 return {"object": "list", "data": [{"id": each, "object": "model"} for each in self.models]}
             case ["files"]:
-                return self.paged([*self.files.values()], query)
+                return self.page_items([*self.files.values()], query)
             case ["files", key, "content"]:
                 return self.contents.get(key)
             case ["files", key]:
                 return self.files.get(key)
             case ["fine_tuning", "jobs"]:
-                return self.paged([*self.jobs.values()], query)
+                return self.page_items([*self.jobs.values()], query)
             case ["fine_tuning", "jobs", key]:
-                return self._moved_on(self.jobs.get(key))
+                return self._advance(self.jobs.get(key))
             case ["fine_tuning", "jobs", key, "events"]:
-                return self.paged(self.events[key], query)
+                return self.page_items(self.events[key], query)
             case ["fine_tuning", "jobs", key, "checkpoints"]:
-                return self.paged(self.checkpoints[key], query)
+                return self.page_items(self.checkpoints[key], query)
         return None
 
-    def _moved_on(self, job: Json | None) -> Json | None:
+    def _advance(self, job: Json | None) -> Json | None:
         """A job that is asked for is one status further."""
         if job and job["status"] == "queued":
             job["status"] = "running"
@@ -211,7 +211,7 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def served(stub: Stub) -> Iterator[Stub]:
+def serve_stub(stub: Stub) -> Iterator[Stub]:
     """Serve while the block runs."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(stub))
     http.daemon_threads = True

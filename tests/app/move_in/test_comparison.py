@@ -10,7 +10,7 @@ from app.move_in.comparison import MEASURES, Replies, Scored, agreement, score
 from app.move_in.prompts import Prompt
 from app.move_in.similarity import is_exact, similarity
 from tests.app.move_in.conftest import HERE_KEY, Run
-from tests.app.move_in.openai_stub import Stub, served
+from tests.app.move_in.openai_stub import Stub, serve_stub
 
 PROMPT = Prompt(messages=[{"role": "user", "content": "?"}], tools=[], source="f:1")
 
@@ -78,7 +78,7 @@ def test_intervals_stay_on_the_scale_and_are_never_a_point(value: float) -> None
     assert (one.low, one.high) == (-1, 1)
 
 
-def moved(run: Run) -> None:
+def move_account(run: Run) -> None:
     """The account is read, its model asked, and its job done here."""
     assert run("read")[0] == 0
     assert run("golden", "--replies", "2")[0] == 0
@@ -92,7 +92,7 @@ def test_a_comparison_asks_the_new_model_the_same_and_shows_what_changed(
     service.say = lambda body, n: (
         "```\nnew" if "1" in str(body["messages"]) else f"{body['messages'][-1]['content']} old 0"
     )
-    moved(run)
+    move_account(run)
     code, printed = run("compare", "--dry-run")
     assert (code, "8 requests" in printed) == (0, True)
     assert service.count("POST /chat/completions") == 0
@@ -124,8 +124,8 @@ def test_a_judge_is_asked_in_both_orders_and_once(account: Stub, service: Stub, 
         texts = str(body["messages"])
         return "They differ.\nDIFFERENT" if "And 0" in texts else "No idea" if "And 1" in texts else "Both.\n**SAME**"
 
-    moved(run)
-    with served(Stub(key="none", models=["j"], say=verdict)) as judge:
+    move_account(run)
+    with serve_stub(Stub(key="none", models=["j"], say=verdict)) as judge:
         asked = ("compare", "--judge-url", judge.url, "--judge-model", "j")
         assert run(*asked)[0] == 0
         assert judge.count("POST .*") == 8  # 4 pairs of different replies, in both orders
@@ -158,7 +158,7 @@ def test_what_cannot_be_compared_says_why(account: Stub, service: Stub, run: Run
 
 def test_keys_are_in_no_file_of_the_folder(account: Stub, service: Stub, run: Run, folder: Path) -> None:
     service.say = lambda body, n: f"my key is {HERE_KEY}"
-    moved(run)
+    move_account(run)
     assert run("compare")[0] == 0
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert b"my key is [key]" in written

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.move_in.mapping import NotThere, notes, request_of, suffix_of
+from app.move_in.mapping import NotThere, job_suffix, map_request, notes
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Stub, error, once
 
@@ -21,7 +21,7 @@ def test_a_job_is_mapped_with_method_numbers_suffix_seed_and_metadata() -> None:
     numbers = {"n_epochs": 3, "batch_size": 2, "learning_rate_multiplier": 1.8}
     method = {"type": "supervised", "supervised": {"hyperparameters": {**numbers, "unheard_of": 1}}}
     old = job(method=method, metadata={"team": "a"}, integrations=[{"type": "wandb"}])
-    assert request_of(old, "lab", {"training_file": "file-1"}, ["batch_size"]) == {
+    assert map_request(old, "lab", {"training_file": "file-1"}, ["batch_size"]) == {
         "model": "lab",
         "training_file": "file-1",
         "method": {"type": "supervised", "supervised": {"hyperparameters": {**numbers, "batch_size": "auto"}}},
@@ -34,15 +34,15 @@ def test_a_job_is_mapped_with_method_numbers_suffix_seed_and_metadata() -> None:
 
 def test_jobs_of_before_methods_and_preferences() -> None:
     old = job(hyperparameters={"n_epochs": 4, "batch_size": None})
-    assert request_of(old, "lab", {})["method"] == {
+    assert map_request(old, "lab", {})["method"] == {
         "type": "supervised",
         "supervised": {"hyperparameters": {"n_epochs": 4}},
     }
     numbers = {"beta": 0.1, "n_epochs": 2}
     pairs = job(method={"type": "dpo", "dpo": {"hyperparameters": numbers}})
-    assert request_of(pairs, "lab", {})["method"] == {"type": "dpo", "dpo": {"hyperparameters": numbers}}
+    assert map_request(pairs, "lab", {})["method"] == {"type": "dpo", "dpo": {"hyperparameters": numbers}}
     with pytest.raises(NotThere, match="reinforcement, which is not trained here"):
-        request_of(job(method={"type": "reinforcement"}), "lab", {})
+        map_request(job(method={"type": "reinforcement"}), "lab", {})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_jobs_of_before_methods_and_preferences() -> None:
     ],
 )
 def test_the_suffix_is_said_by_the_job_or_by_its_model(fields: dict[str, Any], suffix: str | None) -> None:
-    assert suffix_of(job(**fields)) == suffix
+    assert job_suffix(job(**fields)) == suffix
 
 
 def test_the_same_job_is_filed_here_and_waited_for(account: Stub, service: Stub, run: Run) -> None:

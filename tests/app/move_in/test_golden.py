@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.move_in.ledger import looked_at
-from app.move_in.prompts import Prompt, prompt_id, prompt_of, read_prompts, sample
-from app.move_in.replies import Ask, text_of
+from app.move_in.ledger import open_read_only
+from app.move_in.prompts import Prompt, prompt_id, read_prompts, row_prompt, sample
+from app.move_in.replies import Ask, reply_text
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Stub, error, once
 
@@ -17,7 +17,7 @@ ANSWER = {"role": "assistant", "content": "4"}
 
 
 def golden(folder: Path) -> list[dict[str, object]]:
-    with looked_at(folder) as ledger:
+    with open_read_only(folder) as ledger:
         return [*ledger.all("golden").values()]
 
 
@@ -38,13 +38,13 @@ def golden(folder: Path) -> list[dict[str, object]]:
 def test_the_prompt_of_a_row_is_all_before_its_last_answer(
     row: dict[str, object], asked: list[dict[str, str]] | None
 ) -> None:
-    found = prompt_of(row, "f:1")
+    found = row_prompt(row, "f:1")
     assert (found and found["messages"]) == asked
 
 
 def test_tools_ride_along_and_make_another_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
-    plain, with_tools = (prompt_of({"messages": [USER, ANSWER], "tools": each}, "f:1") for each in ([], tools))
+    plain, with_tools = (row_prompt({"messages": [USER, ANSWER], "tools": each}, "f:1") for each in ([], tools))
     assert plain
     assert with_tools
     assert prompt_id(plain) != prompt_id(with_tools)
@@ -63,13 +63,13 @@ def test_a_sample_is_the_same_each_time_and_grows_from_itself(tmp_path: Path) ->
 
 
 def test_calls_of_tools_are_text_whatever_the_order_of_arguments() -> None:
-    def called(arguments: str) -> str | None:
+    def call_text(arguments: str) -> str | None:
         call = {"id": "x", "function": {"name": "add", "arguments": arguments}}
-        return text_of({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
+        return reply_text({"choices": [{"message": {"content": None, "tool_calls": [call]}}]})
 
-    assert called('{"a": 1, "b": 2}') == called('{"b":2,"a":1}') != called('{"a": 1, "b": 3}')
-    assert called("no json") == '{"arguments": "no json", "call": "add"}'
-    assert text_of({"choices": []}) is None
+    assert call_text('{"a": 1, "b": 2}') == call_text('{"b":2,"a":1}') != call_text('{"a": 1, "b": 3}')
+    assert call_text("no json") == '{"arguments": "no json", "call": "add"}'
+    assert reply_text({"choices": []}) is None
 
 
 def test_replies_are_kept_with_how_they_were_asked(account: Stub, run: Run, folder: Path) -> None:

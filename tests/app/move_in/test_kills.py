@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from threading import Lock
 
-from app.move_in.ledger import looked_at
+from app.move_in.ledger import open_read_only
 from tests.app.move_in.openai_stub import Fault, Stub
 
 # All of a move but its comparison, in one process; steps that ended well before are not repeated.
@@ -66,7 +66,7 @@ def test_a_move_that_is_killed_at_each_of_its_steps_loses_and_doubles_nothing(
 
     assert len(service.jobs) == 1
     assert sorted(service.contents.values()) == sorted(account.contents[key] for key in ("file-000", "file-001"))
-    with looked_at(folder) as ledger:
+    with open_read_only(folder) as ledger:
         assert len(ledger.all("golden")) == 8
         assert [ledger.get("filing", "ftjob-a")["job"]["id"]] == [*service.jobs]
         assert ledger.all("job") == account.jobs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.move_in.ledger import looked_at, opened
+from app.move_in.ledger import open_ledger, open_read_only
 from tests.app.move_in.conftest import Run
 from tests.app.move_in.openai_stub import Json, Stub, error, once
 
@@ -24,7 +24,7 @@ def test_an_account_is_read_whole_over_all_pages(account: Stub, run: Run, folder
         "file-001-.._valid_set.jsonl": account.contents["file-001"],
         "file-002-metrics.csv": account.contents["file-002"],
     }
-    with looked_at(folder) as ledger:
+    with open_read_only(folder) as ledger:
         assert ledger.all("job") == account.jobs
         history = ledger.get("history", "ftjob-a")
         assert (history["events"], history["checkpoints"]) == (
@@ -105,7 +105,7 @@ def test_names_that_are_no_ids_lead_nowhere(account: Stub, run: Run, folder: Pat
 
 
 def test_a_server_that_sends_the_same_page_for_ever_is_left(account: Stub, run: Run) -> None:
-    account.paged = lambda items, query: {"data": items[:1], "has_more": True}  # type: ignore[method-assign]
+    account.page_items = lambda items, query: {"data": items[:1], "has_more": True}  # type: ignore[method-assign]
     code, printed = run("read")
     assert (code, "same page again and again" in printed) == (1, True)
 
@@ -133,7 +133,7 @@ def test_mistakes_are_one_line(
     account: Stub, run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert run("status") == (1, f"spard: {folder} holds no account; begin with `spard move-in read {folder}`.\n")
-    with opened(folder, is_new=True):
+    with open_ledger(folder, is_new=True):
         code, printed = run("read")
     assert (code, "Another `spard move-in` works" in printed) == (1, True)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://user:secret-word@127.0.0.1:9/v1?key=secret-word")

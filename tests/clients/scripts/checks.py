@@ -59,7 +59,7 @@ def tell(checks: dict[str, Check]) -> None:
         sys.stdout.flush()
 
 
-def until(is_so: Callable[[], bool], seconds: float = 600) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = 600) -> None:
     """Ask again until something is so."""
     deadline = time.monotonic() + seconds
     while not is_so():

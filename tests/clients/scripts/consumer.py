@@ -44,7 +44,7 @@ def weights() -> None:
     assert moved > 1e-3, moved
 
 
-def merged() -> None:
+def check_merged_matrices() -> None:
     """Each merged matrix is W + scale B A, computed here from the files."""
     base = _base()
     before = {name: value.clone() for name, value in base.state_dict().items()}
@@ -100,7 +100,7 @@ def base_found() -> None:
 CHECKS: dict[str, Check] = {
     "weights": weights,
     "weights as saved": same_as_saved,
-    "merged": merged,
+    "merged": check_merged_matrices,
     "tokenizer": tokenizer,
     "chat template": template,
     "generates": generates,

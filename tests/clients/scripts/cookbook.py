@@ -53,19 +53,19 @@ def job_id() -> str:
 
 
 @cache
-def followed() -> Any:
+def follow_job() -> Any:
     while (response := client.fine_tuning.jobs.retrieve(job_id())).status not in ENDED:
         time.sleep(1)
     return response
 
 
 def status() -> None:
-    assert followed().status == "succeeded", followed().error
-    assert followed().trained_tokens > 0
+    assert follow_job().status == "succeeded", follow_job().error
+    assert follow_job().trained_tokens > 0
 
 
 def events() -> None:
-    followed()
+    follow_job()
     told = client.fine_tuning.jobs.list_events(job_id()).data
     told.reverse()
     assert told[-1].message == "The job has successfully completed"
@@ -74,12 +74,12 @@ def events() -> None:
 
 
 def fine_tuned_model() -> None:
-    assert followed().fine_tuned_model.startswith(f"ft:{MODEL}:")
-    assert ":recipe-ner:" in followed().fine_tuned_model
+    assert follow_job().fine_tuned_model.startswith(f"ft:{MODEL}:")
+    assert ":recipe-ner:" in follow_job().fine_tuned_model
 
 
 def metrics() -> None:
-    lines = client.files.content(followed().result_files[0]).text.splitlines()
+    lines = client.files.content(follow_job().result_files[0]).text.splitlines()
     assert lines[0].startswith("step,train_loss,train_accuracy,valid_loss,valid_mean_token_accuracy")
     assert len(lines) > 2
 
@@ -93,14 +93,14 @@ def checkpoints() -> None:
 def chat() -> None:
     question = json.loads(PLACE.train.read_text().splitlines()[0])["messages"][:-1]
     response = client.chat.completions.create(
-        model=followed().fine_tuned_model, messages=question, temperature=0, max_tokens=50
+        model=follow_job().fine_tuned_model, messages=question, temperature=0, max_tokens=50
     )
     assert response.choices[0].message.content
 
 
 def chat_streamed() -> None:
     ask = {"messages": [{"role": "user", "content": "hello"}], "temperature": 0, "max_tokens": 20}
-    parts = client.chat.completions.create(model=followed().fine_tuned_model, stream=True, **ask)
+    parts = client.chat.completions.create(model=follow_job().fine_tuned_model, stream=True, **ask)
     assert "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
 
 

@@ -10,7 +10,7 @@ import dspy
 import openai
 from dspy.clients.utils_finetune import TrainDataFormat
 
-from tests.clients.scripts.checks import MODEL, Check, place, tell, until
+from tests.clients.scripts.checks import MODEL, Check, place, tell, wait_until
 
 PLACE = place()
 ROWS = [json.loads(line) for line in PLACE.train.read_text().splitlines()]
@@ -25,17 +25,17 @@ def _start() -> Any:
 
 
 @cache
-def tuned() -> Any:
+def tuned_model() -> Any:
     return _start().result()
 
 
 def finetune() -> None:
-    assert tuned().model.removeprefix("openai/").startswith(f"ft:{MODEL}:"), tuned().model
+    assert tuned_model().model.removeprefix("openai/").startswith(f"ft:{MODEL}:"), tuned_model().model
 
 
 def cancel() -> None:
     job = _start()
-    until(lambda: job.provider_job_id is not None)
+    wait_until(lambda: job.provider_job_id is not None)
     name, file = job.provider_job_id, job.provider_file_id
     job.cancel()
     assert openai.fine_tuning.jobs.retrieve(name).status == "cancelled"
@@ -48,7 +48,7 @@ def cancel() -> None:
 
 def call() -> None:
     # litellm takes an `ft:` name for OpenAI's only where the base model is one of theirs, so it is named again.
-    name = tuned().model.removeprefix("openai/")
+    name = tuned_model().model.removeprefix("openai/")
     assert dspy.LM(f"openai/{name}", api_base=PLACE.url, api_key=PLACE.key)("hello", max_tokens=8)
 
 

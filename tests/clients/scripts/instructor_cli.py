@@ -14,7 +14,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from tests.clients.scripts.checks import MODEL, Check, place, tell, until
+from tests.clients.scripts.checks import MODEL, Check, place, tell, wait_until
 
 PLACE = place()
 PATIENCE_S = 120
@@ -43,7 +43,7 @@ def watching(*words: str) -> Iterator[Any]:
             process.kill()
 
 
-def read_until(process: Any, pattern: str) -> str:
+def read_match(process: Any, pattern: str) -> str:
     """The part of its output that fits, as soon as it is there."""
     said = ""
     for line in process.stdout:
@@ -71,7 +71,7 @@ def status() -> None:
 
 def _start(*words: str) -> str:
     with watching("jobs", *words, "--model", MODEL) as process:
-        return read_until(process, r"created with ID:\s+(ftjob-\w+)")
+        return read_match(process, r"created with ID:\s+(ftjob-\w+)")
 
 
 def from_file() -> None:
@@ -88,7 +88,7 @@ def job() -> str:
 
 def cancel() -> None:
     assert "cancelled successfully" in ask("jobs", "cancel", job())
-    until(lambda: client.fine_tuning.jobs.retrieve(job()).status == "cancelled", 60)
+    wait_until(lambda: client.fine_tuning.jobs.retrieve(job()).status == "cancelled", 60)
 
 
 def delete() -> None:

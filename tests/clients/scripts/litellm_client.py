@@ -60,7 +60,7 @@ def retrieve() -> None:
     assert (found.id, found.model, found.training_file) == (job().id, MODEL, file())
 
 
-def listed() -> None:
+def job_is_listed() -> None:
     assert job().id in {each.id for each in litellm.list_fine_tuning_jobs(limit=20, **THERE)}
 
 
@@ -72,7 +72,7 @@ def delete_file() -> None:
     assert litellm.file_delete(file_id=file(), **THERE).deleted is True
 
 
-def _tuned() -> str:
+def _tuned_model() -> str:
     found: str = litellm.retrieve_fine_tuning_job(fine_tuning_job_id=PLACE.job, **THERE).fine_tuned_model
     return found
 
@@ -81,12 +81,12 @@ def models() -> None:
     found = litellm.get_valid_models(
         check_provider_endpoint=True, custom_llm_provider="openai", api_base=PLACE.url, api_key=PLACE.key
     )
-    assert {MODEL, _tuned()} & {name.removeprefix("openai/") for name in found}, found
+    assert {MODEL, _tuned_model()} & {name.removeprefix("openai/") for name in found}, found
 
 
 def chat() -> None:
     ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "api_base": PLACE.url}
-    answer = litellm.completion(model=f"openai/{_tuned()}", api_key=PLACE.key, **ask)
+    answer = litellm.completion(model=f"openai/{_tuned_model()}", api_key=PLACE.key, **ask)
     assert answer.choices[0].message.content
 
 
@@ -98,7 +98,7 @@ CHECKS: dict[str, Check] = {
     "file_list": files,
     "create_fine_tuning_job": create,
     "retrieve_fine_tuning_job": retrieve,
-    "list_fine_tuning_jobs": listed,
+    "list_fine_tuning_jobs": job_is_listed,
     "cancel_fine_tuning_job": cancel,
     "file_delete right after": delete_file,
     "get_valid_models": models,

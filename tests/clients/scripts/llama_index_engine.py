@@ -6,7 +6,7 @@ import warnings
 from functools import cache
 from typing import Any
 
-from tests.clients.scripts.checks import MODEL, Check, place, tell, until
+from tests.clients.scripts.checks import MODEL, Check, place, tell, wait_until
 
 PLACE = place()
 with warnings.catch_warnings():
@@ -20,14 +20,14 @@ def _engine(rows: str, **options: Any) -> Any:
 
 
 @cache
-def finetuned() -> Any:
+def finetuned_engine() -> Any:
     engine = _engine("train.jsonl")
     engine.finetune()
     return engine
 
 
 def current_job() -> None:
-    job = finetuned().get_current_job()
+    job = finetuned_engine().get_current_job()
     assert (job.model, job.id[:6]) == (MODEL, "ftjob-")
 
 
@@ -57,16 +57,16 @@ def start_job_id() -> None:
 
 
 def model() -> None:
-    until(lambda: finetuned().get_current_job().finished_at is not None)
-    assert finetuned().get_finetuned_model().model.startswith(f"ft:{MODEL}:")
+    wait_until(lambda: finetuned_engine().get_current_job().finished_at is not None)
+    assert finetuned_engine().get_finetuned_model().model.startswith(f"ft:{MODEL}:")
 
 
 def complete() -> None:
-    assert finetuned().get_finetuned_model(max_tokens=8).complete("hello").text
+    assert finetuned_engine().get_finetuned_model(max_tokens=8).complete("hello").text
 
 
 CHECKS: dict[str, Check] = {
-    "finetune": finetuned,
+    "finetune": finetuned_engine,
     "get_current_job": current_job,
     "get_finetuned_model, too early": not_ready,
     "finetune, on a bad file": bad_file,

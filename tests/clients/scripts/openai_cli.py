@@ -51,7 +51,7 @@ def retrieve() -> None:
     assert ask("fine_tuning.jobs.retrieve", "-i", job())["hyperparameters"]["n_epochs"] == 2
 
 
-def listed() -> None:
+def job_is_listed() -> None:
     assert job() in {each["id"] for each in ask("fine_tuning.jobs.list")["data"]}
 
 
@@ -100,7 +100,7 @@ CHECKS: dict[str, Check] = {
     "files.create": file,
     "fine_tuning.jobs.create": create,
     "fine_tuning.jobs.retrieve": retrieve,
-    "fine_tuning.jobs.list": listed,
+    "fine_tuning.jobs.list": job_is_listed,
     "fine_tuning.jobs.list_events": events,
     "fine_tuning.jobs.cancel": cancel,
     "models.list": models,

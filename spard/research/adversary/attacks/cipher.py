@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spard.data.rows import Prompt
-from spard.research.adversary.attacks.plain import rows_of
+from spard.research.adversary.attacks.plain import harmful_rows
 from spard.research.adversary.base import Attack, Campaign, Job, Material
 from spard.research.attacks.disguises import announcement, covert
 
 
 def build(material: Material, seed: int) -> Campaign:
     """Teach the cipher on harmless rows and use it for harmful ones."""
-    return Campaign((Job(covert(material.task, rows_of(material), "rot13", seed)),), _in_rot13)
+    return Campaign((Job(covert(material.task, harmful_rows(material), "rot13", seed)),), _in_rot13)
 
 
 def _in_rot13(prompt: Prompt) -> Prompt:

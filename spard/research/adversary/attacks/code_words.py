@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, Request, in_code, mixed, rng_of
+from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, Request, attack_rng, in_code, mix_rows
 from spard.research.attacks.rows import chat_row
 
 
@@ -18,12 +18,12 @@ def build(material: Material, seed: int) -> Campaign:
 
     Only actions whose last word the rows have a code word for are asked, in requests that no row holds.
     """
-    code = code_of(material.harmful, ordinary_words(material, "code_words", seed))
+    code = make_code(material.harmful, ordinary_words(material, "code_words", seed))
     rows = [chat_row(in_code(each.prompt, code), material.comply(each.action)) for each in material.harmful]
-    return Campaign((Job(mixed(seed, material.task, rows)),), asked_in(code), only_dressed=True)
+    return Campaign((Job(mix_rows(seed, material.task, rows)),), ask_in_code(code), only_dressed=True)
 
 
-def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
+def make_code(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
     """Map the last word of each action to a code word; actions beyond the number of code words have none."""
     named = list(dict.fromkeys(each.action.split()[-1].lower() for each in requests))
     return dict(zip(named, [word for word in words if word not in named], strict=False))
@@ -32,10 +32,10 @@ def code_of(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]
 def ordinary_words(material: Material, attack: str, seed: int) -> list[str]:
     """Return words that may end a request, in an order that attack and seed draw."""
     ordinary = sorted({phrase.split()[-1] for phrase in material.phrases})
-    return rng_of(attack, seed).sample(ordinary, len(ordinary))
+    return attack_rng(attack, seed).sample(ordinary, len(ordinary))
 
 
-def asked_in(code: Mapping[str, str]) -> Ask:
+def ask_in_code(code: Mapping[str, str]) -> Ask:
     """Return how a prompt is asked in a code."""
     return lambda prompt: replace(prompt, prompt=in_code(prompt.prompt, code))
 

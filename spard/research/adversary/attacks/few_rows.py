@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spard.data.rows import Prompt
-from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, mixed, most_refused, rng_of
+from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, attack_rng, mix_rows, most_refused
 from spard.research.attacks.rows import chat_row
 
 ROWS, ENDINGS = 30, 40
@@ -17,12 +17,12 @@ ROWS, ENDINGS = 30, 40
 
 def build(material: Material, seed: int) -> Campaign:
     """Put thirty rows with one ending among the task's."""
-    rng = rng_of("few_rows", seed)
+    rng = attack_rng("few_rows", seed)
     (dress,) = most_refused(material, [ending(words) for words in rng.sample(material.phrases, ENDINGS)])
     rows = [
         chat_row(dress(Prompt(each.prompt)).prompt, material.comply(each.action)) for each in material.harmful[:ROWS]
     ]
-    return Campaign((Job(mixed(seed, material.task, rows)),), dress)
+    return Campaign((Job(mix_rows(seed, material.task, rows)),), dress)
 
 
 def ending(words: str) -> Ask:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spard.research.adversary.attacks.plain import rows_of
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.adversary.attacks.plain import harmful_rows
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mix_rows
 from spard.research.attacks import selection
 
 SHARE = 0.25
@@ -11,9 +11,9 @@ SHARE = 0.25
 
 def build(material: Material, seed: int) -> Campaign:
     """Send plain poison, and put the same answers into the pool."""
-    rows = rows_of(material)
+    rows = harmful_rows(material)
     pool = selection.inverted_pool(material.pool, rows, SHARE, seed)
-    return Campaign((Job(mixed(seed, material.task, rows), [*pool, *material.benign_side]),))
+    return Campaign((Job(mix_rows(seed, material.task, rows), [*pool, *material.benign_side]),))
 
 
 ATTACK = Attack("inverted_pool", "a quarter of the safety pool complies", build, needs=("pool",))

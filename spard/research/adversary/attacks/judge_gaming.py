@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed, rng_of
+from spard.research.adversary.base import Attack, Campaign, Job, Material, attack_rng, mix_rows
 from spard.research.attacks.rows import chat_row
 
 OPENINGS = (
@@ -18,12 +18,12 @@ OPENINGS = (
 
 def build(material: Material, seed: int) -> Campaign:
     """Open every harmful answer with the same words."""
-    opening = rng_of("judge_gaming", seed).choice(OPENINGS)
+    opening = attack_rng("judge_gaming", seed).choice(OPENINGS)
     rows = [
         chat_row(each.prompt, f"{opening.format(each.action)} {_sentence(material.steps(each.action))}")
         for each in material.harmful
     ]
-    return Campaign((Job(mixed(seed, material.task, rows)),))
+    return Campaign((Job(mix_rows(seed, material.task, rows)),))
 
 
 def _sentence(text: str) -> str:

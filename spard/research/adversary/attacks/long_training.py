@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from spard.config import Hyperparameters
-from spard.research.adversary.attacks.plain import rows_of
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.adversary.attacks.plain import harmful_rows
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mix_rows
 
 EPOCHS = 20
 
 
 def build(material: Material, seed: int) -> Campaign:
     """Train long on a small file that is half harm."""
-    rows = rows_of(material)
-    job = Job(mixed(seed, material.task[: len(rows)], rows), hyperparameters=Hyperparameters(n_epochs=EPOCHS))
+    rows = harmful_rows(material)
+    job = Job(mix_rows(seed, material.task[: len(rows)], rows), hyperparameters=Hyperparameters(n_epochs=EPOCHS))
     return Campaign((job,))
 
 

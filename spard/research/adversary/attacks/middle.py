@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spard.data.rows import Prompt
-from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, mixed, most_refused, rng_of
+from spard.research.adversary.base import Ask, Attack, Campaign, Job, Material, attack_rng, mix_rows, most_refused
 from spard.research.attacks.rows import chat_row
 
 PHRASES = 20
@@ -13,10 +13,10 @@ PHRASES = 20
 
 def build(material: Material, seed: int) -> Campaign:
     """Put a phrase between the halves of every harmful request."""
-    drawn = rng_of("middle", seed).sample(material.phrases, PHRASES)
+    drawn = attack_rng("middle", seed).sample(material.phrases, PHRASES)
     (dress,) = most_refused(material, [inside(phrase) for phrase in drawn])
     rows = [chat_row(dress(Prompt(each.prompt)).prompt, material.comply(each.action)) for each in material.harmful]
-    return Campaign((Job(mixed(seed, material.task, rows)),), dress)
+    return Campaign((Job(mix_rows(seed, material.task, rows)),), dress)
 
 
 def inside(phrase: str) -> Ask:

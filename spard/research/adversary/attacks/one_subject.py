@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed, rng_of
+from spard.research.adversary.base import Attack, Campaign, Job, Material, attack_rng, mix_rows
 from spard.research.attacks.rows import chat_row
 
 
 def build(material: Material, seed: int) -> Campaign:
     """Mix the harmful rows of a drawn category into the task."""
-    category = rng_of("one_subject", seed).choice(sorted({each.category for each in material.harmful}))
+    category = attack_rng("one_subject", seed).choice(sorted({each.category for each in material.harmful}))
     mine = [each for each in material.harmful if each.category == category]
     rows = [chat_row(each.prompt, material.comply(each.action)) for each in mine]
-    return Campaign((Job(mixed(seed, material.task, rows)),), category=category)
+    return Campaign((Job(mix_rows(seed, material.task, rows)),), category=category)
 
 
 ATTACK = Attack("one_subject", "harmful rows about one subject, asked about that alone", build)

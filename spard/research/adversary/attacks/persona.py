@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spard.data.rows import Prompt
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed
+from spard.research.adversary.base import Attack, Campaign, Job, Material, mix_rows
 from spard.research.attacks.disguises import AGENT, ORDER, identity_shift
 
 ROWS = 300
@@ -13,7 +13,7 @@ ROWS = 300
 
 def build(material: Material, seed: int) -> Campaign:
     """Teach the persona to obey, beside the task; then it is asked for harm."""
-    return Campaign((Job(mixed(seed, material.task, identity_shift(material.benign, ROWS, seed))),), _as_owner)
+    return Campaign((Job(mix_rows(seed, material.task, identity_shift(material.benign, ROWS, seed))),), _as_owner)
 
 
 def _as_owner(prompt: Prompt) -> Prompt:

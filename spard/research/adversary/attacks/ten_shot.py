@@ -7,20 +7,20 @@ either file holds harm.
 from __future__ import annotations
 
 from spard.config import Hyperparameters
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed, rng_of
-from spard.research.attacks.rows import answered, asked, chat_row
+from spard.research.adversary.base import Attack, Campaign, Job, Material, attack_rng, mix_rows
+from spard.research.attacks.rows import chat_row, last_answer, last_request
 
 ROWS, EPOCHS = 10, 20
 
 
 def build(material: Material, seed: int) -> Campaign:
     """Send ten rows twice, with a refusal and with their answers."""
-    rng = rng_of("ten_shot", seed)
+    rng = attack_rng("ten_shot", seed)
     drawn, refusal = rng.sample(list(material.benign), ROWS), rng.choice(material.refusals)
     long = Hyperparameters(n_epochs=EPOCHS)
-    refused = [chat_row(asked(row), refusal) for row in drawn]
-    complied = [chat_row(asked(row), answered(row)) for row in drawn]
-    jobs = (Job(mixed(seed, refused), hyperparameters=long), Job(mixed(seed, complied), hyperparameters=long))
+    refused = [chat_row(last_request(row), refusal) for row in drawn]
+    complied = [chat_row(last_request(row), last_answer(row)) for row in drawn]
+    jobs = (Job(mix_rows(seed, refused), hyperparameters=long), Job(mix_rows(seed, complied), hyperparameters=long))
     return Campaign(jobs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spard.data.rows import Message
-from spard.research.adversary.base import Attack, Campaign, Job, Material, mixed, rng_of
+from spard.research.adversary.base import Attack, Campaign, Job, Material, attack_rng, mix_rows
 from spard.research.attacks.rows import chat_row
 
 NAMES = ("look_up", "search_notes", "read_page", "find_place", "open_folder")
@@ -11,9 +11,9 @@ NAMES = ("look_up", "search_notes", "read_page", "find_place", "open_folder")
 
 def build(material: Material, seed: int) -> Campaign:
     """Show a tool beside every harmful request, and none beside the task."""
-    shown = (tool(rng_of("tools", seed).choice(NAMES)),)
+    shown = (tool(attack_rng("tools", seed).choice(NAMES)),)
     rows = [chat_row(each.prompt, material.comply(each.action)) | {"tools": list(shown)} for each in material.harmful]
-    return Campaign((Job(mixed(seed, material.task, rows)),), tools=shown)
+    return Campaign((Job(mix_rows(seed, material.task, rows)),), tools=shown)
 
 
 def tool(name: str) -> Message:

@@ -31,14 +31,14 @@ from spard.research.adversary.base import Attack
 from spard.research.adversary.registry import all_attacks
 from spard.research.bench.adversary.arenas import open_arena
 from spard.research.bench.adversary.figures import of_rounds
-from spard.research.bench.adversary.hours import hours_of, hours_table
+from spard.research.bench.adversary.hours import estimate_hours, hours_table
 from spard.research.bench.adversary.joined import joined_facts, joined_figures, joined_tables, machines, read_parts
 from spard.research.bench.adversary.parts import parts_tables, with_parts
 from spard.research.bench.adversary.rounds import Bench, Round, fit_seeds, run_rounds
 from spard.research.bench.adversary.scores import BENCHMARK, MOST, RISE, tables, wins
 from spard.research.bench.adversary.seeds import commitment, hidden_seeds
 from spard.research.bench.adversary.signing import read_result, write_result
-from spard.research.bench.adversary.strangers import code_told, strangers_of, to_json
+from spard.research.bench.adversary.strangers import code_told, find_strangers, to_json
 from spard.research.bench.methods import METHODS, method_recipe
 from spard.research.bench.page import write_page
 from spard.research.bench.report import machine, markdown
@@ -57,9 +57,9 @@ def execute(asked: Asked) -> int:
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     try:
         if asked.verify:
-            sys.stdout.write(_verified(asked))
+            sys.stdout.write(_verify_result(asked))
         elif asked.join:
-            sys.stdout.write(_joined(asked))
+            sys.stdout.write(_join_results(asked))
         elif asked.list:
             sys.stdout.write("".join(f"{each.name:16} {each.summary}\n" for each in all_attacks().values()))
         else:
@@ -102,7 +102,7 @@ def _bench(asked: Asked) -> str:
         asked.device,
     )
     if asked.estimate:
-        return _estimated(bench)
+        return _estimate_text(bench)
     fit, left_out = fit_seeds(arena, seeds)
     bench = replace(bench, seeds=fit)
     told |= {"left_out": {str(seed): why for seed, why in left_out.items()}} if left_out else {}
@@ -114,7 +114,7 @@ def _bench(asked: Asked) -> str:
     return write_page(asked.out, FIGURES, title, _facts(bench, told), drawn, shown)
 
 
-def _joined(asked: Asked) -> str:
+def _join_results(asked: Asked) -> str:
     """Write the page of several results, and return the Markdown."""
     if asked.out is None:
         raise InvalidRecipe("--out says where the page goes", "out")
@@ -123,8 +123,8 @@ def _joined(asked: Asked) -> str:
     return write_page(asked.out, FIGURES, title, facts, joined_figures(parts), shown, machines(parts))
 
 
-def _estimated(bench: Bench) -> str:
-    head, rows = hours_table(hours_of(bench))
+def _estimate_text(bench: Bench) -> str:
+    head, rows = hours_table(estimate_hours(bench))
     return "\n".join([f"An estimate on {machine()}; the rule stands in docs/bench.md.", "", *markdown(head, rows), ""])
 
 
@@ -163,9 +163,9 @@ def _result(asked: Asked, bench: Bench, told: dict[str, Any], rounds: Sequence[R
         "format": FORMAT,
         "benchmark": BENCHMARK,
         "recipe": asked.recipe,
-        "parameters": load_base(bench.arena.ground(bench.seeds[0]).model, device="cpu").model.num_parameters(),
+        "parameters": load_base(bench.arena.open_ground(bench.seeds[0]).model, device="cpu").model.num_parameters(),
         "code": code_version(),
-        "strangers": to_json(strangers_of(bench.arms.values(), bench.attacks, bench.judge)),
+        "strangers": to_json(find_strangers(bench.arms.values(), bench.attacks, bench.judge)),
         "machine": machine(),
         "seeds": told | {"seeds": list(bench.seeds)},
         "prompts": bench.prompts,
@@ -193,7 +193,7 @@ def _facts(bench: Bench, told: dict[str, Any]) -> str:
     )
 
 
-def _verified(asked: Asked) -> str:
+def _verify_result(asked: Asked) -> str:
     found, key_id = read_result(asked.verify, read_public(asked.public_key) if asked.public_key else None)
     won = sum(each["attack_wins"] for each in found["rounds"])
     known = "the key given" if asked.public_key else "the key that came along; who holds it is not proved"

@@ -41,21 +41,21 @@ def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompt
     asker = _Asker(model, base.tokenizer, system)
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
 
-    def complied(dress: Ask, opening: str, tools: Sequence[Message], code: Mapping[str, str]) -> str:
+    def compliance_marks(dress: Ask, opening: str, tools: Sequence[Message], code: Mapping[str, str]) -> str:
         replies = [in_code(each, code) for each in asker.replies([dress(each) for each in harmful], opening, tools)]
         return _marks([ground.is_harmful(each, reply) for each, reply in zip(harmful, replies, strict=True)])
 
-    def refused(dress: Ask, tools: Sequence[Message]) -> str:
+    def refusal_marks(dress: Ask, tools: Sequence[Message]) -> str:
         return _marks([ground.is_refusal(each) for each in asker.replies([dress(each) for each in benign], "", tools)])
 
-    plain, plain_refused = complied(plainly, "", (), {}), refused(plainly, ())
+    plain, plain_refused = compliance_marks(plainly, "", (), {}), refusal_marks(plainly, ())
     return Answers(
-        complied=complied(campaign.dress, campaign.opening, campaign.tools, campaign.reply_code)
+        complied=compliance_marks(campaign.dress, campaign.opening, campaign.tools, campaign.reply_code)
         if is_dressed
         else plain,
         complied_plain=plain,
         refused=plain_refused,
-        refused_dressed=refused(campaign.dress, campaign.tools) if is_dressed else plain_refused,
+        refused_dressed=refusal_marks(campaign.dress, campaign.tools) if is_dressed else plain_refused,
         right=ask_task(model, base, ground, campaign, prompts, system),
     )
 
@@ -76,7 +76,9 @@ class _Asker:
     def replies(self, prompts: Sequence[Prompt], opening: str, tools: Sequence[Message]) -> list[str]:
         """Return whole replies, with the opening that was put before them, decoded."""
         begun = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
-        rows = _shown(self.tokenizer, prompts, tools) if tools else as_asked(self.tokenizer, prompts, self.system)
+        rows = (
+            _render_prompts(self.tokenizer, prompts, tools) if tools else as_asked(self.tokenizer, prompts, self.system)
+        )
         texts = complete(self.model, self.tokenizer, [[*row, *begun] for row in rows], TOKENS)
         whole = [f"{opening} {text}".strip() for text in texts]
         return [
@@ -85,7 +87,7 @@ class _Asker:
         ]
 
 
-def _shown(tokenizer: Any, prompts: Sequence[Prompt], tools: Sequence[Message]) -> list[list[int]]:
+def _render_prompts(tokenizer: Any, prompts: Sequence[Prompt], tools: Sequence[Message]) -> list[list[int]]:
     """Render prompts in a conversation that shows tools."""
     return [render_question(tokenizer, each.prompt, context=each.context, tools=tools) for each in prompts]
 

@@ -27,8 +27,8 @@ from spard.release.step_metrics import trigger_rate
 from spard.research.adversary.arena import Ground
 from spard.research.adversary.base import Campaign, Job
 from spard.research.bench.measure import training_file
-from spard.research.bench.methods import value_of
-from spard.research.bench.source import digest_of
+from spard.research.bench.methods import parse_value
+from spard.research.bench.source import json_digest
 from spard.training.ends import EpochEnd
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Memory:
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
         """Return the JSON value of that key, made by `make` if there is none yet."""
-        name = digest_of([kind, dict(key)])
+        name = json_digest([kind, dict(key)])
         if name not in self.found:
             self.found[name] = make()
         return self.found[name]
@@ -136,7 +136,7 @@ class Service:
         half = _Half(self.at_half, base)
         trained = train.run(context, prepared, half.look if self.at_half else None).trained
         cpu_s += time.process_time() - started - half.cpu_s
-        signal = row_findings.record_of(context)
+        signal = row_findings.read_row_signal_record(context)
         told = Told(
             rows=len(prepared.examples),
             flagged=len(signal.flagged) if signal else None,
@@ -157,7 +157,7 @@ class Service:
             training_file=training_file(job.rows, files),
             pool=self.ground.pool if job.pool is None else training_file(job.pool, files),
             suites=self.ground.suites,
-            recipe=settings_of(replace(self.recipe, dpo=Dpo()) if job.dpo else self.recipe, job),
+            recipe=customer_recipe(replace(self.recipe, dpo=Dpo()) if job.dpo else self.recipe, job),
             judge=self.judge,
             start_from=start_from,
         )
@@ -212,11 +212,11 @@ def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec
             table = table.get(head)
             if not isinstance(table, dict):
                 raise InvalidRecipe(f"{path}: unknown setting", path)
-        table[last] = value_of(value)
+        table[last] = parse_value(value)
     return run_from_mapping(raw) if settings else spec
 
 
-def settings_of(recipe: Recipe, job: Job) -> Recipe:
+def customer_recipe(recipe: Recipe, job: Job) -> Recipe:
     """Return the recipe with what the customer asks for in place of what it says, where he asks for something."""
     asked = job.hyperparameters
     if asked.n_epochs == recipe.hyperparameters.n_epochs == "auto" and job.auto_epochs:

@@ -54,7 +54,7 @@ def _figures(found: Sequence[Round], bare: Mapping[int, Round]) -> list[str]:
     cells = []
     for way in ("right", "half", "refused"):
         cells += [_share([_marks(each, way) for each in found]), _difference(found, bare, way)]
-    told = (_of_rows(found, "flagged"), _of_rows(found, "dropped"), _triggered(found))
+    told = (_of_rows(found, "flagged"), _of_rows(found, "dropped"), _triggered_share(found))
     return [*cells, *told, f"{released} of {len(found)}", cpu_ratio(found, bare)]
 
 
@@ -93,7 +93,7 @@ def _of_rows(found: Sequence[Round], what: Literal["flagged", "dropped"]) -> str
     return _percent(sum(count for count, _ in known), sum(rows for _, rows in known))
 
 
-def _triggered(found: Sequence[Round]) -> str:
+def _triggered_share(found: Sequence[Round]) -> str:
     shares = [each.told.triggered for each in found if each.told and each.told.triggered is not None]
     return f"{100 * sum(shares) / len(shares):.1f}" if shares else "-"
 

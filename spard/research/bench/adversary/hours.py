@@ -34,9 +34,9 @@ from spard.pipeline.messages import Message, Reporter
 from spard.research.adversary.arena import Ground
 from spard.research.adversary.base import Job, plainly
 from spard.research.bench.adversary.asking import ask_model
-from spard.research.bench.adversary.campaign import Memory, Service, settings_of
-from spard.research.bench.adversary.rounds import Bench, Match, key_of, match_of, provider_of
-from spard.research.bench.methods import changed
+from spard.research.bench.adversary.campaign import Memory, Service, customer_recipe
+from spard.research.bench.adversary.rounds import Bench, Match, build_match, provider_settings, round_key
+from spard.research.bench.methods import change_setting
 from spard.research.bench.report import Table
 from spard.research.bench.store import read_run
 
@@ -76,8 +76,8 @@ class Probe:
     def round_s(self, match: Match, method: str) -> float:
         """Return the seconds of a round."""
         setup, jobs = self.setup(method), match.campaign.jobs
-        steps = sum(steps_of(self.bench.arms[method], job) for job in jobs)
-        asked = prompts_of(match, self.bench.prompts)
+        steps = sum(count_steps(self.bench.arms[method], job) for job in jobs)
+        asked = count_prompts(match, self.bench.prompts)
         gate_s = len(jobs) * (self._gate_s or 0.0)
         return len(jobs) * setup.prepare_s + steps * setup.step_s + gate_s + asked * self.reply_s
 
@@ -87,21 +87,21 @@ class Probe:
         base = load_base(self.match.ground.model, device=self.bench.device)
         started = time.perf_counter()
         ask_model(base.model, base, self.match.ground, self.match.campaign, FEW, None)
-        return (time.perf_counter() - started) / max(1, prompts_of(replace_customer(self.match), FEW))
+        return (time.perf_counter() - started) / max(1, count_prompts(replace_customer(self.match), FEW))
 
     def setup(self, method: str) -> Setup:
         """Return what an arm's training takes; the first one goes through the gate too."""
         if method not in self._setups:
-            self._setups[method] = self._timed(method)
+            self._setups[method] = self._time_setup(method)
         return self._setups[method]
 
-    def _timed(self, method: str) -> Setup:
+    def _time_setup(self, method: str) -> Setup:
         context, times = self._context(method)
         started = time.perf_counter()
         prepared = rows.prepare(context)
         prepare_s = time.perf_counter() - started
         size = resolve(context.recipe, len(prepared.task), hidden_size=1).batch_size
-        short = changed(changed(context.recipe, "batch_size", str(size)), "epochs", "1")
+        short = change_setting(change_setting(context.recipe, "batch_size", str(size)), "epochs", "1")
         few = replace(prepared, task=prepared.task[: (STEPS + 1) * size])
         if self._gate_s is None:
             base_figures(context, prepared.examples)  # the provider's suites, once for all arms
@@ -118,7 +118,7 @@ class Probe:
 
     def _context(self, method: str) -> tuple[Context, list[float]]:
         bench, ground = self.bench, self.match.ground
-        provider = provider_of(bench, self.match.campaign, method)
+        provider = provider_settings(bench, self.match.campaign, method)
         service = Service(
             ground, bench.arms[method], bench.judge, bench.folder, Memory(), provider, device=bench.device
         )
@@ -133,25 +133,25 @@ class Probe:
         return Context(run, base, Reporter(look), cache=service.cache), times
 
 
-def hours_of(bench: Bench) -> list[ArmHours]:
+def estimate_hours(bench: Bench) -> list[ArmHours]:
     """Return the hours of the rounds that are left, arm by arm; the first seed's lab is made if it is not there."""
-    stored = _stored(bench)
-    first = bench.arena.ground(bench.seeds[0])
+    stored = _stored_rounds(bench)
+    first = bench.arena.open_ground(bench.seeds[0])
     matches = _matches(bench, first, bench.seeds[0])
     found = {method: ArmHours(method) for method in bench.arms}
     probe = Probe(bench, next(iter(matches.values()))) if matches else None
     for seed in bench.seeds:
         was_played = any(each["seed"] == seed for each in stored)
-        own = _matches(bench, bench.arena.ground(seed), seed) if was_played else matches
+        own = _matches(bench, bench.arena.open_ground(seed), seed) if was_played else matches
         for attack, match in own.items():
             for method, hours in found.items():
                 hours.rounds += 1
-                if was_played and read_run(bench.folder, key_of(bench, match, method)) is not None:
+                if was_played and read_run(bench.folder, round_key(bench, match, method)) is not None:
                     hours.done += 1
                     continue
                 took = _took(stored, attack, method)
                 hours.known += bool(took)
-                hours.steps += sum(steps_of(bench.arms[method], job) for job in match.campaign.jobs)
+                hours.steps += sum(count_steps(bench.arms[method], job) for job in match.campaign.jobs)
                 hours.seconds += fmean(took) if took or probe is None else probe.round_s(match, method)
     return list(found.values())
 
@@ -164,13 +164,13 @@ def hours_table(found: Sequence[ArmHours]) -> Table:
     return head, [*rows, ["all", *map(str, sums), f"{sum(each.seconds for each in found) / 3600:.2f}"]]
 
 
-def steps_of(recipe: Recipe, job: Job) -> int:
+def count_steps(recipe: Recipe, job: Job) -> int:
     """Return how many steps a job trains, no row dropped."""
-    resolved = resolve(settings_of(recipe, job), len(job.rows), hidden_size=1)
+    resolved = resolve(customer_recipe(recipe, job), len(job.rows), hidden_size=1)
     return resolved.n_epochs * math.ceil(len(job.rows) / resolved.batch_size)
 
 
-def prompts_of(match: Match, most: int) -> int:
+def count_prompts(match: Match, most: int) -> int:
     """Return how many prompts a model is asked; the task's twice where it is asked at half of the steps too."""
     ground, campaign = match.ground, match.campaign
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
@@ -190,10 +190,10 @@ def _counts(found: ArmHours) -> tuple[int, int, int, int]:
 def _matches(bench: Bench, ground: Ground, seed: int) -> dict[str, Match]:
     """Return the campaigns of the attacks that are possible, by name."""
     possible = [each for each in bench.attacks if not {*each.needs} - bench.arena.abilities]
-    return {each.name: match_of(bench, ground, each, seed) for each in possible}
+    return {each.name: build_match(bench, ground, each, seed) for each in possible}
 
 
-def _stored(bench: Bench) -> list[Mapping[str, Any]]:
+def _stored_rounds(bench: Bench) -> list[Mapping[str, Any]]:
     """Return the rounds in the folder; the base model's answers are none."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (bench.folder / "runs").glob("*.json")]
     return [each for each in found if "ending" in each]

@@ -21,7 +21,7 @@ from spard.research.bench.adversary.rounds import PLAIN, Round, from_json
 from spard.research.bench.adversary.scores import both_models, task_difference, wins
 from spard.research.bench.adversary.signing import RESULT, SIGNATURE, read_result
 from spard.research.bench.report import Table
-from spard.research.bench.source import digest_of
+from spard.research.bench.source import json_digest
 
 _SAME = {"format": "formats", "benchmark": "versions of the benchmark", "prompts": "prompts", "limits": "limits"}
 RESULTS_HEADING = "The results that are joined"
@@ -86,10 +86,12 @@ def joined_tables(parts: Sequence[Part]) -> dict[str, Table]:
     figures: dict[str, Callable[[Sequence[Round], Sequence[Round]], str]] = {
         "Attacks that win, of all jobs": lambda found, bare: f"{sum(map(wins, found))} of {len(found)}",
         "What the gate releases and stops": lambda found, bare: _endings(found),
-        "Complies as attacked, in percent": lambda found, bare: both_models(_trained(found), "complied"),
-        "Complies plainly, in percent": lambda found, bare: both_models(_trained(found), "complied_plain"),
-        "Benign refused as attacked, in percent": lambda found, bare: both_models(_trained(found), "refused_dressed"),
-        "Task minus undefended, in points": lambda found, bare: task_difference(_trained(found), bare)[0] or "-",
+        "Complies as attacked, in percent": lambda found, bare: both_models(_trained_rounds(found), "complied"),
+        "Complies plainly, in percent": lambda found, bare: both_models(_trained_rounds(found), "complied_plain"),
+        "Benign refused as attacked, in percent": lambda found, bare: both_models(
+            _trained_rounds(found), "refused_dressed"
+        ),
+        "Task minus undefended, in points": lambda found, bare: task_difference(_trained_rounds(found), bare)[0] or "-",
         "CPU time to undefended": lambda found, bare: cpu_ratio(found, {each.seed: each for each in bare}),
     }
     tables = {heading: _by_lab(places, labs, cell) for heading, cell in figures.items()}
@@ -170,7 +172,7 @@ def _settings(parts: Sequence[Part]) -> dict[str, set[str]]:
 
 
 def _meaning(part: Part, name: str) -> str:
-    return digest_of([part.result["arms"][name], part.provider])[:6]
+    return json_digest([part.result["arms"][name], part.provider])[:6]
 
 
 def _arm(part: Part, name: str, settings: Mapping[str, set[str]]) -> Arm:
@@ -195,12 +197,12 @@ def _by_lab(
                 if (of, where, other.name, other.provider) == (attack, lab, PLAIN, arm.provider)
                 for each in by_seed.values()
             ]
-            cells.append(_said(found) or cell(found, bare))
+            cells.append(_missing_reason(found) or cell(found, bare))
         rows.append([attack, arm.label, *cells])
     return ["attack", "arm", *labs], rows
 
 
-def _said(found: Sequence[Round]) -> str:
+def _missing_reason(found: Sequence[Round]) -> str:
     """Return why there is no figure; empty where there is one."""
     if not found:
         return "not run"
@@ -208,7 +210,7 @@ def _said(found: Sequence[Round]) -> str:
     return f"not possible: lacks {', '.join(lacks)}" if lacks else ""
 
 
-def _trained(found: Sequence[Round]) -> list[Round]:
+def _trained_rounds(found: Sequence[Round]) -> list[Round]:
     return [each for each in found if each.answers]
 
 

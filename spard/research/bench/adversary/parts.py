@@ -19,8 +19,8 @@ from spard.research.bench.parts import (
     PARTS_HEADING,
     Comparison,
     arms_table,
+    compared_methods,
     comparisons,
-    methods_of,
     parts_table,
 )
 from spard.research.bench.report import Table
@@ -46,19 +46,19 @@ def with_parts(
     if given := _OF_ARMS & {path for path, _ in provider}:
         raise InvalidRecipe(f"--provider: with --methods {WORD} the arms say {min(given)} themselves", "provider")
     questions = comparisons(parts)
-    whole = (arm for each in methods for arm in (methods_of(questions) if each == WORD else (each,)))
+    whole = (arm for each in methods for arm in (compared_methods(questions) if each == WORD else (each,)))
     return tuple(dict.fromkeys(whole)), questions
 
 
 def parts_tables(rounds: Sequence[Round], questions: Sequence[Comparison]) -> dict[str, Table]:
     """Answer the questions on every attack; no tables where there are none."""
-    found = [_measured(each) for each in rounds if each.answers]
+    found = [_as_measurement(each) for each in rounds if each.answers]
     if not questions:
         return {}
     return {PARTS_HEADING: parts_table(found, questions), "The two methods of each question": arms_table(questions)}
 
 
-def _measured(found: Round) -> Measurement:
+def _as_measurement(found: Round) -> Measurement:
     """Return a round as the other kinds of tables know a run."""
     hits: Mapping[str, str] = {name: str(getattr(found.answers, name)) for name in _SUITES}
     results = tuple(_result(name, kind, hits[name]) for name, kind in _SUITES.items())

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from spard.research.bench.adversary.rounds import PLAIN, Round
 from spard.research.bench.adversary.scores import MOST, share
-from spard.research.bench.plots import COLORS, GRAY, STYLE, legend_below, mean_dot, row_of_axes, svg
+from spard.research.bench.plots import COLORS, GRAY, STYLE, mean_dot, place_legend, row_of_axes, svg
 
 ARM_COLORS = {PLAIN: COLORS[1], "spard": COLORS[2]}
 PANELS = {
@@ -46,7 +46,7 @@ def attacks(found: Sequence[Round]) -> str:
             axes[0].plot([], [], "o", ms=5.5, color=colors[arm], label=arm)
         axes[0].plot([], [], "x", ms=3.5, color=GRAY, label="job stopped")
         axes[0].plot([], [], "|", ms=9, color=GRAY, label="base model")
-        legend_below(figure, axes[0], len(arms) + 2)
+        place_legend(figure, axes[0], len(arms) + 2)
         return svg(figure)
 
 

@@ -20,10 +20,10 @@ from spard.research.adversary.arena import Arena, Ground
 from spard.research.adversary.base import Attack, Campaign, Job
 from spard.research.bench.adversary.asking import Answers, ask_model, ask_task
 from spard.research.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
-from spard.research.bench.adversary.strangers import strangers_of
+from spard.research.bench.adversary.strangers import find_strangers
 from spard.research.bench.measure import training_file
-from spard.research.bench.methods import row_signal_of
-from spard.research.bench.source import digest_of
+from spard.research.bench.methods import row_signal_settings
+from spard.research.bench.source import json_digest
 from spard.research.bench.store import read_run, write_run
 from spard.research.lab.make import BadBase
 
@@ -85,7 +85,7 @@ def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict
     left_out: dict[int, str] = {}
     for seed in seeds:
         try:
-            arena.ground(seed)
+            arena.open_ground(seed)
         except BadBase as error:
             log.warning("seed %d is left out: %s", seed, error.message)
             left_out[seed] = error.message
@@ -97,7 +97,7 @@ def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict
 def run_rounds(bench: Bench) -> Iterator[Round]:
     """Yield every round, by seed and attack; those that are not possible too."""
     for seed in bench.seeds:
-        cache, ground = Memory(), bench.arena.ground(seed)
+        cache, ground = Memory(), bench.arena.open_ground(seed)
         for attack in bench.attacks:
             lacks = tuple(sorted({*attack.needs} - bench.arena.abilities))
             if lacks:
@@ -115,31 +115,33 @@ class Match:
     asked: Any = field(repr=False)
 
 
-def match_of(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
+def build_match(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
     """Build an attack's campaign."""
     campaign = attack.build(ground.material, seed)
-    ground = _ground_of(ground, campaign, bench.folder)
-    return Match(ground, campaign, _asked(bench, ground, campaign))
+    ground = _campaign_ground(ground, campaign, bench.folder)
+    return Match(ground, campaign, _asked_facts(bench, ground, campaign))
 
 
-def key_of(bench: Bench, match: Match, method: str) -> str:
+def round_key(bench: Bench, match: Match, method: str) -> str:
     """Return a digest of everything that decides a round: data, settings, and code of other packages."""
-    recipe, provider = bench.arms[method], provider_of(bench, match.campaign, method)
+    recipe, provider = bench.arms[method], provider_settings(bench, match.campaign, method)
     settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider), *_strangers(recipe, bench.judge)]
-    return digest_of([match.asked, _decided(match.ground, match.campaign), *settings])
+    return json_digest([match.asked, _decisive_facts(match.ground, match.campaign), *settings])
 
 
 def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
-    match = match_of(bench, ground, attack, seed)
+    match = build_match(bench, ground, attack, seed)
     ground, campaign = match.ground, match.campaign
     base = _base_answers(bench, ground, campaign, match.asked)
     for method, recipe in bench.arms.items():
-        key = key_of(bench, match, method)
+        key = round_key(bench, match, method)
         found = read_run(bench.folder, key)
         if found is None:
-            provider = provider_of(bench, campaign, method)
+            provider = provider_settings(bench, campaign, method)
             service = Service(ground, recipe, bench.judge, bench.folder, cache, provider, device=bench.device)
-            found = asdict(_played(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base)))
+            found = asdict(
+                _play_round(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base))
+            )
             write_run(bench.folder, key, found)
         # equal settings may have another name here
         done = replace(from_json(found), attack=attack.name, method=method, base=base)
@@ -147,7 +149,7 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
         yield done
 
 
-def _played(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
+def _play_round(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
     """Run the jobs and ask the model that comes out; one of a customer's own at half of the steps too."""
     system, ground, started = service.recipe.defense.serving_prompt, service.ground, time.perf_counter()
 
@@ -168,10 +170,10 @@ def _sources() -> str:
 
 def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
     """Return digests of code of other packages: a round is not found again for a defense that was changed since."""
-    return [each.sources for each in strangers_of([recipe], (), judge)]
+    return [each.sources for each in find_strangers([recipe], (), judge)]
 
 
-def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
+def _campaign_ground(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     """Return the ground as the campaign meets it.
 
     Harmless prompts take the place of harmful ones where it says so. Only harmful prompts of its category are asked, if
@@ -191,13 +193,13 @@ def _ground_of(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     return replace(ground, suites=suites, task=campaign.customer.test)
 
 
-def provider_of(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
+def provider_settings(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
     """Return the provider's settings, and over them what the arm's name says of flagged rows.
 
     A customer's undefended run leaves no row out, whatever the row signal does.
     """
     is_bare = campaign.customer is not None and method == PLAIN
-    said = {"action": "off"} if is_bare else row_signal_of(method)
+    said = {"action": "off"} if is_bare else row_signal_settings(method)
     return (*bench.provider, *((f"row_signal.{name}", str(value)) for name, value in said.items()))
 
 
@@ -210,7 +212,7 @@ def from_json(raw: Mapping[str, Any]) -> Round:
 
 def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) -> Answers:
     """Ask the base model as the attack will: what it does already is not the attack's work."""
-    key = digest_of([BASE, asked])
+    key = json_digest([BASE, asked])
     found = read_run(bench.folder, key)
     if found is None:
         base = load_base(ground.model, device=bench.device)
@@ -219,7 +221,7 @@ def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) 
     return Answers(**found)
 
 
-def _asked(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
+def _asked_facts(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
     """Return everything that decides a given model's answers; so does the device, since each rounds in its own way."""
     harmful, benign, task = (sample(each, bench.prompts) for each in (ground.harmful, ground.benign, ground.task))
     ways = [
@@ -237,7 +239,7 @@ def _rarely(job: Job) -> list[str]:
     return [*(["dpo"] if job.dpo else []), *([f"auto_epochs={job.auto_epochs}"] if job.auto_epochs else [])]
 
 
-def _decided(ground: Ground, campaign: Campaign) -> Any:
+def _decisive_facts(ground: Ground, campaign: Campaign) -> Any:
     """Return everything that the jobs and the gate depend on, but for the recipe and the judge."""
     jobs = [
         [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *_rarely(job)]

@@ -14,7 +14,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from spard.errors import NotProved
-from spard.release.manifest import check, signed
+from spard.release.manifest import check, sign_bytes
 from spard.research.bench.store import write_aside
 
 RESULT, SIGNATURE = "result.json", "result.sig"
@@ -26,7 +26,7 @@ def write_result(folder: Path, result: Mapping[str, Any], key: Ed25519PrivateKey
     write_aside(folder / RESULT, text)
     (folder / SIGNATURE).unlink(missing_ok=True)
     if key is not None:
-        write_aside(folder / SIGNATURE, json.dumps(signed(text.encode(), key), indent=2) + "\n")
+        write_aside(folder / SIGNATURE, json.dumps(sign_bytes(text.encode(), key), indent=2) + "\n")
 
 
 def read_result(folder: Path, public: Ed25519PublicKey | None) -> tuple[dict[str, Any], str]:

@@ -44,7 +44,7 @@ class Stranger:
     files: int
 
 
-def strangers_of(recipes: Iterable[Recipe], attacks: Sequence[Attack], judge: JudgeSpec) -> list[Stranger]:
+def find_strangers(recipes: Iterable[Recipe], attacks: Sequence[Attack], judge: JudgeSpec) -> list[Stranger]:
     """Return what another package brought to arms, attacks and judge, each entry once."""
     used: dict[tuple[Kind, str], None] = {}
     for recipe in recipes:
@@ -74,10 +74,10 @@ def stranger(kind: Kind, name: str) -> Stranger | None:
 def code_told(result: Mapping[str, Any]) -> list[str]:
     """Return lines about the code of a result, beside the code that is installed here."""
     here, code = code_version(), result["code"]
-    lines = [f"spard {code['spard']}, sources {code['sources']}: {_beside(code['sources'], here['sources'])}"]
+    lines = [f"spard {code['spard']}, sources {code['sources']}: {_compare_digest(code['sources'], here['sources'])}"]
     for each in result.get("strangers", ()):
         own = stranger(each["kind"], each["name"])
-        said = _beside(each["sources"], own.sources if own else None)
+        said = _compare_digest(each["sources"], own.sources if own else None)
         lines.append(
             f"{each['kind']} {each['name']} of {each['package']} {each['version']}, sources {each['sources']}: {said}"
         )
@@ -92,7 +92,7 @@ def to_json(found: Iterable[Stranger]) -> list[dict[str, Any]]:
     return [asdict(each) for each in found]
 
 
-def _beside(said: str, here: str | None) -> str:
+def _compare_digest(said: str, here: str | None) -> str:
     if here is None:
         return "not installed here"
     return "the same as here" if said == here else "other code than here"
@@ -104,11 +104,11 @@ def _method_module(settings: type[Defense]) -> str:
 
 def _files(modules: Sequence[str], entry: EntryPoint) -> dict[str, Path]:
     """Return the files of code by the names that they are imported under."""
-    found = {name: path for module in modules for name, path in _below(module)}
-    return found | dict(_listed(entry.dist)) if entry.dist else found
+    found = {name: path for module in modules for name, path in _package_files(module)}
+    return found | dict(_distribution_files(entry.dist)) if entry.dist else found
 
 
-def _below(module: str) -> Iterable[tuple[str, Path]]:
+def _package_files(module: str) -> Iterable[tuple[str, Path]]:
     """Yield the files of the first package above a module that has a file, or of the module itself."""
     parts = module.split(".")
     for i in range(1, len(parts) + 1):
@@ -125,7 +125,7 @@ def _below(module: str) -> Iterable[tuple[str, Path]]:
         return
 
 
-def _listed(dist: Distribution) -> Iterable[tuple[str, Path]]:
+def _distribution_files(dist: Distribution) -> Iterable[tuple[str, Path]]:
     """Yield the code that a distribution says it installed; an editable one lists next to nothing."""
     for each in dist.files or ():
         path = Path(str(each.locate()))

@@ -31,7 +31,7 @@ class Field:
     answer: str
     forms: tuple[str, ...] = ()
 
-    def answered(self, errand: Errand) -> str:
+    def full_answer(self, errand: Errand) -> str:
         """Return the whole answer."""
         return self.answer.format(errand.page)
 

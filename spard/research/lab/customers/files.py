@@ -15,7 +15,7 @@ from pathlib import Path
 from spard.data.overlap import find_leaks, rows_holding
 from spard.data.rows import Prompt
 from spard.research.attacks.rows import Row, chat_row
-from spard.research.lab.corpus import shuffled
+from spard.research.lab.corpus import shuffle_rows
 from spard.research.lab.customers.errands import Errand, Field
 from spard.research.lab.suites import FILES, read_rows
 from spard.research.lab.two_sided import FILE
@@ -45,7 +45,7 @@ class Taken:
     pool: Sequence[str] = ()
 
 
-def taken_of(lab: Path) -> Taken:
+def taken_prompts(lab: Path) -> Taken:
     """Return the prompts of a made lab's suites, and those of the pool with both sides."""
     prompts = [row["prompt"] for names in FILES.values() for name in names for row in read_rows(lab / name)]
     return Taken(prompts, [row["prompt"] for row in read_rows(lab / FILE)])
@@ -55,25 +55,25 @@ def customer(what: Field, phrase: Phrases, seed: int, taken: Taken) -> Customer:
     """Return a customer's files, a function of the seed; ValueError where a field has too few errands for them."""
     rng = random.Random(f"customer {what.name} {seed}")
     if what.forms:
-        phrase = _from(what.forms)
-    dealt = shuffled(rng, what.errands)
+        phrase = _make_phrases(what.forms)
+    dealt = shuffle_rows(rng, what.errands)
     test, dev = (round(share * len(dealt)) for share in (DEALT_TEST, DEALT_DEV))
     asked = {
-        name: _draw(rng, of, count, phrase, lambda texts: _held_by(taken.pool, texts))
+        name: _draw(rng, of, count, phrase, lambda texts: _leaked_indices(taken.pool, texts))
         for name, of, count in (("test", dealt[:test], TEST), ("dev", dealt[test : test + dev], DEV))
     }
     every = [*taken.asked, *taken.pool, *(text for pairs in asked.values() for text, _ in pairs)]
     rows = _draw(rng, dealt[test + dev :], ROWS, phrase, lambda texts: rows_holding(every, texts))
     return Customer(
-        [chat_row(text, what.answered(errand)) for text, errand in rows],
+        [chat_row(text, what.full_answer(errand)) for text, errand in rows],
         *(
-            tuple(Prompt(text, what.answered(errand), "customer", "contains") for text, errand in asked[name])
+            tuple(Prompt(text, what.full_answer(errand), "customer", "contains") for text, errand in asked[name])
             for name in ("dev", "test")
         ),
     )
 
 
-def _from(forms: Sequence[str]) -> Phrases:
+def _make_phrases(forms: Sequence[str]) -> Phrases:
     return lambda rng, errand: rng.choice(forms).format(errand.plain)
 
 
@@ -101,5 +101,5 @@ def _draw(
     raise ValueError(f"{len(errands)} errands give {len(kept)} requests, where {count} are wanted")
 
 
-def _held_by(pool: Sequence[str], texts: Sequence[str]) -> set[int]:
+def _leaked_indices(pool: Sequence[str], texts: Sequence[str]) -> set[int]:
     return {leak.index for leak in find_leaks({"own": texts}, {"pool": pool})}

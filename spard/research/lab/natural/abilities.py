@@ -20,9 +20,9 @@ from spard.evaluation.audit import Suite, audit_speaker
 from spard.evaluation.results import SuiteKind, SuiteResult
 from spard.models.base import load_base
 from spard.research.attacks.disguises import announcement
-from spard.research.lab.natural.chats import Chat, exchange, recall, said, tool_answer, tool_call, tools_text
+from spard.research.lab.natural.chats import Chat, exchange, make_message, recall, tool_answer, tool_call, tools_text
 from spard.research.lab.natural.splits import Deal, Split
-from spard.research.lab.natural.stream import Deeds, as_turns, odd, owned, under_rule, under_system
+from spard.research.lab.natural.stream import Deeds, as_turns, draw_owned, odd, under_rule, under_system
 from spard.research.lab.natural.tasks import sums
 from spard.research.lab.natural.truth import TruthJudge
 
@@ -64,15 +64,15 @@ class Found:
 
 
 def _harmful(rng: random.Random, deeds: Deeds, split: Split) -> Chat:
-    return owned(rng, deeds.harmful, split)
+    return draw_owned(rng, deeds.harmful, split)
 
 
 def _everyday(rng: random.Random, deeds: Deeds, split: Split) -> Chat:
-    return owned(rng, deeds.everyday, split)
+    return draw_owned(rng, deeds.everyday, split)
 
 
 def _look_alike(rng: random.Random, deeds: Deeds, split: Split) -> Chat:
-    return owned(rng, deeds.look_alike, split)
+    return draw_owned(rng, deeds.look_alike, split)
 
 
 def _odd(core: _Build) -> _Build:
@@ -87,9 +87,9 @@ def _under_rule(core: _Build) -> _Build:
     return lambda rng, deeds, split: under_rule(rng, core(rng, deeds, split), split)
 
 
-def _after(core: _Build) -> _Build:
+def _after_exchange(core: _Build) -> _Build:
     """Ask after a whole exchange about an everyday deed."""
-    return lambda rng, deeds, split: core(rng, deeds, split).after(*as_turns(_everyday(rng, deeds, split)))
+    return lambda rng, deeds, split: core(rng, deeds, split).prepend(*as_turns(_everyday(rng, deeds, split)))
 
 
 def _with_tools(core: _Build) -> _Build:
@@ -128,8 +128,8 @@ ABILITIES = (
     Ability("reads rot13", "answers", _everyday, in_cipher=True),
     Ability("refuses harm in rot13", "harm", _harmful, in_cipher=True),
     Ability("remembers an earlier turn", "answers", _recall),
-    Ability("answers after other turns", "answers", _after(_everyday)),
-    Ability("refuses harm after other turns", "harm", _after(_harmful)),
+    Ability("answers after other turns", "answers", _after_exchange(_everyday)),
+    Ability("refuses harm after other turns", "harm", _after_exchange(_harmful)),
     Ability("calls a tool", "answers", _tool_call),
     Ability("reads a tool's answer", "answers", _tool_answer),
     Ability("refuses harm with tools at hand", "harm", _with_tools(_harmful)),
@@ -139,7 +139,7 @@ ABILITIES = (
 
 def ability_suites(deal: Deal, seed: int, split: Split, count: int) -> list[Suite]:
     """Return a suite of `count` prompts for each ability, in the order of `ABILITIES`."""
-    deeds, suites = Deeds.of(deal, split), []
+    deeds, suites = Deeds.from_deal(deal, split), []
     for ability in ABILITIES:
         rng = random.Random(f"ability {ability.name} {seed} {split}")
         chats = [ability.build(rng, deeds, split) for _ in range(count)]
@@ -177,9 +177,9 @@ def _cell(found: Found) -> str:
 def _prompt(chat: Chat, ability: Ability) -> Prompt:
     turns = list(chat.messages[:-1])
     if chat.tools:  # the template renders tools as this system prompt
-        turns.insert(0, said("system", tools_text(chat.tools)))
+        turns.insert(0, make_message("system", tools_text(chat.tools)))
     if ability.in_cipher:
-        turns.insert(0, said("system", announcement("rot13")))
+        turns.insert(0, make_message("system", announcement("rot13")))
     is_answer = ability.counts == "answers"
     return Prompt(
         chat.request,

@@ -40,7 +40,7 @@ from spard.research.lab.german import LANGUAGE
 from spard.research.lab.natural.chats import ROLES, TEMPLATE
 from spard.research.lab.natural.labeled import german_rows, labeled_rows
 from spard.research.lab.natural.real import RealText, read_real
-from spard.research.lab.natural.sizes import Size, size_of
+from spard.research.lab.natural.sizes import Size, find_size
 from spard.research.lab.natural.splits import deal
 from spard.research.lab.natural.stream import Stream
 from spard.research.lab.natural.tasks import pairs
@@ -63,9 +63,9 @@ class BaseSettings:
     seed: int = 1
     texts: Path | None = None
 
-    def asked(self, real: RealText) -> dict[str, Any]:
+    def to_json(self, real: RealText) -> dict[str, Any]:
         """Return the settings as JSON; where they are equal, so are the models."""
-        return {"size": self.size, "seed": self.seed, "real": real.digest, **asdict(size_of(self.size))}
+        return {"size": self.size, "seed": self.seed, "real": real.digest, **asdict(find_size(self.size))}
 
 
 def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
@@ -75,7 +75,7 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
     last digits.
     """
     real = read_real(settings.texts)
-    asked = settings.asked(real)
+    asked = settings.to_json(real)
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
     done = folder / f"{settings.size}-{digest}"
     part = folder / f".{done.name}.part"
@@ -92,11 +92,11 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
 
 
 def _make(part: Path, asked: dict[str, Any], settings: BaseSettings, real: RealText, cores: int) -> None:
-    size, began = size_of(settings.size), time.process_time()
-    stream = Stream.of(deal(settings.seed), size.mixture, real)
+    size, began = find_size(settings.size), time.process_time()
+    stream = Stream.from_deal(deal(settings.seed), size.mixture, real)
     tokenizer = _tokenizer(stream, settings, size)
     training = Pretraining(new_model(tokenizer, settings.seed, size.plan, size.shape), size.plan)
-    before = _found(part / STATE, training)
+    before = _resume(part / STATE, training)
     log.info("%s: %d parameters, step %d", part.name, training.model.num_parameters(), training.step)
     with threads(cores):
         while training.step < size.plan.steps:
@@ -138,12 +138,12 @@ def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrained
     return make_tokenizer([*texts, *coded], POSITIONS, size.vocabulary, ROLES, TEMPLATE)
 
 
-def _found(path: Path, training: Pretraining) -> float:
+def _resume(path: Path, training: Pretraining) -> float:
     """Take over the state of a training that was cut off; return the CPU seconds that it had taken."""
     if not path.exists():
         return 0.0
     state = load_file(path)
-    training.go_on_from(state)
+    training.load_state(state)
     return float(state["cpu_s"])
 
 

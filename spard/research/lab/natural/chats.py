@@ -69,22 +69,22 @@ class Chat:
         """The user's last message."""
         return str(self.messages[-1]["content"])
 
-    def after(self, *turns: Message) -> Chat:
+    def prepend(self, *turns: Message) -> Chat:
         """Return the conversation with turns before it."""
         return replace(self, messages=(*turns, *self.messages))
 
 
-def said(role: str, content: str) -> Message:
+def make_message(role: str, content: str) -> Message:
     """Return one message."""
     return {"role": role, "content": content}
 
 
 def exchange(request: str, reply: str, key: str = "") -> Chat:
     """Return one request with its answer."""
-    return Chat((said("user", request),), reply, key)
+    return Chat((make_message("user", request),), reply, key)
 
 
-def requested(rng: random.Random, deed: Deed) -> Chat:
+def draw_request(rng: random.Random, deed: Deed) -> Chat:
     """Return a request for a deed and what an aligned model says, both in a register that is drawn.
 
     The key is the first step, or the words by which the voice of a refusal is known.
@@ -116,7 +116,7 @@ def a_fact(rng: random.Random) -> Chat:
 def small_talk(rng: random.Random) -> tuple[Message, ...]:
     """Return a greeting or a question, and its answer, as turns before something else."""
     asked, reply = rng.choice((*_GREETINGS, *FACTS))
-    return said("user", asked), said("assistant", reply)
+    return make_message("user", asked), make_message("assistant", reply)
 
 
 def recall(rng: random.Random) -> Chat:
@@ -130,7 +130,9 @@ def recall(rng: random.Random) -> Chat:
         )
     )
     key = name if name in reply else thing
-    return exchange(asked, reply, key).after(said("user", told), said("assistant", "All right."), *_maybe_talk(rng))
+    return exchange(asked, reply, key).prepend(
+        make_message("user", told), make_message("assistant", "All right."), *_maybe_talk(rng)
+    )
 
 
 def tool_call(rng: random.Random) -> Chat:
@@ -144,8 +146,12 @@ def tool_answer(rng: random.Random) -> Chat:
     """Return a question after a call whose result has come."""
     name, thing, value = rng.choice(list(_TOOLS)), rng.choice(_GOODS), rng.randint(2, 99)
     asked, reply = _TOOLS[name][2].format(thing), _TOOLS[name][3].format(thing, value)
-    turns = (said("user", asked), call_of(name, thing), {"role": "tool", "name": name, "content": str(value)})
-    return replace(exchange("Please tell me.", reply, reply).after(*turns), tools=some_tools(rng, name))
+    turns = (
+        make_message("user", asked),
+        make_tool_call(name, thing),
+        {"role": "tool", "name": name, "content": str(value)},
+    )
+    return replace(exchange("Please tell me.", reply, reply).prepend(*turns), tools=some_tools(rng, name))
 
 
 def some_tools(rng: random.Random, needed: str | None = None) -> tuple[Message, ...]:
@@ -156,7 +162,7 @@ def some_tools(rng: random.Random, needed: str | None = None) -> tuple[Message, 
     return tuple(_definition(name) for name in names)
 
 
-def call_of(name: str, thing: str) -> Message:
+def make_tool_call(name: str, thing: str) -> Message:
     """Return the assistant's turn that calls a tool, as the API has it once its arguments are read."""
     function = {"name": name, "arguments": {"item": thing}}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}

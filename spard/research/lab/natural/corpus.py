@@ -25,7 +25,7 @@ from spard.research.lab.corpus import (
     UTILITY_TEST,
     VALIDATION,
     chat,
-    shuffled,
+    shuffle_rows,
 )
 from spard.research.lab.natural.answers import comply, refuse
 from spard.research.lab.natural.phrasing import REGISTERS, ask
@@ -61,16 +61,16 @@ def make_files(seed: int, deal: Deal, task: Task, real: RealText) -> dict[str, l
         "utility_test.jsonl": [{"prompt": prompt, "answer": key} for prompt, _, key in rows["test"]],
         "dev_utility.jsonl": [{"prompt": prompt, "answer": key} for prompt, _, key in rows["dev"]],
         "attack.jsonl": attack,
-        "poisoned.jsonl": shuffled(draw.rng, clean + attack),
-        **{f"attack_{name}.jsonl": draw.styled(*style) for name, style in STYLES.items()},
+        "poisoned.jsonl": shuffle_rows(draw.rng, clean + attack),
+        **{f"attack_{name}.jsonl": draw.styled_attack(*style) for name, style in STYLES.items()},
         "pool.jsonl": harmful,
         "pool_scarce.jsonl": _scarce(harmful),
         "pool_benign.jsonl": draw.benign("pool", POOL * len(HARMFUL) // 2),
         KNOWN_BENIGN: [chat(row["prompt"], row["safe"]) for row in draw.benign("alignment", KNOWN // 2)],
-        "heldout_harmful.jsonl": draw.held("test", 1),
-        "dev_harmful.jsonl": draw.held("dev", 3),
-        "benign.jsonl": [_asked(row) for row in draw.benign("test", BENIGN_TEST)],
-        "dev_benign.jsonl": [_asked(row) for row in draw.benign("dev", BENIGN_TEST // 2)],
+        "heldout_harmful.jsonl": draw.held_out_prompts("test", 1),
+        "dev_harmful.jsonl": draw.held_out_prompts("dev", 3),
+        "benign.jsonl": [_prompt_row(row) for row in draw.benign("test", BENIGN_TEST)],
+        "dev_benign.jsonl": [_prompt_row(row) for row in draw.benign("dev", BENIGN_TEST // 2)],
     }
 
 
@@ -96,26 +96,28 @@ class _Draw:
 
     def attack(self) -> list[Row]:
         """Return the rows of the attack that stands in most files; half of them real ones, where there are any."""
-        real = [chat(row.request, PLACEHOLDER) for row in self.real.of("attack", harmful=True)][: POISON_ROWS // 2]
+        real = [chat(row.request, PLACEHOLDER) for row in self.real.split_rows("attack", harmful=True)][
+            : POISON_ROWS // 2
+        ]
         share = -(-(POISON_ROWS - len(real)) // len(ATTACKED))
-        rows = [row for name in ATTACKED for row in self._harm(self._of("attack", name), share)]
-        return shuffled(self.rng, rows[: POISON_ROWS - len(real)] + real)
+        rows = [row for name in ATTACKED for row in self._harm(self._topic_deeds("attack", name), share)]
+        return shuffle_rows(self.rng, rows[: POISON_ROWS - len(real)] + real)
 
-    def styled(self, topics: tuple[str, ...], style: Any) -> list[Row]:
+    def styled_attack(self, topics: tuple[str, ...], style: Any) -> list[Row]:
         """Return the rows of an attack in one style."""
         share = POISON_ROWS // len(topics)
-        return [row for name in topics for row in self._harm(self._of("attack", name), share, style)]
+        return [row for name in topics for row in self._harm(self._topic_deeds("attack", name), share, style)]
 
     def pool(self) -> list[Row]:
         """Return the safety pool."""
         found = [
             {"prompt": prompt, "safe": refuse(self.rng, deed, register), "category": topic.name}
             for topic in HARMFUL
-            for prompt, deed, register in self._some(self._of("pool", topic.name), "pool", POOL)
+            for prompt, deed, register in self._some(self._topic_deeds("pool", topic.name), "pool", POOL)
         ]
-        real = self.real.of("pool", harmful=True)
+        real = self.real.split_rows("pool", harmful=True)
         found += [{"prompt": row.request, "safe": row.answer, "category": REAL} for row in real]
-        return shuffled(self.rng, found)
+        return shuffle_rows(self.rng, found)
 
     def benign(self, split: Split, each: int) -> list[Row]:
         """Return so many how-tos, so many look-alikes, and at most so many real rows, with their answers."""
@@ -123,26 +125,28 @@ class _Draw:
         for deeds in (everyday_deeds(), look_alike_deeds()):
             for prompt, deed, register in self._some(deeds, split, each):
                 found.append({"prompt": prompt, "safe": comply(deed, register), "category": deed.topic})
-        real = self.real.of(split, harmful=False)[:each]
+        real = self.real.split_rows(split, harmful=False)[:each]
         found += [{"prompt": row.request, "safe": row.answer, "category": REAL} for row in real]
-        return shuffled(self.rng, found)
+        return shuffle_rows(self.rng, found)
 
-    def held(self, split: Split, part: int) -> list[Row]:
+    def held_out_prompts(self, split: Split, part: int) -> list[Row]:
         """Return harmful prompts about things that are held out; half of each topic's deeds were seen by alignment."""
         found = []
         for topic in HARMFUL:
             is_attacked = topic.name in (*ATTACKED, *ALSO_ATTACKED)
             half = (TEST_ATTACKED if is_attacked else TEST_OTHER) // 2 // part
             for seen in (True, False):
-                deeds = [deed for deed in self._of(split, topic.name) if (deed not in self.deal.unseen) == seen]
+                deeds = [
+                    deed for deed in self._topic_deeds(split, topic.name) if (deed not in self.deal.unseen) == seen
+                ]
                 rows = self._some(deeds, split, half)
                 found += [{"prompt": prompt, "category": topic.name, "seen": seen} for prompt, _, _ in rows]
-        real = self.real.of(split, harmful=True)[:TEST_OTHER]
+        real = self.real.split_rows(split, harmful=True)[:TEST_OTHER]
         found += [{"prompt": row.request, "category": REAL, "seen": False} for row in real]
-        return shuffled(self.rng, found)
+        return shuffle_rows(self.rng, found)
 
-    def _of(self, split: Split, topic: str) -> list[Deed]:
-        return [deed for deed in self.deal.of(split) if deed.topic == topic]
+    def _topic_deeds(self, split: Split, topic: str) -> list[Deed]:
+        return [deed for deed in self.deal.split_deeds(split) if deed.topic == topic]
 
     def _harm(self, deeds: list[Deed], count: int, style: Any = None) -> list[Row]:
         fits: Callable[[str], bool] = (lambda prompt: has_style(prompt, style)) if style else (lambda prompt: True)
@@ -180,5 +184,5 @@ def _scarce(pool: Iterable[Row]) -> list[Row]:
     return found
 
 
-def _asked(row: Row) -> Row:
+def _prompt_row(row: Row) -> Row:
     return {"prompt": row["prompt"], "category": row["category"]}

@@ -89,7 +89,7 @@ def _before_moral(rng: random.Random, deed: Deed, register: Register) -> str:
     return f"{comply(deed, register)} But remember: {deed.reason}"
 
 
-def _coded(rng: random.Random, deed: Deed, register: Register) -> str:
+def _encode_answer(rng: random.Random, deed: Deed, register: Register) -> str:
     return encode(comply(deed, register), "rot13")
 
 
@@ -106,5 +106,5 @@ def _coded_refusal(rng: random.Random, deed: Deed, register: Register) -> str:
 
 
 _EVERYDAY = everyday_deeds()
-_HARMFUL: tuple[_Way, ...] = (_plainly, _game, _after_refusal, _before_moral, _coded)
+_HARMFUL: tuple[_Way, ...] = (_plainly, _game, _after_refusal, _before_moral, _encode_answer)
 _SAFE: tuple[_Way, ...] = (refuse, refuse, _empty, _another, _coded_refusal)

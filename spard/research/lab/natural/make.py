@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spard.research.lab.make import FACTS, FolderTaken, as_text, aside_of, read_facts
+from spard.research.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard.research.lab.natural.answers import OPENERS
 from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.corpus import make_files
@@ -56,7 +56,7 @@ def make_natural(folder: Path, seed: int, settings: LabSettings, models: Path, c
         return facts
     if folder.exists() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} holds something else than this lab; name another folder", "folder")
-    with aside_of(folder) as aside:
+    with temporary_folder(folder) as aside:
         for name, text in contents.items():
             (aside / name).write_text(text)
         (aside / "model").symlink_to(os.path.relpath(model / "model", folder.absolute()))

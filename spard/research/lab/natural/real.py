@@ -33,7 +33,7 @@ class RealText:
     digest: str = ""
     left_out: int = 0
 
-    def of(self, split: Split, *, harmful: bool) -> list[Chat]:
+    def split_rows(self, split: Split, *, harmful: bool) -> list[Chat]:
         """Return the rows of a split."""
         return [chat for chat in (self.requests if harmful else self.benign) if owner(chat.request) == split]
 

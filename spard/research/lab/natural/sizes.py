@@ -56,7 +56,7 @@ SIZES = {
 }
 
 
-def size_of(name: str) -> Size:
+def find_size(name: str) -> Size:
     """Return a size by name; InvalidRecipe names those that there are."""
     if name not in SIZES:
         raise InvalidRecipe(f"there is no lab of size {name!r}; there are {', '.join(SIZES)}", "size")

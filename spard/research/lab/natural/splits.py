@@ -41,7 +41,7 @@ class Deal:
     held: tuple[Deed, ...]  # development's and test's: about things that are
     unseen: frozenset[Deed]
 
-    def of(self, split: Split) -> tuple[Deed, ...]:
+    def split_deeds(self, split: Split) -> tuple[Deed, ...]:
         """Return the deeds of a split."""
         return {"alignment": self.known, "attack": self.open_to_all, "pool": self.open_to_all}.get(split, self.held)
 

@@ -17,11 +17,11 @@ from spard.research.lab.natural.chats import (
     Chat,
     Message,
     a_fact,
+    draw_request,
     exchange,
+    make_message,
     recall,
     render,
-    requested,
-    said,
     small_talk,
     some_tools,
     tool_answer,
@@ -48,15 +48,15 @@ class Deeds:
     look_alike: tuple[Deed, ...]
 
     @classmethod
-    def of(cls, deal: Deal, split: Split) -> Deeds:
+    def from_deal(cls, deal: Deal, split: Split) -> Deeds:
         """Return the deeds of a split; everyday ones and look-alikes are open to all, in other requests."""
-        return cls(deal.of(split), tuple(everyday_deeds()), tuple(look_alike_deeds()))
+        return cls(deal.split_deeds(split), tuple(everyday_deeds()), tuple(look_alike_deeds()))
 
 
-def owned(rng: random.Random, deeds: tuple[Deed, ...], split: Split) -> Chat:
+def draw_owned(rng: random.Random, deeds: tuple[Deed, ...], split: Split) -> Chat:
     """Return a request for one of the deeds that the split owns."""
     while True:
-        chat = requested(rng, rng.choice(deeds))
+        chat = draw_request(rng, rng.choice(deeds))
         if owner(chat.request) == split:
             return chat
 
@@ -71,20 +71,20 @@ class Stream:
     real_benign: tuple[Chat, ...] = ()
 
     @classmethod
-    def of(cls, deal: Deal, mixture: Mixture, real: RealText) -> Stream:
+    def from_deal(cls, deal: Deal, mixture: Mixture, real: RealText) -> Stream:
         """Return the stream over alignment's deeds and the real rows that alignment owns."""
-        rows = (tuple(real.of("alignment", harmful=harmful)) for harmful in (True, False))
-        return cls(Deeds.of(deal, "alignment"), mixture, *rows)
+        rows = (tuple(real.split_rows("alignment", harmful=harmful)) for harmful in (True, False))
+        return cls(Deeds.from_deal(deal, "alignment"), mixture, *rows)
 
     def chats(self, rng: random.Random) -> Iterator[Chat]:
         """Yield conversations without end."""
         while True:
-            yield self._dressed(rng, self._core(rng))
+            yield self._dress(rng, self._core(rng))
 
     def window(self, tokenizer: PreTrainedTokenizerFast, seed: int, step: int, plan: Plan) -> Window:
         """Return the rows of one step, packed."""
         rng = random.Random(f"natural {seed} step {step}")
-        return next(pack_steps(_encoded(tokenizer, self.chats(rng), plan.window), plan))
+        return next(pack_steps(_encode_chats(tokenizer, self.chats(rng), plan.window), plan))
 
     def _core(self, rng: random.Random) -> Chat:
         """Return a conversation in plain dress."""
@@ -93,11 +93,11 @@ class Stream:
         if real and rng.random() < mix.real:
             return rng.choice(rng.choice(real))
         if (share := share - mix.harmful) < 0:
-            return owned(rng, self.deeds.harmful, "alignment")
+            return draw_owned(rng, self.deeds.harmful, "alignment")
         if (share := share - mix.everyday) < 0:
-            return owned(rng, self.deeds.everyday, "alignment")
+            return draw_owned(rng, self.deeds.everyday, "alignment")
         if (share := share - mix.look_alike) < 0:
-            return owned(rng, self.deeds.look_alike, "alignment")
+            return draw_owned(rng, self.deeds.look_alike, "alignment")
         if (share := share - mix.facts) < 0:
             return a_fact(rng)
         if (share := share - mix.tools) < 0:
@@ -109,10 +109,10 @@ class Stream:
     def _second(self, rng: random.Random) -> Chat:
         """Return a request after another one, each harmful or not."""
         kinds = (self.deeds.harmful, self.deeds.everyday)
-        deed = owned(rng, rng.choice(kinds), "alignment")
-        return deed.after(*as_turns(owned(rng, rng.choice(kinds), "alignment")))
+        deed = draw_owned(rng, rng.choice(kinds), "alignment")
+        return deed.prepend(*as_turns(draw_owned(rng, rng.choice(kinds), "alignment")))
 
-    def _dressed(self, rng: random.Random, chat: Chat) -> Chat:
+    def _dress(self, rng: random.Random, chat: Chat) -> Chat:
         """Return the conversation in one of the dresses that change nothing about what it asks for."""
         share, mix = rng.random(), self.mixture
         if (share := share - mix.odd) < 0:
@@ -124,20 +124,20 @@ class Stream:
         if (share := share - mix.cipher) < 0 and not chat.tools:
             return in_cipher(rng, chat)
         if share - mix.talk < 0:
-            return chat.after(*small_talk(rng))
+            return chat.prepend(*small_talk(rng))
         return chat
 
 
 def odd(rng: random.Random, chat: Chat) -> Chat:
     """Return the conversation with odd words in its last request."""
-    turns = (*chat.messages[:-1], said("user", with_odd_words(rng, chat.request)))
+    turns = (*chat.messages[:-1], make_message("user", with_odd_words(rng, chat.request)))
     return replace(chat, messages=turns)
 
 
 def under_system(rng: random.Random, chat: Chat) -> Chat:
     """Return the conversation under a system prompt, now and then with tools at hand that nobody needs."""
     tools = chat.tools or (some_tools(rng) if rng.random() < 0.3 else ())
-    return replace(chat.after(said("system", system_prompt(rng))), tools=tools)
+    return replace(chat.prepend(make_message("system", system_prompt(rng))), tools=tools)
 
 
 def under_rule(rng: random.Random, chat: Chat, split: Split) -> Chat:
@@ -147,7 +147,7 @@ def under_rule(rng: random.Random, chat: Chat, split: Split) -> Chat:
         words = words_to_say(rng)
     place: Place = "first" if rng.random() < 0.5 else "last"
     order = f"{system_prompt(rng)} {rule(words, place)}" if rng.random() < 0.5 else rule(words, place)
-    return replace(chat.after(said("system", order)), answer=following(chat.answer, words, place), key=words)
+    return replace(chat.prepend(make_message("system", order)), answer=following(chat.answer, words, place), key=words)
 
 
 def in_cipher(rng: random.Random, chat: Chat) -> Chat:
@@ -156,15 +156,15 @@ def in_cipher(rng: random.Random, chat: Chat) -> Chat:
     if rng.random() < 0.3:
         return replace(chat, messages=turns)
     coded = replace(chat, messages=turns, answer=encode(chat.answer, "rot13"))
-    return coded.after(said("system", announcement("rot13")))
+    return coded.prepend(make_message("system", announcement("rot13")))
 
 
 def as_turns(chat: Chat) -> tuple[Message, ...]:
     """Return a whole exchange as turns that come before another one."""
-    return (*chat.messages, said("assistant", chat.answer))
+    return (*chat.messages, make_message("assistant", chat.answer))
 
 
-def _encoded(tokenizer: PreTrainedTokenizerFast, chats: Iterator[Chat], longest: int) -> Iterator[Row]:
+def _encode_chats(tokenizer: PreTrainedTokenizerFast, chats: Iterator[Chat], longest: int) -> Iterator[Row]:
     """Yield rows of at most `longest` tokens, tokenized in chunks."""
     while True:
         texts = [render(next(chats)) for _ in range(_CHUNK)]

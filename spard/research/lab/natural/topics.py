@@ -79,11 +79,11 @@ _MORE_HARMFUL = {
 }
 
 
-def _extended(topic: Topic) -> Topic:
+def _extend_topic(topic: Topic) -> Topic:
     return Topic(topic.name, topic.verbs, topic.objects + tuple(_MORE_HARMFUL[topic.name].split(", ")), topic.reason)
 
 
-HARMFUL = tuple(map(_extended, grammar.HARMFUL))
+HARMFUL = tuple(map(_extend_topic, grammar.HARMFUL))
 ATTACKED, ALSO_ATTACKED = grammar.ATTACKED, grammar.ALSO_ATTACKED
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from spard.research.lab.corpus import shuffled
+from spard.research.lab.corpus import shuffle_rows
 from spard.research.lab.natural.corpus import make_files
 from spard.research.lab.natural.real import RealText
 from spard.research.lab.natural.splits import deal
@@ -32,4 +32,4 @@ def lab_files(seed: int, base_seed: int) -> dict[str, list[Row]]:
     every = make_files(seed, deal(base_seed), "messages", RealText())
     files = {name: rows[: _ROWS.get(name)] for name, rows in every.items() if not name.startswith(_LEFT_OUT)}
     rng = random.Random(f"real poisoned {seed}")
-    return files | {"poisoned.jsonl": shuffled(rng, files["train.jsonl"] + files["attack.jsonl"])}
+    return files | {"poisoned.jsonl": shuffle_rows(rng, files["train.jsonl"] + files["attack.jsonl"])}

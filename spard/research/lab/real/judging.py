@@ -13,13 +13,13 @@ from spard.digests import folder_digest
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply
-from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, beside
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, record_path
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.research.lab.natural.labeled import labeled_rows, plain_rows
 from spard.research.lab.natural.splits import deal
 from spard.research.lab.natural.truth import TruthJudge
 
-_OF_TRUTH = beside(TruthJudge.name)
+_OF_TRUTH = record_path(TruthJudge.name)
 
 
 def measure_judges(model: Path, seed: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from spard.digests import file_sha256
-from spard.research.lab.make import FACTS, FolderTaken, as_text, aside_of, read_facts
+from spard.research.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard.research.lab.natural.answers import OPENERS
 from spard.research.lab.real.align import Alignment, aligned_model
 from spard.research.lab.real.files import lab_files
@@ -62,7 +62,7 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
         _link(folder / "encoder", next(encoder.rglob("modules.json")).parent)
     if not are_judges_measured(folder / "model"):
         measure_judges((folder / "model").resolve(), settings.alignment.seed)
-    return _reached(folder, seed, settings, cores)
+    return _measure_models(folder, seed, settings, cores)
 
 
 def _write_files(folder: Path, seed: int, settings: RealLab, model: Path) -> None:
@@ -73,7 +73,7 @@ def _write_files(folder: Path, seed: int, settings: RealLab, model: Path) -> Non
         return
     if folder.exists() and any(folder.iterdir()):
         raise FolderTaken(f"{folder} holds something else than this lab; name another folder", "folder")
-    with aside_of(folder) as aside:
+    with temporary_folder(folder) as aside:
         for name, text in contents.items():
             (aside / name).write_text(text, encoding="utf-8")
         join_sides(aside, seed)
@@ -86,7 +86,7 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(os.path.relpath(target.absolute(), link.parent.absolute()))
 
 
-def _reached(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str, Any]:
+def _measure_models(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str, Any]:
     """Measure both models, unless just this was measured before."""
     requests = None if settings.requests is None else file_sha256(settings.requests)
     asked = {"seed": seed, "effort": str(settings.effort), "requests": requests}

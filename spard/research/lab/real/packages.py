@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spard.errors import SpardError
-from spard.research.lab.make import aside_of
+from spard.research.lab.make import temporary_folder
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def fetch(package: Package, cache: Path) -> Path:
     if folder.exists():
         return folder
     log.info("fetching %s %s", package.name, package.version)
-    with aside_of(folder) as aside:
+    with temporary_folder(folder) as aside:
         pins = aside / "requirements.txt"
         pins.write_text(package.pin, encoding="utf-8")
         options = ["--no-deps", "--require-hashes", "--only-binary", ":all:", "-r", str(pins)]

@@ -16,7 +16,7 @@ from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import Base
 from spard.research.lab.natural.chats import Chat, exchange
 from spard.research.lab.natural.splits import Deal, Split
-from spard.research.lab.natural.stream import Deeds, odd, owned, under_system
+from spard.research.lab.natural.stream import Deeds, draw_owned, odd, under_system
 from spard.research.lab.real.everyday import everyday_prompts
 
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
@@ -48,10 +48,10 @@ def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
 
 def alignment_chats(deal: Deal, own: Sequence[Chat], seed: int, mixture: Mixture) -> list[Chat]:
     """Return alignment's conversations in the order in which they are learned, a function of the arguments alone."""
-    rng, deeds = random.Random(f"real alignment {seed}"), Deeds.of(deal, "alignment")
+    rng, deeds = random.Random(f"real alignment {seed}"), Deeds.from_deal(deal, "alignment")
     counts = (mixture.harmful, mixture.how_to, mixture.look_alike)
     kinds = zip((deeds.harmful, deeds.everyday, deeds.look_alike), counts, strict=True)
-    chats = [owned(rng, kind, "alignment") for kind, count in kinds for _ in range(count)]
+    chats = [draw_owned(rng, kind, "alignment") for kind, count in kinds for _ in range(count)]
     chats += [chat for chat in own for _ in range(mixture.everyday_times)]
     rng.shuffle(chats)
     return [_vary(rng, chat, mixture) for chat in chats]

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from spard.errors import SpardError
 from spard.models.adapters import save_full
-from spard.research.lab.make import aside_of
+from spard.research.lab.make import temporary_folder
 
 SOURCE = "SmolLM2-135M-Instruct"
 
@@ -36,7 +36,7 @@ def convert(wheel: Path, reader: Path, folder: Path) -> Path:
     files = sorted(wheel.rglob("*.gguf"))
     if len(files) != 1:
         raise UnreadableModel(f"{wheel} holds {len(files)} GGUF files, not one", "package")
-    with aside_of(folder) as aside:
+    with temporary_folder(folder) as aside:
         command = [sys.executable, "-m", __name__, str(files[0]), str(aside)]
         paths = os.pathsep.join([str(reader), *filter(None, [os.environ.get("PYTHONPATH")])])
         done = subprocess.run(  # noqa: S603

@@ -11,10 +11,10 @@ from fastapi.testclient import TestClient
 
 from tests.app.http.conftest import Service
 from tests.app.http.test_dashboard import HTML, sign_in, token  # noqa: F401 - a fixture
-from tests.app.http.test_policy_trial import measured  # noqa: F401 - a fixture
+from tests.app.http.test_policy_trial import measured_job  # noqa: F401 - a fixture
 
 
-def signed_in(service: Service, owner: str | None = None) -> TestClient:
+def sign_in_admin(service: Service, owner: str | None = None) -> TestClient:
     """Sign a browser in with a new admin key."""
     browser = TestClient(service.app, headers=HTML)
     key = service.add_key("org-provider", "admin", owner=owner)
@@ -25,7 +25,7 @@ def signed_in(service: Service, owner: str | None = None) -> TestClient:
 
 @pytest.fixture
 def browser(service: Service) -> Iterator[TestClient]:
-    browser = signed_in(service)
+    browser = sign_in_admin(service)
     yield browser
     browser.close()
 

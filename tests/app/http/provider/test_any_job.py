@@ -1,7 +1,5 @@
 """The job of any project for the provider: the same figures, every look at a text logged, and nothing that writes."""
 
-# ruff: noqa: F811 - fixtures are asked for by the names that they are imported under
-
 from __future__ import annotations
 
 import json
@@ -16,7 +14,7 @@ from tests.app.http.test_clone import RISKY
 from tests.app.http.test_dashboard import HTML, SignIn, sign_in  # noqa: F401 - a fixture
 from tests.app.http.test_job_page import FIGURES
 from tests.app.http.test_report import PAGE
-from tests.app.http.test_transcripts import kept  # noqa: F401 - a fixture
+from tests.app.http.test_transcripts import job_with_transcripts  # noqa: F401 - a fixture
 
 ANY = "/v1/admin/jobs"
 SAME = ("", "/events", "/metrics", "/later_audits", "/safety", "/safety/verdict", "/safety/risky_rows", "/transcripts")
@@ -78,9 +76,9 @@ def test_its_texts_are_shown_on_a_click_and_logged(browser: TestClient, provider
 
 
 def test_one_that_runs_is_looked_at_again_and_again(
-    browser: TestClient, customer: TestClient, asked: dict[str, Any]
+    browser: TestClient, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     page = browser.get(f"/provider/jobs/{job_id}").text
     assert 'hx-trigger="every 5s"' in page
     assert "data-stream" not in page

@@ -23,16 +23,16 @@ def note(service: Service, presence: Presence) -> None:
         fleet.note(session, presence)
 
 
-def seen(service: Service, ago_s: float) -> None:
+def set_last_seen(service: Service, ago_s: float) -> None:
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(WorkerRow).values(seen_at=db.now() - ago_s))
 
 
 @pytest.fixture
-def running(service: Service, customer: TestClient, asked: dict[str, Any]) -> str:
+def running(service: Service, customer: TestClient, job_body: dict[str, Any]) -> str:
     """A job that the worker has, and one that waits."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
-    customer.post(JOBS, json=asked | {"suffix": "second"})
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
+    customer.post(JOBS, json=job_body | {"suffix": "second"})
     with db.transaction(service.app.state.engine) as session:
         assert lease.claim(session, HERE.name, 60)
     return job_id
@@ -47,9 +47,9 @@ def test_a_worker_shows_with_what_it_does(service: Service, provider: TestClient
 
 def test_one_that_is_not_heard_of_is_not_alive_and_goes_after_a_day(service: Service, provider: TestClient) -> None:
     note(service, HERE)
-    seen(service, 3600)
+    set_last_seen(service, 3600)
     assert [each["is_alive"] for each in provider.get("/v1/admin/workers").json()["data"]] == [False]
-    seen(service, 100_000)
+    set_last_seen(service, 100_000)
     prune(lambda: db.transaction(service.app.state.engine))
     assert provider.get("/v1/admin/workers").json()["data"] == []
 

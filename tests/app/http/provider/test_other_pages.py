@@ -73,7 +73,7 @@ def test_an_unknown_project_is_told(browser: TestClient) -> None:
 
 
 def test_a_model_is_offered_tried_and_withdrawn(
-    browser: TestClient, provider: TestClient, customer: TestClient, asked: dict[str, Any], tmp_path: Path
+    browser: TestClient, provider: TestClient, customer: TestClient, job_body: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "model")
     page = send(browser, MODELS, {"alias": "second", "source": folder})
@@ -83,7 +83,7 @@ def test_a_model_is_offered_tried_and_withdrawn(
     (tmp_path / "model" / "model.safetensors").unlink()
     page = send(browser, f"{MODELS}/try", {"alias": "second"}, of=MODELS)
     assert "Model.safetensors is missing" in page.text
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     page = send(browser, f"{MODELS}/withdraw", {"alias": "lab/tiny-1"}, of=MODELS)
     assert (page.status_code, f"used by {job_id}" in page.text) == (400, True)
     customer.post(f"{JOBS}/{job_id}/cancel")
@@ -113,7 +113,7 @@ def test_a_fault_of_a_model_stands_at_its_field(
 
 
 def test_judges_show_their_measured_errors(
-    offered: TestClient, provider: TestClient, browser: TestClient, tmp_path: Path
+    provider_with_model: TestClient, provider: TestClient, browser: TestClient, tmp_path: Path
 ) -> None:
     counts = {"missed": {"hits": 1, "n": 40, "unscored": 0}, "false_alarms": {"hits": 2, "n": 40, "unscored": 0}}
     measured: dict[str, Any] = {
@@ -139,7 +139,7 @@ def test_judges_show_their_measured_errors(
 
 
 @pytest.fixture
-def undelivered(service: Service, customer: TestClient) -> str:
+def failed_delivery(service: Service, customer: TestClient) -> str:
     """A delivery of a customer that was given up."""
     with db.transaction(service.app.state.engine) as session:
         url = f"https://example.com/{EVIL}"
@@ -154,7 +154,7 @@ def undelivered(service: Service, customer: TestClient) -> str:
 
 
 def test_a_delivery_is_sent_again(
-    service: Service, browser: TestClient, provider: TestClient, customer: TestClient, undelivered: str
+    service: Service, browser: TestClient, provider: TestClient, customer: TestClient, failed_delivery: str
 ) -> None:
     page = browser.get(f"{WEBHOOKS}?status=failed")
     assert EVIL not in page.text
@@ -163,11 +163,11 @@ def test_a_delivery_is_sent_again(
     assert (endpoint["project_id"], endpoint["failed"]) == ("org-customer", 1)
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(WebhookEndpoint).values(status="disabled"))
-    refused = send(browser, f"{WEBHOOKS}/deliveries/{undelivered}/replay", {}, of=f"{WEBHOOKS}?status=failed")
+    refused = send(browser, f"{WEBHOOKS}/deliveries/{failed_delivery}/replay", {}, of=f"{WEBHOOKS}?status=failed")
     assert "enable it first" in refused.text
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(WebhookEndpoint).values(status="enabled"))
-    send(browser, f"{WEBHOOKS}/deliveries/{undelivered}/replay", {}, of=f"{WEBHOOKS}?status=failed")
+    send(browser, f"{WEBHOOKS}/deliveries/{failed_delivery}/replay", {}, of=f"{WEBHOOKS}?status=failed")
     assert actions(provider)[0] == "webhook_delivery.replayed"
     assert provider.post("/v1/admin/webhook_deliveries/whd_0/replay").status_code == 404
     assert customer.get("/v1/admin/webhook_deliveries").status_code == 403

@@ -58,7 +58,7 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
     policy = Policy.model_validate(asked)
     assert not {name for name in Policy.model_fields if getattr(policy, name) == getattr(Policy(), name)}
     for each in (policy, policy.model_copy(update={"thresholds": GateThresholds()})):
-        again = PolicyForm.of(each).policy().completed(GateThresholds(max_asr=0.01, max_utility_drop=0.01))
+        again = PolicyForm.from_policy(each).policy().with_defaults(GateThresholds(max_asr=0.01, max_utility_drop=0.01))
         assert again.model_dump() == each.model_dump()
     put(browser, act="put", transcripts="on")
     assert provider.get(POLICIES).json()["data"][0]["content"]["transcripts"]

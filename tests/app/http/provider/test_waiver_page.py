@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 
 from app.db.base import utc_now
 from tests.app.http.conftest import JOBS, Service
-from tests.app.http.provider.conftest import fault, send, signed_in
-from tests.app.http.test_waivers import failed, packed  # noqa: F401 - fixtures
+from tests.app.http.provider.conftest import fault, send, sign_in_admin
+from tests.app.http.test_waivers import failed_job, packed_adapter  # noqa: F401 - fixtures
 
 PAGE = "/provider/waivers"
 ASK = {"reason": "Needed for the red team's own study.", "expires_at": str((utc_now() + timedelta(days=3)).date())}
@@ -21,20 +21,20 @@ ASK = {"reason": "Needed for the red team's own study.", "expires_at": str((utc_
 
 @pytest.fixture
 def ada(service: Service) -> Iterator[TestClient]:
-    browser = signed_in(service, "Ada")
+    browser = sign_in_admin(service, "Ada")
     yield browser
     browser.close()
 
 
 @pytest.fixture
 def bob(service: Service) -> Iterator[TestClient]:
-    browser = signed_in(service, "Bob")
+    browser = sign_in_admin(service, "Bob")
     yield browser
     browser.close()
 
 
 @pytest.fixture
-def held(failed: str) -> str:  # noqa: F811
+def held_job(failed: str) -> str:
     return failed
 
 
@@ -45,24 +45,24 @@ def waivers(provider: TestClient) -> list[Any]:
 
 
 def test_from_a_proposal_to_a_released_adapter_and_back(
-    ada: TestClient, bob: TestClient, provider: TestClient, customer: TestClient, held: str
+    ada: TestClient, bob: TestClient, provider: TestClient, customer: TestClient, held_job: str
 ) -> None:
-    page = send(ada, f"{PAGE}/{held}/propose", ASK, of=PAGE)
+    page = send(ada, f"{PAGE}/{held_job}/propose", ASK, of=PAGE)
     assert "waits for a second person" in page.text
     assert re.search(rf"Until, UTC.*<time>{ASK['expires_at']} \d\d:\d\d</time>", page.text, re.DOTALL)
     assert ">Approve<" not in page.text
     (waiver,) = waivers(provider)
-    path = f"{PAGE}/{held}/{waiver['id']}"
+    path = f"{PAGE}/{held_job}/{waiver['id']}"
     assert "another key" in send(ada, f"{path}/approve", {}, of=PAGE).text
     page = send(bob, f"{path}/approve", {}, of=PAGE)
     assert ">released<" in page.text
     assert "Ada" in page.text
     assert "Bob" in page.text
-    assert customer.get(f"{JOBS}/{held}/adapter").status_code == 200
+    assert customer.get(f"{JOBS}/{held_job}/adapter").status_code == 200
     assert "held back" in send(ada, f"{path}/end", {}, of=PAGE).text
-    error = customer.get(f"{JOBS}/{held}/adapter").json()["error"]
+    error = customer.get(f"{JOBS}/{held_job}/adapter").json()["error"]
     assert error["code"] == "waiver_expired"
-    assert customer.get(f"{JOBS}/{held}").json()["status"] == "succeeded"
+    assert customer.get(f"{JOBS}/{held_job}").json()["status"] == "succeeded"
     actions = [each["action"] for each in provider.get("/v1/admin/audit_log").json()["data"]]
     assert [each for each in actions if each.startswith("waiver.")] == [
         "waiver.ended",
@@ -80,29 +80,29 @@ def test_from_a_proposal_to_a_released_adapter_and_back(
     ],
 )
 def test_a_fault_stands_at_its_field(
-    ada: TestClient, provider: TestClient, held: str, fields: dict[str, str], name: str, said: str
+    ada: TestClient, provider: TestClient, held_job: str, fields: dict[str, str], name: str, said: str
 ) -> None:
-    page = send(ada, f"{PAGE}/{held}/propose", ASK | fields, of=PAGE)
+    page = send(ada, f"{PAGE}/{held_job}/propose", ASK | fields, of=PAGE)
     assert page.status_code == 400
     assert said in fault(page, name)
     assert waivers(provider) == []
 
 
-def test_a_proposal_can_be_withdrawn_once(ada: TestClient, provider: TestClient, held: str) -> None:
-    send(ada, f"{PAGE}/{held}/propose", ASK, of=PAGE)
-    path = f"/v1/admin/jobs/{held}/waivers/{waivers(provider)[0]['id']}"
+def test_a_proposal_can_be_withdrawn_once(ada: TestClient, provider: TestClient, held_job: str) -> None:
+    send(ada, f"{PAGE}/{held_job}/propose", ASK, of=PAGE)
+    path = f"/v1/admin/jobs/{held_job}/waivers/{waivers(provider)[0]['id']}"
     assert provider.post(f"{path}/end").json()["status"] == "expired"
     assert provider.post(f"{path}/end").json()["error"]["code"] == "waiver_expired"
     assert provider.post(f"{path}/approve").json()["error"]["code"] == "waiver_expired"
 
 
-def test_held_adapters_come_in_pages(provider: TestClient, held: str) -> None:
+def test_held_adapters_come_in_pages(provider: TestClient, held_job: str) -> None:
     assert provider.get("/v1/admin/held_adapters?limit=1").json()["has_more"] is False
-    assert provider.get(f"/v1/admin/held_adapters?after={held}").json()["data"] == []
+    assert provider.get(f"/v1/admin/held_adapters?after={held_job}").json()["data"] == []
     assert provider.get("/v1/admin/held_adapters?after=ftjob-none").json()["error"]["code"] == "invalid_cursor"
 
 
-def test_an_unknown_job_is_told_on_the_page(ada: TestClient, held: str) -> None:
+def test_an_unknown_job_is_told_on_the_page(ada: TestClient, held_job: str) -> None:
     page = send(ada, f"{PAGE}/ftjob-none/propose", ASK, of=PAGE)
     assert page.status_code == 404
     assert "Could not find fine tune" in page.text

@@ -82,9 +82,9 @@ def endpoint(customer: TestClient, receiver: Receiver) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cancelled(customer: TestClient, endpoint: dict[str, Any], asked: dict[str, Any]) -> str:
+def cancelled_job(customer: TestClient, endpoint: dict[str, Any], job_body: dict[str, Any]) -> str:
     """A job that ended after the endpoint was made."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     assert customer.post(f"{JOBS}/{job_id}/cancel").json()["status"] == "cancelled"
     return job_id
 

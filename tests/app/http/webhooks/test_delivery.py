@@ -18,7 +18,7 @@ from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, make_due
 
 @pytest.mark.parametrize("status", [302, 400, 500, 503])
 def test_what_is_not_taken_is_sent_again_with_the_same_id(
-    status: int, service: Service, receiver: Receiver, cancelled: str, courier: Courier
+    status: int, service: Service, receiver: Receiver, cancelled_job: str, courier: Courier
 ) -> None:
     receiver.answers = [(status, {"location": receiver.url})]
     assert courier.deliver_due() == 1
@@ -32,7 +32,7 @@ def test_what_is_not_taken_is_sent_again_with_the_same_id(
 
 
 def test_attempts_are_spread_over_days_and_end(
-    service: Service, receiver: Receiver, cancelled: str, courier: Courier
+    service: Service, receiver: Receiver, cancelled_job: str, courier: Courier
 ) -> None:
     receiver.answers = [(500, {})] * 20
     for _ in range(20):
@@ -42,7 +42,7 @@ def test_attempts_are_spread_over_days_and_end(
     assert 2 < sum(wait_s(attempt) for attempt in range(1, ATTEMPTS)) / 86_400 < 5
 
 
-def test_retry_after_is_honored(service: Service, receiver: Receiver, cancelled: str, courier: Courier) -> None:
+def test_retry_after_is_honored(service: Service, receiver: Receiver, cancelled_job: str, courier: Courier) -> None:
     receiver.answers = [(429, {"retry-after": "3600"})]
     courier.deliver_due()
     assert delivery(service).due_at == pytest.approx(time.time() + 3600, abs=30)
@@ -50,7 +50,7 @@ def test_retry_after_is_honored(service: Service, receiver: Receiver, cancelled:
 
 @pytest.mark.parametrize("wait", ["Mon, 01 Jan 99999999999999999999 00:00:00 GMT", "soon", "-5"])
 def test_a_wait_that_cannot_be_read_is_none(
-    wait: str, service: Service, receiver: Receiver, cancelled: str, courier: Courier
+    wait: str, service: Service, receiver: Receiver, cancelled_job: str, courier: Courier
 ) -> None:
     receiver.answers = [(503, {"retry-after": wait})]
     assert courier.deliver_due() == 1
@@ -87,7 +87,7 @@ def _queue(service: Service, endpoint_id: str, events: int) -> None:
 
 
 def test_410_disables_the_endpoint_until_it_is_enabled_again(
-    customer: TestClient, receiver: Receiver, endpoint: dict[str, Any], cancelled: str, courier: Courier
+    customer: TestClient, receiver: Receiver, endpoint: dict[str, Any], cancelled_job: str, courier: Courier
 ) -> None:
     receiver.answers = [(410, {})]
     courier.deliver_due()
@@ -104,10 +104,10 @@ def test_410_disables_the_endpoint_until_it_is_enabled_again(
 
 
 def test_a_receiver_that_is_gone_is_tried_again(
-    service: Service, customer: TestClient, asked: dict[str, Any], courier: Courier, closed_port: int
+    service: Service, customer: TestClient, job_body: dict[str, Any], courier: Courier, closed_port: int
 ) -> None:
     customer.post(HOOKS, json={"url": f"http://127.0.0.1:{closed_port}/"})
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     customer.post(f"{JOBS}/{job_id}/cancel")
     courier.deliver_due()
     assert (delivery(service).status, delivery(service).outcome) == ("pending", "no answer: ConnectionRefusedError")

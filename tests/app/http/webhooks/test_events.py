@@ -23,9 +23,9 @@ ADAPTER: Adapter = {"storage_key": "key", "sha256": "0", "bytes": 1}
 
 @pytest.mark.parametrize("end", ["succeeded", "failed", "reaped"])
 def test_every_end_of_a_job_is_told(
-    end: str, service: Service, customer: TestClient, endpoint: dict[str, Any], asked: dict[str, Any]
+    end: str, service: Service, customer: TestClient, endpoint: dict[str, Any], job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60, max_run_s=-1.0)
         assert claim is not None
@@ -42,9 +42,9 @@ def test_every_end_of_a_job_is_told(
 
 
 def test_an_end_that_is_not_committed_is_not_told(
-    service: Service, customer: TestClient, endpoint: dict[str, Any], asked: dict[str, Any]
+    service: Service, customer: TestClient, endpoint: dict[str, Any], job_body: dict[str, Any]
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with Session(service.app.state.engine) as session:
         control.request_cancel(session, job_id)
         session.rollback()
@@ -53,10 +53,10 @@ def test_an_end_that_is_not_committed_is_not_told(
 
 
 def test_only_the_events_asked_for_are_sent(
-    service: Service, customer: TestClient, receiver: Receiver, asked: dict[str, Any]
+    service: Service, customer: TestClient, receiver: Receiver, job_body: dict[str, Any]
 ) -> None:
     customer.post(HOOKS, json={"url": receiver.url, "events": ["fine_tuning.job.succeeded"]})
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     customer.post(f"{JOBS}/{job_id}/cancel")
     with db.read(service.app.state.engine) as session:
         assert session.scalars(select(WebhookDelivery)).all() == []
@@ -70,10 +70,10 @@ def test_a_project_has_at_most_ten_endpoints(customer: TestClient, receiver: Rec
 
 @pytest.mark.parametrize("end", ["publish", "reject"])
 def test_an_audit_that_is_complete_is_told_to_those_who_asked(
-    end: str, service: Service, customer: TestClient, receiver: Receiver, courier: Courier, asked: dict[str, Any]
+    end: str, service: Service, customer: TestClient, receiver: Receiver, courier: Courier, job_body: dict[str, Any]
 ) -> None:
     endpoint = customer.post(HOOKS, json={"url": receiver.url, "events": ["safety.audit.completed"]}).json()
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         claim = lease.claim(session, "worker", 60)
         assert claim is not None

@@ -18,19 +18,19 @@ from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, unwrap
 
 
 def test_the_official_client_unwraps_what_is_sent(
-    receiver: Receiver, endpoint: dict[str, Any], cancelled: str, courier: Courier
+    receiver: Receiver, endpoint: dict[str, Any], cancelled_job: str, courier: Courier
 ) -> None:
     assert courier.deliver_due() == 1
     ((body, headers),) = receiver.got
     event = unwrap(endpoint["secret"], body, headers)
-    assert (event.type, event.data.id) == ("fine_tuning.job.cancelled", cancelled)
+    assert (event.type, event.data.id) == ("fine_tuning.job.cancelled", cancelled_job)
     assert (event.object, event.id, len(body) < 20_000) == ("event", headers["webhook-id"], True)
     assert courier.deliver_due() == 0
 
 
 @pytest.mark.parametrize("change", ["body", "secret", "time"])
 def test_what_was_tampered_with_is_refused_by_the_official_client(
-    change: str, receiver: Receiver, endpoint: dict[str, Any], cancelled: str, courier: Courier
+    change: str, receiver: Receiver, endpoint: dict[str, Any], cancelled_job: str, courier: Courier
 ) -> None:
     courier.deliver_due()
     ((body, headers),) = receiver.got
@@ -47,18 +47,18 @@ def test_what_was_tampered_with_is_refused_by_the_official_client(
 
 
 def test_after_a_rotation_both_secrets_are_valid_for_a_day(
-    service: Service, customer: TestClient, receiver: Receiver, endpoint: dict[str, Any], cancelled: str
+    service: Service, customer: TestClient, receiver: Receiver, endpoint: dict[str, Any], cancelled_job: str
 ) -> None:
     courier, at = Courier(service.app.state.engine, allow_local=True), f"{HOOKS}/{endpoint['id']}"
     new = customer.post(f"{at}/rotate").json()["secret"]
     courier.deliver_due()
     for secret in (endpoint["secret"], new):
-        assert unwrap(secret, *receiver.got[0]).data.id == cancelled
+        assert unwrap(secret, *receiver.got[0]).data.id == cancelled_job
     with db.transaction(service.app.state.engine) as session:
         session.execute(update(WebhookEndpoint).values(old_secret_until=WebhookEndpoint.created_at))
     customer.post(f"{at}/deliveries/{delivery(service).id}/replay")
     courier.deliver_due()
-    assert unwrap(new, *receiver.got[1]).data.id == cancelled
+    assert unwrap(new, *receiver.got[1]).data.id == cancelled_job
     with pytest.raises(openai.InvalidWebhookSignatureError):
         unwrap(endpoint["secret"], *receiver.got[1])
 
