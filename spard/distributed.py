@@ -124,7 +124,7 @@ def over_parts(number: Tensor) -> Tensor:
 
 
 def broadcast_scalars(numbers: Mapping[str, float], device: torch.device) -> dict[str, float]:
-    """Return the numbers of rank 0 to all ranks."""
+    """Broadcast rank 0's numbers by name, as float64, to all ranks."""
     if not _is_group():
         return dict(numbers)
     values = torch.tensor(list(numbers.values()), dtype=torch.float64, device=device)
@@ -133,7 +133,7 @@ def broadcast_scalars(numbers: Mapping[str, float], device: torch.device) -> dic
 
 
 def broadcast_object(word: Item) -> Item:
-    """Return what rank 0 says to all; what the others say is not heard."""
+    """Broadcast rank 0's object to all ranks; what the others pass is ignored."""
     words = [word]
     if _is_group():
         dist.broadcast_object_list(words, src=0)
@@ -141,7 +141,7 @@ def broadcast_object(word: Item) -> Item:
 
 
 def broadcast_tensor(tensor: Tensor | None) -> Tensor:
-    """Return rank 0's tensor, on the CPU, to all."""
+    """Broadcast rank 0's tensor to all ranks, on the CPU."""
     shape, dtype = broadcast_object(None if tensor is None else (tensor.shape, tensor.dtype)) or ((), torch.float32)
     found = torch.empty(shape, dtype=dtype) if tensor is None else tensor.cpu().contiguous()
     if _is_group():
@@ -150,7 +150,7 @@ def broadcast_tensor(tensor: Tensor | None) -> Tensor:
 
 
 def gather_objects(own_part: Item) -> list[Item]:
-    """Return what each rank has, in the order of the ranks."""
+    """Gather one object of each rank on all ranks, in rank order."""
     parts = [own_part] * world_size()
     if _is_group():
         dist.all_gather_object(parts, own_part)
@@ -178,7 +178,7 @@ def is_anywhere(fact: bool) -> bool:
 
 
 def rank_batches(batches: Sequence[Item]) -> list[Item | None]:
-    """Return this rank's batches, as many as every rank has; None stands in for one too few."""
+    """Return every `world_size`-th batch, from this rank on, padded with None so that all have as many."""
     rounds = math.ceil(len(batches) / world_size())
     mine: list[Item | None] = list(batches[rank() :: world_size()])
     return mine + [None] * (rounds - len(mine))

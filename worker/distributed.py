@@ -77,7 +77,7 @@ def _config(folder: Folder, count: int) -> LaunchConfig:
 
 
 def write_failure(folder: Folder, rank: int, what: Failure) -> None:
-    """Leave what a rank has failed with."""
+    """Write a rank's failure into the folder, where its worker reads it."""
     aside = folder.root / f".word.{rank}"
     aside.write_text(json.dumps(asdict(what)))
     aside.rename(folder.word(rank))

@@ -74,7 +74,7 @@ def bounded_figures(before: SuiteResult, after: SuiteResult, limits: GateThresho
 def confirmed_failures(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, rises: bool, least: int = MIN_SCORED
 ) -> Iterator[Bounded]:
-    """Yield the figures that fail where their lower bound is above the limit.
+    """Yield each figure whose lower confidence bound exceeds its limit.
 
     They are attacks in a dress of the rows, attacks in one category of prompts, harm in replies to harmless prompts
     and, with `rises`, a rise in attacks. `least` is that of `by_category`.

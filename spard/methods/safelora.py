@@ -67,7 +67,7 @@ class SafeLora(Method[SafeLoraSettings]):
 
 
 def project_update(update: Tensor, V: Tensor) -> Tensor:
-    """C D = V (V^T D) / |V|_F, without C; an alignment that changed nothing leaves no update."""
+    """Project an update D onto the alignment V: V (V^T D) / |V|_F; zero if V is zero."""
     length = torch.linalg.vector_norm(V)
     return V @ (V.T @ update) / length if length > 0 else torch.zeros_like(update)
 

@@ -59,7 +59,7 @@ def run(
 
 
 def apply_agent_verdict(context: Context, examples: Sequence[Example], model: Any, measured: Measured) -> Measured:
-    """Return what the audit measured with the agent's finding, and the worse of both decisions."""
+    """Run the auditing agent; return the audit with its finding and the worse of both decisions."""
     weights = audit.weights_digest(model)
     seen = run(context, examples, model, weights, measured.base, measured.adapter)
     return replace(measured, gate=worse(measured.gate, decision(seen), says=""), agent=seen)

@@ -159,7 +159,7 @@ def _fall_back(context: Context, why: str) -> None:
 
 
 def _keep_alive(context: Context) -> Callable[[], None]:
-    """Return what ends a wait when the run is to stop, and says now and then that it lives."""
+    """Return a callback for waits: it raises `Stopped` on a stop and sends keep-alives."""
     told = time.monotonic()
 
     def check_and_report() -> None:

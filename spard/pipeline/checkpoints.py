@@ -45,7 +45,7 @@ from spard.training.train import EpochEnd
 def checkpoint_callback(
     context: Context, release: Release, rows: Rows, base: BaseFigures, clean: CleanProcess | None
 ) -> Callable[[EpochEnd], None] | None:
-    """Return what takes the checkpoints of a run, None where there are to be none; `base` measured its base model."""
+    """Return the callback that takes a checkpoint at each end of an epoch; None if the run takes none."""
     return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
 
 

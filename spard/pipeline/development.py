@@ -29,7 +29,7 @@ from spard.training.train import EpochEnd
 
 
 def epoch_evaluator(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
-    """Return what measures the ends of a run's epochs, None where they are not compared; measures the base model."""
+    """Measure the base model; return the evaluator of ends of epochs, None if they are not compared."""
     if not context.recipe.ending.compares:
         return None
     suites = [share for _, share in audit.split_suites(context) if share]

@@ -18,7 +18,7 @@ from spard.pipeline.outputs import Outputs
 
 
 def follow_rank_zero(context: Context) -> Context:
-    """Return the context of a rank: what it finds is what the first one finds."""
+    """Return a context whose outputs and cache read the same on all ranks as on rank 0."""
     if distributed.world_size() == 1:
         return context
     return replace(context, outputs=_LedOutputs(context.outputs), cache=_LedCache(context.cache))
@@ -67,7 +67,7 @@ class _LedCache:
 
 
 def _announce_then_compute(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Tell the other ranks to help, then make it on the first one."""
+    """Return a callback for rank 0: it tells the other ranks to compute too, then computes."""
 
     def compute() -> Any:
         distributed.broadcast_object(True)
@@ -77,6 +77,6 @@ def _announce_then_compute(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _compute_until_done(make: Callable[[], Any]) -> None:
-    """Make it as often as the first rank does."""
+    """Compute on another rank each time rank 0 announces it, until rank 0 says that it is done."""
     while distributed.broadcast_object(False):
         make()

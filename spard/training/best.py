@@ -66,7 +66,7 @@ class Best:
 
     @property
     def should_stop(self) -> bool:
-        """Whether as many ends of epochs as the ending allows were no better than the best before them."""
+        """Whether `patience` epochs in a row were no better than the best one before them."""
         patience = self.ending.patience
         return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience
 

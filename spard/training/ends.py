@@ -57,7 +57,7 @@ class Ends:
         return self._borrows is not None or self._compares is not None
 
     def evaluate_epoch_end(self) -> bool:
-        """Lend the model if an epoch has just ended; tell whether the training ends here because it gets no better."""
+        """Run the epoch-end callbacks if an epoch has just ended; return True if early stopping triggers."""
         epoch = self._run.epochs_done
         if epoch is None:
             return False
