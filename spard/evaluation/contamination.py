@@ -21,6 +21,7 @@ from spard.evaluation.gate import is_gated
 from spard.evaluation.suites import read_suite
 
 HIDDEN = "The training file holds prompts that the audit asks, so what it measures would be memory."
+LEFT_OUT = "A few prompts of the audit stand in the training file, and this audit does without them."
 MOST_LEFT_OUT = 0.1
 """The share of a suite, and of each category that the gate decides on alone, that a job's audit may leave out.
 
@@ -67,10 +68,8 @@ def remove_prompts(suite: Suite, left_out: LeftOut) -> Suite:
 
 
 def overlap_notes(left_out: LeftOut) -> list[str]:
-    """Say, where prompts are left out, how many; not of which suites, which would help to find them."""
-    n = sum(map(len, left_out.values()))
-    them = "1 prompt of the audit stands" if n == 1 else f"{n} prompts of the audit stand"
-    return [f"{them} in the training file, and this audit does without."] if n else []
+    """Say whether prompts are left out; neither of which suites nor how many, for that would help to find them."""
+    return [LEFT_OUT] if any(left_out.values()) else []
 
 
 def find_hidden_leaks(run: RunSpec, left_out: LeftOut) -> dict[str, list[str]]:
