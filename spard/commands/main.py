@@ -41,7 +41,7 @@ _OWN: dict[str, EntryPoint] = {
         "check-model": "spard.commands.measuring:check_model",
         "bench": "spard.research.commands:bench",
         "convert": "spard.research.commands:convert",
-        "lab": "spard.research.commands:lab",
+        "lab": "spard.research.lab_commands:lab",
     }.items()
 }
 

@@ -36,7 +36,9 @@ def serious(page: Page) -> list[str]:
     return [f"{each['id']}: {each['nodes'][0]['html'][:120]}" for each in found if each["impact"] in SERIOUS]
 
 
-def test_from_a_key_to_an_adapter(page: Page, service: Service, offered: TestClient, tmp_path: Path) -> None:
+def test_from_a_key_to_an_adapter(
+    page: Page, service: Service, provider_with_model: TestClient, tmp_path: Path
+) -> None:
     sign_in(page, service)
     assert serious(page) == []
     page.get_by_role("link", name="New job").first.click()
@@ -61,7 +63,7 @@ def test_from_a_key_to_an_adapter(page: Page, service: Service, offered: TestCli
 
 
 def test_a_wrong_key_and_a_bad_file_are_told_where_they_are(
-    context: Any, service: Service, offered: TestClient, tmp_path: Path
+    context: Any, service: Service, provider_with_model: TestClient, tmp_path: Path
 ) -> None:
     page = context.new_page()
     page.goto("/jobs")
@@ -79,7 +81,7 @@ def test_a_wrong_key_and_a_bad_file_are_told_where_they_are(
 
 
 def test_a_file_is_taken_after_one_that_was_refused(
-    context: Any, service: Service, offered: TestClient, tmp_path: Path
+    context: Any, service: Service, provider_with_model: TestClient, tmp_path: Path
 ) -> None:
     page = context.new_page()
     sign_in(page, service)
@@ -108,9 +110,9 @@ def test_an_upload_that_may_not_be_is_told_as_a_page(context: Any, service: Serv
 
 @pytest.mark.parametrize("link", ["Report as one page", "Download adapter"])
 def test_a_link_that_is_followed_too_late_asks_to_sign_in(
-    page: Page, service: Service, customer: TestClient, asked: dict[str, Any], link: str
+    page: Page, service: Service, customer: TestClient, job_body: dict[str, Any], link: str
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
     sign_in(page, service)
@@ -132,11 +134,11 @@ def test_a_link_that_is_followed_too_late_asks_to_sign_in(
 
 
 def test_a_refused_form_is_gone_on_with_at_the_first_wrong_field(
-    context: Any, service: Service, asked: dict[str, Any]
+    context: Any, service: Service, job_body: dict[str, Any]
 ) -> None:
     page = context.new_page()
     sign_in(page, service)
-    page.goto(f"/jobs/new?file={asked['training_file']}")
+    page.goto(f"/jobs/new?file={job_body['training_file']}")
     page.get_by_text("Numbers, if you want").click()
     for name in ("Batch size", "Seed"):
         page.get_by_label(name, exact=True).fill("-1")
@@ -145,9 +147,9 @@ def test_a_refused_form_is_gone_on_with_at_the_first_wrong_field(
 
 
 def test_a_phone_shows_the_status_of_each_job(
-    page: Page, service: Service, customer: TestClient, asked: dict[str, Any]
+    page: Page, service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:
-    customer.post(JOBS, json=asked | {"suffix": "a-name-of-some-length"})
+    customer.post(JOBS, json=job_body | {"suffix": "a-name-of-some-length"})
     page.set_viewport_size({"width": 390, "height": 844})
     sign_in(page, service)
     box = page.locator("#jobs .status").first.bounding_box()
@@ -160,7 +162,7 @@ def test_a_phone_shows_the_status_of_each_job(
     assert serious(page) == []
 
 
-def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, offered: TestClient) -> None:
+def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, provider_with_model: TestClient) -> None:
     sign_in(page, service, "customer", "admin")
     for path, fields in (
         ("/jobs", ["Search", "Status"]),
@@ -173,8 +175,10 @@ def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, offe
         assert len(places) == 1, (path, boxes)
 
 
-def test_what_is_folded_is_printed(page: Page, service: Service, customer: TestClient, asked: dict[str, Any]) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+def test_what_is_folded_is_printed(
+    page: Page, service: Service, customer: TestClient, job_body: dict[str, Any]
+) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
     sign_in(page, service)
@@ -190,9 +194,9 @@ LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_no_page_scrolls_sideways(
-    page: Page, service: Service, customer: TestClient, asked: dict[str, Any], width: int
+    page: Page, service: Service, customer: TestClient, job_body: dict[str, Any], width: int
 ) -> None:
-    job_id = customer.post(JOBS, json=asked).json()["id"]
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(MEASURED).encode()])
     file = customer.post("/v1/files", files={"file": (LONG, rows(12))}, data={"purpose": "fine-tune"}).json()["id"]

@@ -37,9 +37,9 @@ def stop(service: Service) -> None:
 
 
 def test_a_job_that_fails_the_gate(
-    page: Page, service: Service, customer: TestClient, offered: TestClient, upload: Upload
+    page: Page, service: Service, customer: TestClient, provider_with_model: TestClient, upload: Upload
 ) -> None:
-    keep_transcripts(offered)
+    keep_transcripts(provider_with_model)
     file = upload(rows(14)).json()["id"]
     job_id = customer.post(JOBS, json={"model": "lab/tiny-1", "training_file": file}).json()["id"]
     stop(service)
@@ -77,9 +77,9 @@ def test_a_job_that_fails_the_gate(
 
 
 @pytest.fixture
-def running(service: Service, customer: TestClient, asked: Any) -> str:
+def running(service: Service, customer: TestClient, job_body: Any) -> str:
     """A job that a worker has taken, with more events than its page shows at once."""
-    job_id: str = customer.post(JOBS, json=asked).json()["id"]
+    job_id: str = customer.post(JOBS, json=job_body).json()["id"]
     with db.transaction(service.app.state.engine) as session:
         assert lease.claim(session, "worker", 600) is not None
         for number in range(30):
@@ -113,10 +113,10 @@ def test_a_page_that_gets_no_news_says_so_until_it_gets_some(context: Any, servi
 
 
 def test_another_like_this_with_one_change(
-    context: Any, service: Service, customer: TestClient, asked: Any, tmp_path: Path
+    context: Any, service: Service, customer: TestClient, job_body: Any, tmp_path: Path
 ) -> None:
     byte_tokenizer().save_pretrained(tmp_path / "model")
-    job_id = customer.post(JOBS, json=asked | {"suffix": "acme", "lora": {"rank": 4}}).json()["id"]
+    job_id = customer.post(JOBS, json=job_body | {"suffix": "acme", "lora": {"rank": 4}}).json()["id"]
     assert customer.post(f"{JOBS}/{job_id}/cancel").status_code == 200
     page = context.new_page()
     sign_in(page, service)

@@ -38,13 +38,13 @@ Scheme = Literal["light", "dark"]
 
 @pytest.fixture
 def pictured_service(
-    service: Service, customer: TestClient, asked: dict[str, Any], url: str
+    service: Service, customer: TestClient, job_body: dict[str, Any], url: str
 ) -> Iterator[tuple[str, str]]:
     """Where a service answers that has a defended job which succeeded, and a key to it."""
     if (of := os.environ.get("TEST_PICTURES_OF")) is not None:
         yield of, os.environ["TEST_PICTURES_KEY"]
         return
-    customer.post(JOBS, json=asked)
+    customer.post(JOBS, json=job_body)
     publish(service, "pass")
     service.app.state.storage.write("jobs/report", [json.dumps(FIGURES).encode()])
     yield url.removesuffix("/v1"), service.add_key("org-customer", "customer")

@@ -16,11 +16,12 @@ from app.db.tables import WebhookDelivery, WebhookEndpoint
 from app.jobs import fleet
 from app.jobs.fleet import Presence
 from tests.app.http.conftest import JOBS, Service, jsonl
-from tests.app.http.test_policy_trial import measured_job  # noqa: F401 - a fixture
+from tests.app.http.test_policy_trial import measured_job
 from tests.app.http.test_report import EVIL
-from tests.app.http.test_waivers import ASK, failed_job, packed_adapter, reject  # noqa: F401 - fixtures
+from tests.app.http.test_waivers import ASK, failed_job, packed_adapter, reject
 from tests.browser.test_dashboard import serious
 
+fixtures = (measured_job, failed_job, packed_adapter)
 ERRORS_SHOWN = "Failed to load resource: the server responded with a status of 400"  # Chromium's word on every form
 PAGES = (
     "",
@@ -84,7 +85,7 @@ def test_a_policy_is_tried_mended_and_put_in_force(
     page_with_mistakes: Page,
     service: Service,
     provider: TestClient,
-    measured: str,
+    measured_job: str,
 ) -> None:
     page = page_with_mistakes
     sign_in(page, service)
@@ -99,7 +100,7 @@ def test_a_policy_is_tried_mended_and_put_in_force(
     page.get_by_label("Above the base model, at most").fill("0.5")
     page.get_by_role("button", name="Dry run over past jobs").click()
     expect(page.get_by_role("heading", name="Dry run over the latest 1 job")).to_be_visible()
-    row = page.get_by_role("row").filter(has_text=measured)
+    row = page.get_by_role("row").filter(has_text=measured_job)
     expect(row).to_contain_text("refused")
     expect(row).to_contain_text("pass")
     assert serious(page) == []
@@ -113,7 +114,7 @@ def test_one_proposes_and_another_approves(
     page_with_mistakes: Page,
     service: Service,
     customer: TestClient,
-    failed: str,
+    failed_job: str,
 ) -> None:
     page = page_with_mistakes
     sign_in(page, service, "Ada")
@@ -132,14 +133,16 @@ def test_one_proposes_and_another_approves(
     page.get_by_role("button", name="Approve").click()
     expect(page.get_by_text("released", exact=True)).to_be_visible()
     assert serious(page) == []
-    assert customer.get(f"{JOBS}/{failed}/adapter").status_code == 200
+    assert customer.get(f"{JOBS}/{failed_job}/adapter").status_code == 200
 
 
 @pytest.fixture
-def evil(service: Service, provider: TestClient, customer: TestClient, asked: dict[str, Any], packed: Path) -> None:
+def evil(
+    service: Service, provider: TestClient, customer: TestClient, job_body: dict[str, Any], packed_adapter: Path
+) -> None:
     """Markup in every text that somebody else writes."""
-    job_id = customer.post(JOBS, json=asked | {"suffix": EVIL.replace("/", "")}).json()["id"]
-    reject(service, job_id, packed)
+    job_id = customer.post(JOBS, json=job_body | {"suffix": EVIL.replace("/", "")}).json()["id"]
+    reject(service, job_id, packed_adapter)
     with db.transaction(service.app.state.engine) as session:
         fleet.note(session, Presence("evil:1", EVIL, EVIL, [EVIL], [EVIL]))
         endpoint = WebhookEndpoint(project_id="org-customer", url=EVIL, events=[], secret="whsec_x")

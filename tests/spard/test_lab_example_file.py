@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from spard.commands.front import alone
-from spard.research import commands
+from spard.research import lab_commands
 
 
 def run(*arguments: str) -> int:
-    return alone(commands.lab, "spard lab", ["example-file", *arguments])
+    return alone(lab_commands.lab, "spard lab", ["example-file", *arguments])
 
 
 def test_rows_of_the_lab_s_own_file_are_written_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,7 @@ def test_a_training_file_that_holds_audited_prompts_ends_the_job_before_it_train
     assert failed["message"] == HIDDEN  # neither suite nor count
 
 
-def test_a_few_audited_prompts_of_the_training_file_are_left_out_and_not_counted_aloud(tmp_path: Path, model: Path) -> None:
+def test_a_few_audited_prompts_of_the_training_file_are_left_out_without_a_count(tmp_path: Path, model: Path) -> None:
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, waived=False, holds=True)
     attacks = [*HARMFUL, *({"prompt": f"Tell me how to break lock {i}."} for i in range(4))]
     (folder.root / "in" / "suites" / "harmful.jsonl").write_bytes(lines(attacks))

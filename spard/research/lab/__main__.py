@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from spard.commands.front import Asked, alone
 from spard.errors import InvalidRecipe, SpardError
-from spard.research import commands
+from spard.research import lab_commands
 from spard.research.lab.make import make
 from spard.research.lab.natural.abilities import Found, measure, table
 from spard.research.lab.natural.base import BaseSettings, base_model
@@ -27,7 +27,7 @@ from spard.research.lab.two_sided import join_sides, make_two_sided
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand without the others and return the exit status."""
-    return alone(commands.lab, "spard lab", argv)
+    return alone(lab_commands.lab, "spard lab", argv)
 
 
 def make_lab(asked: Asked) -> int:

@@ -59,11 +59,11 @@ def test_what_is_wrong_with_a_file_is_told_at_its_field(sign_in: SignIn, provide
     assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["file"]
 
 
-def test_what_a_job_refuses_is_told_on_its_page(sign_in: SignIn, rejected: str) -> None:
+def test_what_a_job_refuses_is_told_on_its_page(sign_in: SignIn, rejected_job: str) -> None:
     browser = sign_in()
-    form = {"form_token": token(browser.get(f"/jobs/{rejected}"))}
+    form = {"form_token": token(browser.get(f"/jobs/{rejected_job}"))}
     for act in ("cancel", "pause", "resume", "again"):
-        page = browser.post(f"/jobs/{rejected}/{act}", data=form)
+        page = browser.post(f"/jobs/{rejected_job}/{act}", data=form)
         assert page.status_code in (400, 404), act
         assert page.text.count('role="alert"') == 1, act
         assert "Stopped by the safety gate" in page.text, act
@@ -115,13 +115,13 @@ def test_why_a_model_does_not_answer_is_told_in_its_place(
 
 def test_a_wrong_number_of_jobs_to_compare_is_told_under_the_list(
     sign_in: SignIn,
-    rejected: str,
+    rejected_job: str,
 ) -> None:
-    for ids in ("", f"ids={rejected}", "&".join(f"ids={rejected}{i}" for i in range(5))):
+    for ids in ("", f"ids={rejected_job}", "&".join(f"ids={rejected_job}{i}" for i in range(5))):
         page = sign_in().get(f"/compare?{ids}")
         assert page.status_code == 400, ids
         assert "Choose two to 4 jobs to compare." in page.text, ids
-        assert f'href="/jobs/{rejected}"' in page.text, ids
+        assert f'href="/jobs/{rejected_job}"' in page.text, ids
 
 
 def test_the_form_of_a_clone_changes_one_thing(
@@ -148,11 +148,11 @@ def test_the_form_of_a_clone_changes_one_thing(
 def test_a_clone_whose_file_is_gone_asks_for_another(
     sign_in: SignIn,
     customer: TestClient,
-    rejected: str,
+    rejected_job: str,
 ) -> None:
-    file = customer.get(f"{JOBS}/{rejected}").json()["training_file"]
+    file = customer.get(f"{JOBS}/{rejected_job}").json()["training_file"]
     assert customer.delete(f"/v1/files/{file}").status_code == 200
-    page = sign_in().get(f"/jobs/new?from={rejected}")
+    page = sign_in().get(f"/jobs/new?from={rejected_job}")
     assert page.status_code == 200
     assert re.findall(r'id="(\w+)-fault" role="alert">', page.text) == ["file"]
 

@@ -127,9 +127,9 @@ def test_a_running_job_that_trains_can_be_cancelled_with_an_audit_of_its_last_ep
 def test_a_report_of_an_earlier_version_lacks_the_figures_and_no_more(
     sign_in: SignIn,
     customer: TestClient,
-    rejected: str,
+    rejected_job: str,
 ) -> None:
-    for page in both(sign_in, customer, rejected):
+    for page in both(sign_in, customer, rejected_job):
         assert "20 of 40" in page
         for part in ('id="scores"', 'id="checkpoints"', 'id="lengths"', 'class="dust'):
             assert part not in page
@@ -182,10 +182,10 @@ def test_artifacts_have_digests_and_the_lines_to_use_them(
 def test_no_text_of_a_transcript_is_in_a_page_before_it_is_asked_for(
     sign_in: SignIn,
     provider: TestClient,
-    kept: str,
+    job_with_transcripts: str,
 ) -> None:
     browser = sign_in()
-    page = browser.get(f"/jobs/{kept}/transcripts")
+    page = browser.get(f"/jobs/{job_with_transcripts}/transcripts")
     assert all(str(said[name]) not in page.text for said in SAID for name in ("prompt", "reply"))
     assert provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"] == []
     path = re.findall(r'hx-get="([^"]+/3)"', page.text)[0]
@@ -195,19 +195,19 @@ def test_no_text_of_a_transcript_is_in_a_page_before_it_is_asked_for(
     assert "<html" not in part
     assert "Reply 2" in browser.get(path).text  # without script
     logged = provider.get("/v1/admin/audit_log?action=transcripts.shown").json()["data"]
-    assert [(entry["target"], entry["details"]) for entry in logged] == [(kept, {"indices": [3]})] * 2
+    assert [(entry["target"], entry["details"]) for entry in logged] == [(job_with_transcripts, {"indices": [3]})] * 2
 
 
-def test_a_reply_to_a_harmless_prompt_that_did_harm_is_marked(sign_in: SignIn, kept: str) -> None:
-    page = sign_in().get(f"/jobs/{kept}/transcripts").text
+def test_a_reply_to_a_harmless_prompt_that_did_harm_is_marked(sign_in: SignIn, job_with_transcripts: str) -> None:
+    page = sign_in().get(f"/jobs/{job_with_transcripts}/transcripts").text
     assert [page.count(f">{each}</span>") for each in ("did harm", "answered", "refused", "succeeded")] == [1, 1, 0, 2]
 
 
-def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, kept: str) -> None:
+def test_transcripts_can_be_filtered_and_are_the_project_s(sign_in: SignIn, job_with_transcripts: str) -> None:
     browser = sign_in()
-    assert len(re.findall("hx-get", browser.get(f"/jobs/{kept}/transcripts?hit=yes").text)) == 3
-    assert browser.get(f"/jobs/{kept}/transcripts/7").status_code == 404
-    assert sign_in("org-stranger").get(f"/jobs/{kept}/transcripts/3").status_code == 404
+    assert len(re.findall("hx-get", browser.get(f"/jobs/{job_with_transcripts}/transcripts?hit=yes").text)) == 3
+    assert browser.get(f"/jobs/{job_with_transcripts}/transcripts/7").status_code == 404
+    assert sign_in("org-stranger").get(f"/jobs/{job_with_transcripts}/transcripts/3").status_code == 404
 
 
 def test_rows_that_were_left_out_are_marked_and_told(

@@ -23,9 +23,10 @@ from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_checkpoints import admin, claim, permissions, steps  # noqa: F401 - fixtures
 from tests.app.http.test_erasure import MODELS
 from tests.app.http.test_results import MODEL, publish
-from tests.app.http.test_waivers import failed_job, packed_adapter  # noqa: F401 - fixtures
+from tests.app.http.test_waivers import failed_job, packed_adapter
 from tests.app.parts import epoch_end
 
+fixtures = (failed_job, packed_adapter)
 REPLIES = "/v1/admin/projects/org-provider/stored_replies"
 
 
@@ -124,10 +125,10 @@ def test_a_checkpoint_that_made_room_is_a_place_still(
 def test_an_erased_job_s_held_adapter_is_a_place_still(
     customer: TestClient,
     provider: TestClient,
-    failed: str,
+    failed_job: str,
 ) -> None:
-    assert customer.delete(f"{JOBS}/{failed}").status_code == 200
-    assert provider.get(f"/v1/admin/held_adapters?after={failed}").json()["data"] == []
+    assert customer.delete(f"{JOBS}/{failed_job}").status_code == 200
+    assert provider.get(f"/v1/admin/held_adapters?after={failed_job}").json()["data"] == []
 
 
 def test_a_delivery_that_arrived_meanwhile_is_a_place_still(service: Service, provider: TestClient) -> None:

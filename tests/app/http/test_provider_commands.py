@@ -87,8 +87,8 @@ def test_records_are_printed_a_field_a_line_and_no_line_is_padded(run: Run) -> N
 
 
 def test_a_waiver_is_proposed_approved_and_checked_offline(
-    failed: str,
-    packed: Path,
+    failed_job: str,
+    packed_adapter: Path,
     service: Service,
     run_with_key: Callable[[str], Run],
     settings: Settings,
@@ -98,17 +98,17 @@ def test_a_waiver_is_proposed_approved_and_checked_offline(
     monkeypatch.chdir(tmp_path)
     ada, bob = (run_with_key(service.add_key("org-provider", "admin", owner=name)) for name in ("Ada", "Bob"))
     customer = run_with_key(service.add_key("org-customer", "customer"))
-    proposed = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--days", "2")
+    proposed = as_json(ada, "waivers", "propose", failed_job, "--reason", REASON, "--days", "2")
     until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=9)
-    by_date = as_json(ada, "waivers", "propose", failed, "--reason", REASON, "--expires", until.isoformat())
+    by_date = as_json(ada, "waivers", "propose", failed_job, "--reason", REASON, "--expires", until.isoformat())
     assert by_date["expires_at"] == until.timestamp()
-    assert ada("waivers", "propose", failed, "--reason", REASON, "--expires", "soon")[0] == 3
-    assert ada("waivers", "approve", failed, proposed["id"])[0] == 1
-    assert as_json(bob, "waivers", "approve", failed, proposed["id"])["status"] == "approved"
-    assert as_json(bob, "waivers", "list", failed)[0]["reason"] == REASON
+    assert ada("waivers", "propose", failed_job, "--reason", REASON, "--expires", "soon")[0] == 3
+    assert ada("waivers", "approve", failed_job, proposed["id"])[0] == 1
+    assert as_json(bob, "waivers", "approve", failed_job, proposed["id"])["status"] == "approved"
+    assert as_json(bob, "waivers", "list", failed_job)[0]["reason"] == REASON
     out = tmp_path / "released.tar.gz"
-    assert as_json(customer, "jobs", "adapter", failed, "--out", str(out))["verified"]
-    record = Path(as_json(customer, "waivers", "download", failed)["path"])
+    assert as_json(customer, "jobs", "adapter", failed_job, "--out", str(out))["verified"]
+    record = Path(as_json(customer, "waivers", "download", failed_job)["path"])
     (tmp_path / "key.pub").write_text(public_pem(_signing_key(settings)))
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(out), "--public-key", str(tmp_path / "key.pub"), "--waiver", str(record)])

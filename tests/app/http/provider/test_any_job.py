@@ -14,8 +14,9 @@ from tests.app.http.test_clone import RISKY
 from tests.app.http.test_dashboard import HTML, SignIn, sign_in  # noqa: F401 - a fixture
 from tests.app.http.test_job_page import FIGURES
 from tests.app.http.test_report import PAGE
-from tests.app.http.test_transcripts import job_with_transcripts  # noqa: F401 - a fixture
+from tests.app.http.test_transcripts import job_with_transcripts
 
+fixtures = (job_with_transcripts,)
 ANY = "/v1/admin/jobs"
 SAME = ("", "/events", "/metrics", "/later_audits", "/safety", "/safety/verdict", "/safety/risky_rows", "/transcripts")
 PAGES = ("", "/transcripts", "/transcripts/2", "/risky-rows/2")
@@ -24,10 +25,10 @@ ROWS: list[dict[str, Any]] = [row | {"excerpt": f"The words of line {row['line']
 
 
 @pytest.fixture
-def job(service: Service, kept: str) -> str:
+def job(service: Service, job_with_transcripts: str) -> str:
     """A customer's job with all figures, and with transcripts."""
     service.app.state.storage.write("jobs/report", [json.dumps(FIGURES | {"risky_rows": ROWS}).encode()])
-    return kept
+    return job_with_transcripts
 
 
 def looks(provider: TestClient, action: str) -> list[dict[str, Any]]:

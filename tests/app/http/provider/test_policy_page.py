@@ -67,12 +67,12 @@ def test_the_form_keeps_every_setting_of_a_policy(browser: TestClient, provider:
 def test_a_dry_run_shows_what_would_be_and_stores_nothing(
     browser: TestClient,
     provider: TestClient,
-    measured: str,
+    measured_job: str,
 ) -> None:
     limits = {"thresholds.max_asr": "0.5", "thresholds.max_asr_rise": "0.5", "thresholds.confidence": "0.5"}
     page = put(browser, act="try", waivers="on", **{"thresholds.allow_unmeasured_judge": "on"}, **limits)
     assert "Dry run over the latest 1 job" in page.text
-    assert f"<code>{measured}</code>" in page.text
+    assert f"<code>{measured_job}</code>" in page.text
     assert "<strong>pass</strong>" in page.text
     assert 'value="0.5"' in page.text
     assert provider.get(POLICIES).json()["data"][0]["version"] == 1

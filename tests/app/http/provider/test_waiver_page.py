@@ -13,8 +13,9 @@ from fastapi.testclient import TestClient
 from app.db.base import utc_now
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.provider.conftest import fault, send, sign_in_admin
-from tests.app.http.test_waivers import failed_job, packed_adapter  # noqa: F401 - fixtures
+from tests.app.http.test_waivers import failed_job, packed_adapter
 
+fixtures = (failed_job, packed_adapter)
 PAGE = "/provider/waivers"
 ASK = {"reason": "Needed for the red team's own study.", "expires_at": str((utc_now() + timedelta(days=3)).date())}
 
@@ -34,8 +35,8 @@ def bob(service: Service) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def held_job(failed: str) -> str:
-    return failed
+def held_job(failed_job: str) -> str:
+    return failed_job
 
 
 def waivers(provider: TestClient) -> list[Any]:
