@@ -41,8 +41,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[Waits]:
 
 
 # What each method decides by, and where it reads it: the task's loss and its gradient's norm, which must be finite
-# (`read_with`); the safe losses, which are held against their bounds (`means`); and what a correction is as long as.
-ALWAYS = {"read_with": 1}
+# (`read_all`); the safe losses, which are held against their bounds (`means`); and what a correction is as long as.
+ALWAYS = {"read_all": 1}
 LOOK = ALWAYS | {"means": 1}
 CASES: dict[str, tuple[Defense, dict[str, int]]] = {
     "none": (NoDefense(), ALWAYS),
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Defense, dict[str, int]]] = {
     "trust_region": (Spard(check_every=1, tau=0.0), LOOK | {"dot": 1}),  # the gradient's norm
     "closed_form": (Spard(check_every=1, tau=0.0, variant="closed_form"), LOOK | {"dot": 1}),
     "excess": (Spard(check_every=1, bound="excess"), LOOK),
-    "preconditioned": (Spard(tau=0.0, variant="preconditioned"), LOOK | {"preconditioned_": 1}),
+    "preconditioned": (Spard(tau=0.0, variant="preconditioned"), LOOK | {"precondition_": 1}),
     "gated": (Spard(tau=0.0, variant="gated"), LOOK | {"dot": 1}),  # whether it is finite
     "reference": (Spard(tau=0.0, variant="reference"), LOOK | {"reference_": 1}),  # each tensor's norm
     "safegrad": (SafeGrad(), LOOK | {"remove_conflict_": 1, "clip_": 1}),  # whether they conflict; the sum is finite

@@ -283,7 +283,9 @@ def test_nor_where_the_judge_may_not_decide(look: Look, monkeypatch: pytest.Monk
 def test_a_leak_of_a_suite_that_decides_nothing_keeps_no_other_from_being_asked_more(
     look: Look, monkeypatch: pytest.MonkeyPatch, suite: str, looks: int
 ) -> None:
-    monkeypatch.setattr(audit, "find_hidden_leaks", lambda run: {suite: ["The training file holds its prompts."]})
+    monkeypatch.setattr(
+        audit, "find_hidden_leaks", lambda run, left_out: {suite: ["The training file holds its prompts."]}
+    )
     measured, _, _, messages = look(among_the_first(4))
     assert len(again(messages)) == looks
     assert measured.gate.decision == ("pass" if looks else "inconclusive")

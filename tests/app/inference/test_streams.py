@@ -197,7 +197,7 @@ def test_tokens_are_counted_as_they_leave(served_lab: Lab, monkeypatch: pytest.M
 
     monkeypatch.setattr(Entry, "note_sent", note_sent)
     monkeypatch.setattr(Entry, "close", note_end)
-    ask: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "stream": stream}
+    ask: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "stream": stream}
     answer = served_lab.client().chat.completions.create(**ask)
     if stream:
         list(answer)

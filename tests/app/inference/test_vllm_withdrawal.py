@@ -65,7 +65,7 @@ def test_a_pause_unloads_and_its_end_loads_again(served_lab: Lab, server: Vllm) 
     with pytest.raises(NotFoundError):
         client.chat.completions.create(model=model, **ASK)
     wait_until(lambda: not server.names)
-    assert httpx2.post(url, headers=admin, json={}).status_code == 200
+    assert httpx2.post(url, headers=admin, json={"serving": {"paused": []}}).status_code == 200
     assert client.chat.completions.create(model=model, **ASK).choices == before
 
 
