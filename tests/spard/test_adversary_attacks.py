@@ -240,7 +240,7 @@ def test_a_stranger_s_attack_is_one_file_in_a_package(tmp_path: Path) -> None:
         from spard.research.adversary.registry import all_attacks
         assert list(all_attacks())[-1] == "flood" and all_attacks()["flood"].summary == "a flood"
         sys.path.append("wrong")
-        installed.cache_clear()
+        load_entry_points.cache_clear()
         try:
             all_attacks()
         except InvalidExtension as error:
