@@ -43,6 +43,8 @@ NEVER_IN_A_LIST = (
 )
 WITHOUT_JSON = {
     "spard up": "serves until it is stopped",
+    "spard down": "ends what was started, and says so in one line",
+    "spard lab example-file": "writes a file",
     "spard mcp": "speaks a protocol of JSON until its client goes",
     "spard lab make": "leaves a folder",
     "spard move-in read": "fills a folder; spard move-in status --json tells of it",
