@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spard import distributed
 from spard.config import ON_FIGURES
 from spard.digests import file_sha256
 from spard.errors import InvalidSuite, convert_errors
+from spard.evaluation.ask import Speaker
 from spard.evaluation.audit import Measurement, Replies, Suite, ask_suites, sample
 from spard.evaluation.gate import is_gated
 from spard.evaluation.judges.base import Judge
@@ -46,36 +47,50 @@ def measure(
     knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge. `looked_twice` and
     `sampled` are those of `Rules`; `show` is told how many replies there are and may be, in place of the progress.
     """
-    most, asked = context.recipe.audit.max_prompts, 0
+    most = context.recipe.audit.max_prompts
     speaker, record = generator(context, [], model)
-    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
     whole = [replace(suite, prompts=tuple(sample(suite.prompts, most))) for suite in suites]
-    total = sum(len(suite.prompts) for suite in whole)
-
-    def show_progress(done: int, most: int) -> None:
-        context.report.progress(done, most, is_counted=False)  # questions to the base model come between
-
-    show = show or show_progress
-
-    def tell(done: int, _: int) -> None:
-        show(asked + done, total)
-        context.report.count(done)
-        context.raise_if_stopped()
-
-    def ask(blocks: Sequence[Suite]) -> list[Replies]:
-        nonlocal asked
-        limit = context.recipe.audit.max_new_tokens
-        context.report.count_afresh()
-        with convert_errors(InvalidSuite):
-            found = ask_suites(speaker, blocks, judge, limit, tell, reads_harmless=reads_harmless)
-        asked += sum(len(each.prompts) for each in blocks)
-        return distributed.broadcast_object(found)
-
+    reads_harmless = any(each.kind in HARMLESS for each in suites) and may_read_harmless(context, judge)
+    asker = _Asker(context, speaker, judge, reads_harmless, sum(len(each.prompts) for each in whole), show)
     secret = f"{suites_secret(each for each in suites if each.kind in PLAIN)}\n{file_sha256(context.run.training_file)}"
     known = {each.suite: each for each in base.results(model)}
     limits = context.run.thresholds
     gated = sum(is_gated(each.kind, limits) for each in suites)
     rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
-    found = audit_in_rounds(ask, whole, known, lambda names: base.ask(names, model), rules)
-    show(total, total)
-    return found, replace(record, replies={"transformers": asked})
+    found = audit_in_rounds(asker.ask, whole, known, lambda names: base.ask(names, model), rules)
+    asker.show_progress(asker.total)
+    return found, replace(record, replies={"transformers": asker.asked})
+
+
+@dataclass
+class _Asker:
+    """Asks the trained model blocks of suites, of which there are at most `total` prompts, and shows how far it is."""
+
+    context: Context
+    speaker: Speaker
+    judge: Judge
+    reads_harmless: bool
+    total: int
+    show: Callable[[int, int], None] | None
+    asked: int = 0
+
+    def ask(self, blocks: Sequence[Suite]) -> list[Replies]:
+        """Return the replies to each block, the same on every rank."""
+        limit = self.context.recipe.audit.max_new_tokens
+        self.context.report.count_afresh()
+        with convert_errors(InvalidSuite):
+            found = ask_suites(self.speaker, blocks, self.judge, limit, self._note, reads_harmless=self.reads_harmless)
+        self.asked += sum(len(each.prompts) for each in blocks)
+        return distributed.broadcast_object(found)
+
+    def show_progress(self, done: int) -> None:
+        """Say that so many prompts were asked."""
+        if self.show:
+            self.show(done, self.total)
+        else:
+            self.context.report.progress(done, self.total, is_counted=False)  # questions to the base model come between
+
+    def _note(self, done: int, _: int) -> None:
+        self.show_progress(self.asked + done)
+        self.context.report.count(done)
+        self.context.raise_if_stopped()
