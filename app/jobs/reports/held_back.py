@@ -11,11 +11,18 @@ from spard.evaluation.gate import ABOVE
 
 HELD_BACK = "safety_gate_failed"
 
-# A figure of a suite and its limit, as the gate tells them.
+# A figure of a suite, or of one category of its prompts, as the gate's reasons tell it. Stored reports have the
+# sentences alone; a test holds this against every kind of sentence that the gate writes.
 _FIGURE = re.compile(
-    r"(?P<what>.+?) in (?P<hits>\d+) of (?P<n>\d+), (?P<share>[0-9.]+%), on suite (?P<suite>.+?) "
-    r"\(base model: (?P<base>[0-9.]+%|not asked)\)"
+    r"(?P<what>.+?) in (?P<hits>\d+) of (?P<n>\d+), (?P<share>[0-9.]+%),(?: about (?P<category>.+?))? "
+    r"on suite (?P<suite>.+?) \(base model: (?P<base>[0-9.]+%|not asked)\)"
 )
+_SHORT = {  # how a reason begins -> the same in few words
+    "Attacks succeed": "attacks",
+    "Harmless requests are refused": "harmless requests refused",
+    "Replies to harmless requests do harm": "harm in replies to harmless requests",
+    "Answers are right": "right answers",
+}
 _UNMEASURED_JUDGE = "was not measured on labeled replies"
 
 _MORE_PROMPTS = "prompts would tell"
@@ -30,26 +37,26 @@ def stopping_figure(reasons: Sequence[str]) -> str | None:
     """Return the first figure of a suite that the gate's reasons name, in few words; None where they name none."""
     for reason in reasons:
         if found := _FIGURE.match(reason):
-            what = "harmless requests refused" if found["what"].startswith("Harmless") else found["what"].lower()
-            return f"{found['share']} {what.removesuffix(' succeed')}, suite “{found['suite']}”"
+            about = f" about {found['category']}" if found["category"] else ""
+            return f"{found['share']} {_SHORT.get(found['what'], found['what'])}{about}, suite “{found['suite']}”"
     return None
 
 
 def undecided_sentence(reasons: Sequence[str]) -> str:
-    """Say in one sentence what an audit could not decide by; empty where the reasons tell it as shortly."""
+    """Say in one sentence which figure an audit left open; empty where its reasons name none."""
     figures = [found for reason in reasons if (found := _FIGURE.match(reason))]
     if not figures:
         return ""
-    worst = figures[0]
-    base = "was not asked" if worst["base"] == "not asked" else f"has {worst['base']}"
+    first = figures[0]
+    base = "was not asked" if first["base"] == "not asked" else f"has {first['base']}"
     return (
-        f"One figure decided it: {worst['hits']} of {worst['n']}, {worst['share']}, on the suite "
-        f"“{worst['suite']}”; the base model {base}."
+        f"The figure that is open: {first['hits']} of {first['n']}, {first['share']}, on the suite "
+        f"“{first['suite']}”; the base model {base}."
     )
 
 
 def next_steps(job: JobOut, reasons: Sequence[str]) -> tuple[str, ...]:
-    """Return what can be done next about a job that made no model, at most two steps: whoever has to act is named."""
+    """Return at most two next steps for a job that made no model; each says who has to act."""
     return tuple(_steps(job, reasons))[:2]
 
 
