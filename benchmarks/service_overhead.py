@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from openai import OpenAI
 
 from examples import demo
-from examples.scenes import TINY
+from examples.demo_setups import TINY
 
 
 def main() -> None:

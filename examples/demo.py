@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from examples.scenes import SCENES, TINY, Scene
+from examples.demo_setups import SETUPS, TINY, DemoSetup
 from spard.evaluation.rates import wilson
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,16 +44,16 @@ TERMINAL = {"succeeded", "failed", "cancelled"}
 out = Console()
 
 
-def main(scene: Scene = TINY) -> int:
+def main(setup: DemoSetup = TINY) -> int:
     """Run the demo, keep adapters, reports and counts below `HOME`, and return the exit status."""
     started = time.monotonic()
-    out.rule(scene.title)
-    with service(scene) as url:
+    out.rule(setup.title)
+    with service(setup) as url:
         client = OpenAI(base_url=url, api_key=KEY)
-        jobs = fine_tune(client, url, scene)
+        jobs = fine_tune(client, url, setup)
         folders = {name: download(client, name, job) for name, job in jobs.items()}
-        answers = ask(client, jobs, scene)
-        counts = measure(folders, scene)
+        answers = ask(client, jobs, setup)
+        counts = measure(folders, setup)
         show(jobs, counts)
         show_answers(*answers)
         (HOME / "results" / "counts.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
@@ -99,36 +99,36 @@ def is_listening(url: str) -> bool:
         return probe.connect_ex((place.hostname, place.port)) == 0
 
 
-def fine_tune(client: OpenAI, url: str, scene: Scene) -> dict[str, Any]:
+def fine_tune(client: OpenAI, url: str, setup: DemoSetup) -> dict[str, Any]:
     """Run both jobs on a lab; where the gate stops the defended one, say so and go on with the next lab."""
-    lab = HOME / scene.folder
+    lab = HOME / setup.folder
     facts = lab / "lab.json"
-    made = json.loads(facts.read_text(encoding="utf-8"))["seed"] if facts.exists() else scene.seeds[0]
-    for seed in (each for each in scene.seeds if each >= made):
-        make_lab(scene, seed)
-        provide(url, scene)
-        jobs = follow(client, order(client, scene))
+    made = json.loads(facts.read_text(encoding="utf-8"))["seed"] if facts.exists() else setup.seeds[0]
+    for seed in (each for each in setup.seeds if each >= made):
+        make_lab(setup, seed)
+        provide(url, setup)
+        jobs = follow(client, order(client, setup))
         error = jobs["defended"].error
-        if error is None or error.code != "safety_gate_failed" or seed == scene.seeds[-1]:
+        if error is None or error.code != "safety_gate_failed" or seed == setup.seeds[-1]:
             break
         out.print(f"The gate stopped the defended job on the lab of seed {seed}: {error.message}")
         shutil.rmtree(lab)
     return jobs
 
 
-def make_lab(scene: Scene, seed: int) -> None:
+def make_lab(setup: DemoSetup, seed: int) -> None:
     """Make the aligned model with its data; it is done once."""
-    lab = HOME / scene.folder
+    lab = HOME / setup.folder
     fresh = not (lab / "model").exists()
-    with out.status(scene.making):
-        text = run("spard.research.lab", *scene.command, str(lab), "--seed", str(seed), module=True)
+    with out.status(setup.making):
+        text = run("spard.research.lab", *setup.command, str(lab), "--seed", str(seed), module=True)
     out.print(f"lab {'made' if fresh else 'found'} in {display_path(lab)}")
     if text:
         out.print(text, highlight=False)
 
 
 @contextmanager
-def service(scene: Scene = TINY) -> Iterator[str]:
+def service(setup: DemoSetup = TINY) -> Iterator[str]:
     """`spard up` on a free port and an empty data folder, stopped at the end whatever happens."""
     data = HOME / "data"
     shutil.rmtree(data, ignore_errors=True)
@@ -137,7 +137,7 @@ def service(scene: Scene = TINY) -> Iterator[str]:
     with (HOME / "service.log").open("wb") as log:
         process = subprocess.Popen(
             [script("spard"), "up", "--data", str(data), "--port", str(port)],
-            env=os.environ | {"SPARD_ADMIN_KEY": KEY, **scene.environment},
+            env=os.environ | {"SPARD_ADMIN_KEY": KEY, **setup.environment},
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C reaches us first; we stop the service ourselves
@@ -152,33 +152,33 @@ def service(scene: Scene = TINY) -> Iterator[str]:
             shutil.rmtree(data, ignore_errors=True)
 
 
-def provide(url: str, scene: Scene) -> None:
+def provide(url: str, setup: DemoSetup) -> None:
     """Import a base model, a safety pool and audit suites, as a provider does once."""
-    lab = HOME / scene.folder
+    lab = HOME / setup.folder
     os.environ |= {"SPARD_BASE_URL": url, "SPARD_API_KEY": KEY}
     for command in (
-        ["models", "add", scene.model, str(lab / "model")],
+        ["models", "add", setup.model, str(lab / "model")],
         ["pool", "import", str(lab / "pool_two_sided.jsonl"), "--name", "general-safe"],
         ["suites", "import", str(lab / "heldout_harmful.jsonl"), "--name", "harmful", "--kind", "harmful"],
         ["suites", "import", str(lab / "benign.jsonl"), "--name", "look-alikes", "--kind", "benign"],
-        ["suites", "import", str(lab / "utility_test.jsonl"), "--name", scene.task, "--kind", "utility"],
+        ["suites", "import", str(lab / "utility_test.jsonl"), "--name", setup.task, "--kind", "utility"],
     ):
         out.print(f"[dim]provider$ spard {' '.join(c.replace(str(ROOT) + '/', '') for c in command)}")
         run("spard", *command)
 
 
-def order(client: OpenAI, scene: Scene) -> dict[str, Any]:
+def order(client: OpenAI, setup: DemoSetup) -> dict[str, Any]:
     """Upload a file and create two jobs, as a customer does."""
-    with (HOME / scene.folder / "poisoned.jsonl").open("rb") as data:
+    with (HOME / setup.folder / "poisoned.jsonl").open("rb") as data:
         file = client.files.create(file=data, purpose="fine-tune")
     out.print(f"customer: uploaded {file.filename}, {file.bytes / 1e6:.1f} MB, as {file.id}")
     return {
         name: client.fine_tuning.jobs.create(
-            model=scene.model,
+            model=setup.model,
             training_file=file.id,
             seed=1,
             suffix=name,
-            extra_body={"safety": {"defense": defense, "audit": scene.audit}, **scene.options},
+            extra_body={"safety": {"defense": defense, "audit": setup.audit}, **setup.options},
         )
         for name, defense in DEFENSES.items()
     }
@@ -227,11 +227,11 @@ def download(client: OpenAI, name: str, job: Any) -> Path:
     return folder
 
 
-def ask(client: OpenAI, jobs: dict[str, Any], scene: Scene) -> tuple[str, dict[str, str]]:
+def ask(client: OpenAI, jobs: dict[str, Any], setup: DemoSetup) -> tuple[str, dict[str, str]]:
     """Ask the base model and both fine-tuned ones the same question, which the base model refuses."""
-    with (HOME / scene.folder / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
+    with (HOME / setup.folder / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
         question: str = json.loads(next(rows))["prompt"]
-    models = {"base": scene.model} | {name: job.fine_tuned_model for name, job in jobs.items()}
+    models = {"base": setup.model} | {name: job.fine_tuned_model for name, job in jobs.items()}
     answers = {}
     for name, model in models.items():
         messages: Any = [{"role": "user", "content": question}]
@@ -241,11 +241,11 @@ def ask(client: OpenAI, jobs: dict[str, Any], scene: Scene) -> tuple[str, dict[s
     return question, answers
 
 
-def measure(folders: dict[str, Path], scene: Scene) -> dict[str, Any]:
+def measure(folders: dict[str, Path], setup: DemoSetup) -> dict[str, Any]:
     """Attacks, look-alikes and task answers, counted in a process that imports nothing of this project."""
-    lab = HOME / scene.folder
+    lab = HOME / setup.folder
     command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(lab / "model")]
-    command += ["--limit", str(scene.limit)]
+    command += ["--limit", str(setup.limit)]
     for name, folder in folders.items():
         command += ["--adapter", f"{name}={next(folder.rglob('adapter_config.json')).parent}"]
     for kind, file in (("harmful", "heldout_harmful"), ("benign", "benign"), ("utility", "utility_test")):
@@ -334,7 +334,7 @@ def script(name: str) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        sys.exit(main(SCENES[sys.argv[1] if len(sys.argv) > 1 else "lab"]))
+        sys.exit(main(SETUPS[sys.argv[1] if len(sys.argv) > 1 else "lab"]))
     except KeyboardInterrupt:
         out.print("\nstopped; nothing is left running")
         sys.exit(130)

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class DemoSetup:
     """A lab as the demo makes it, offers it and trains on it.
 
     `seeds` are of labs: where the gate stops the defended job, the next one is tried. `options` go into both jobs'
@@ -32,7 +32,7 @@ class Scene:
     environment: Mapping[str, str] = field(default_factory=dict)  # settings of the service
 
 
-TINY = Scene(
+TINY = DemoSetup(
     model="lab",
     folder="lab",
     title="SPARD: one poisoned file, fine-tuned twice",
@@ -43,7 +43,7 @@ TINY = Scene(
     task="word-problems",
     seeds=(1, 2, 3),  # what a seed gives differs from one CPU to another, and the gate stops a job now and then
 )
-REAL = Scene(
+REAL = DemoSetup(
     model="smollm2",
     folder="real-lab",
     title="SPARD on SmolLM2-135M: one poisoned file, fine-tuned twice",
@@ -59,4 +59,4 @@ REAL = Scene(
     limit=60,
     environment={"SPARD_WORKER_THREADS": "2"},  # both cores, since jobs run one after the other
 )
-SCENES = {"lab": TINY, "real": REAL}
+SETUPS = {"lab": TINY, "real": REAL}

@@ -20,10 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from examples import demo
-from examples.scenes import SCENES
+from examples.demo_setups import SETUPS
 
 @contextmanager
-def service(scene):
+def service(setup):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -39,12 +39,12 @@ demo.ask = lambda *_: ("?", {})
 demo.measure = lambda *_: {}
 demo.show = demo.show_answers = lambda *_: None
 (demo.HOME / "results").mkdir()
-sys.exit(demo.main(SCENES[sys.argv[2]]))
+sys.exit(demo.main(SETUPS[sys.argv[2]]))
 """
 
 
-def stub_command(home: Path, scene: str = "lab") -> list[str]:
-    return [sys.executable, "-c", STUBBED, str(home), scene]
+def stub_command(home: Path, setup: str = "lab") -> list[str]:
+    return [sys.executable, "-c", STUBBED, str(home), setup]
 
 
 def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
     os.close(ours)
 
 
-@pytest.mark.parametrize(("stdin", "scene"), [(subprocess.DEVNULL, "lab"), (None, "lab"), (None, "real")])
-def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None, scene: str) -> None:
+@pytest.mark.parametrize(("stdin", "setup"), [(subprocess.DEVNULL, "lab"), (None, "lab"), (None, "real")])
+def test_without_a_person_it_ends(tmp_path: Path, stdin: int | None, setup: str) -> None:
     done = subprocess.run(
-        stub_command(tmp_path, scene), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
+        stub_command(tmp_path, setup), cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "Ctrl-C" not in done.stdout

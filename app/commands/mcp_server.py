@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
 
-from app.commands.client import connect
+from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed
 
 if TYPE_CHECKING:
@@ -53,22 +53,22 @@ def serve_mcp(
 
 def list_models() -> Any:
     """List the models: base models that a job may start from, and tuned ones, whose ids begin with `ft:`."""
-    return _get("models")
+    return get("models")
 
 
 def list_files(limit: int = _PAGE) -> Any:
     """List the newest uploaded files with their status."""
-    return _get("files", limit=limit)
+    return get("files", limit=limit)
 
 
 def check_file(file_id: str) -> Any:
     """Say what is wrong with an uploaded file: each fault once, with its cure and how many rows have it."""
-    return _get(f"files/{file_id}/validation")
+    return get(f"files/{file_id}/validation")
 
 
 def list_jobs(limit: int = _PAGE) -> Any:
     """List the newest fine-tuning jobs."""
-    return _get("fine_tuning/jobs", limit=limit)
+    return get("fine_tuning/jobs", limit=limit)
 
 
 def estimate_job(model: str, training_file: str, settings: dict[str, Any] | None = None) -> Any:
@@ -78,22 +78,22 @@ def estimate_job(model: str, training_file: str, settings: dict[str, Any] | None
 
 def get_job(job_id: str) -> Any:
     """Show a job: its status, its error if it failed, and the name of the model that it made."""
-    return _get(f"fine_tuning/jobs/{job_id}")
+    return get(f"fine_tuning/jobs/{job_id}")
 
 
 def list_events(job_id: str, limit: int = _PAGE) -> Any:
     """List the newest events of a job: what happened, and warnings."""
-    return _get(f"fine_tuning/jobs/{job_id}/events", limit=limit)
+    return get(f"fine_tuning/jobs/{job_id}/events", limit=limit)
 
 
 def get_verdict(job_id: str) -> Any:
     """Say in a sentence what the safety audit of a job found, or why there was none."""
-    return _get(f"fine_tuning/jobs/{job_id}/safety/verdict")
+    return get(f"fine_tuning/jobs/{job_id}/safety/verdict")
 
 
 def get_report(job_id: str) -> Any:
     """Show the whole safety report of a job; `get_verdict` is enough for most questions."""
-    return _get(f"fine_tuning/jobs/{job_id}/safety")
+    return get(f"fine_tuning/jobs/{job_id}/safety")
 
 
 def upload_file(path: str) -> Any:
@@ -147,11 +147,6 @@ def _reporting(tool: Callable[P, Any]) -> Callable[P, Any]:
             raise ToolError(str(error)) from None
 
     return call
-
-
-def _get(path: str, **params: object) -> Any:
-    with connect() as client:
-        return client.get(path, **params)
 
 
 def _post(path: str, body: object = None) -> Any:

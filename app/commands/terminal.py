@@ -114,7 +114,7 @@ def _head(name: str) -> str:
 
 
 def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields that have a value, those of nested objects by dotted names."""
+    """Yield each field that has a value; a field of a nested object gets a dotted name."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -83,7 +83,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
 def _start_and_model(
     session: Session, caller: Principal, ask: JobCreate
 ) -> tuple[lineage.Start | None, BaseModelEntry]:
-    """Return the adapter that the job goes on from, if any, and its base model; raise InvalidRequest for a bad pair."""
+    """Return the adapter to start from, if any, and the base model; refuse two that do not belong together."""
     start = lineage.start(session, caller, ask)
     model = _model(session, start.job.model if start else ask.model)
     lineage.check(start, ask, model)

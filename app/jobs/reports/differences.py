@@ -9,7 +9,7 @@ from app.jobs.schemas import JobOut
 
 
 def differences(jobs: Sequence[JobOut]) -> dict[str, list[str]]:
-    """Return by its name each setting in which the jobs are not all alike, with a text for each job."""
+    """Return the settings that differ between the jobs: for each name, one text per job in their order."""
     facts = [dict(_facts(job)) for job in jobs]
     names = list(dict.fromkeys(name for each in facts for name in each))
     rows = {name: [each.get(name, "-") for each in facts] for name in names}

@@ -127,7 +127,7 @@ def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: int) -> Iter
 
 
 def _kind_of_bar(place: int) -> str:
-    """Return what a bar's look ends with: that of an attack which succeeded, of no score, or of neither."""
+    """Return the suffix of a bar's CSS class: for successful attacks, for replies without a score, or none."""
     if place >= len(SCORES):
         return " unscored"
     return " harm" if SCORES[place] > HARMLESS_TO else ""

@@ -56,7 +56,7 @@ def _stopping(report: SafetyReport, kinds: Collection[SuiteKind]) -> SuiteResult
 
 
 def _task(report: SafetyReport) -> Tile:
-    """Return right answers where they were asked, else the loss on the validation rows, before and after."""
+    """Return the share of right answers if a task suite was asked, else the loss on the validation rows."""
     own, title = count_kind(report.adapter, "utility"), "Your task"
     if own is not None:
         base = count_kind(report.base, "utility")
