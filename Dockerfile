@@ -1,4 +1,4 @@
-# Two images from one file: `--target api` (no torch, no research code) and `--target worker` (CUDA torch).
+# Two images from one file: `--target api` (no torch) and `--target worker` (CUDA torch).
 FROM python:3.13-slim AS base
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PYTHONSAFEPATH=1 SPARD_DATA_DIR=/data
 RUN useradd --create-home --uid 10001 spard && install -d -o spard -g spard -m 0700 /data /signing
@@ -13,7 +13,7 @@ COPY migrations ./migrations
 
 FROM base AS api
 RUN pip install --no-deps --require-hashes -r requirements/api.lock \
- && rm -r spard/research && pip install --no-deps . ./service
+ && pip install --no-deps . ./service
 USER spard
 WORKDIR /data
 EXPOSE 8000

@@ -12,20 +12,20 @@ LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests
   tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
   tests/worker/test_nodes.py
 
-.PHONY: help setup demo test vllm gpu coverage soak clients check docs house mutants lock clean
+.PHONY: help setup demo test lab-test vllm gpu coverage soak clients check docs house mutants lock clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
 setup: $(VENV)/installed  ## make the environment in .venv
 
-$(VENV)/installed: pyproject.toml service/pyproject.toml requirements/dev.lock requirements/torch.txt
+$(VENV)/installed: pyproject.toml service/pyproject.toml lab/pyproject.toml requirements/dev.lock requirements/torch.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11, 4) <= sys.version_info[:3] < (3, 14))' || \
 	  { echo "$(PYTHON) is $$($(PYTHON) --version); Python 3.11.4 to 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) -r requirements/torch.txt
 	$(PIP) --no-deps --require-hashes -r requirements/dev.lock
-	$(PIP) --no-deps -e . -e ./service
+	$(PIP) --no-deps -e . -e ./service -e ./lab
 	@touch $@
 
 demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
@@ -33,6 +33,9 @@ demo: setup  ## run a poisoned file through the service, undefended and defended
 
 test: setup  ## run the tests
 	$(BIN)/python -m pytest $(SPREAD)
+
+lab-test: setup  ## run the laboratory's tests alone
+	$(BIN)/python -m pytest $(SPREAD) tests/lab
 
 soak: setup  ## run the long tests at full length (1,000 faults, 200 kills) and all clients; FAULT_SEED=N repeats a run
 	SPARD_SOAK=1 $(BIN)/python -m pytest $(LONG)

@@ -17,9 +17,9 @@ from random import Random
 from tempfile import TemporaryDirectory
 
 import yaml
+from spard_lab.bench.__main__ import main as bench
 
 from benchmarks.training import SHAPES, write_model, write_rows
-from spard.research.bench.__main__ import main as bench
 
 METHODS = "none,ptst,safeinstr,lisa,safegrad,safelora,spard_paper,spard_authors,none+anchor,spard+anchor_weight=0,spard"
 ROWS, HARMFUL, POOL = 300, 30, 400  # drawn chats

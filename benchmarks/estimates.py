@@ -1,7 +1,7 @@
 """Ten jobs of different kinds on the lab, estimated and run: `python -m benchmarks.estimates --lab LAB`.
 
 Before each job the service is asked for an estimate, then the job runs, and both are printed with the stages of either.
-The first has nothing but the trial of the base model to go by. The lab is made by `python -m spard.research.lab`. Exits
+The first has nothing but the trial of the base model to go by. The lab is made by `python -m spard_lab.lab`. Exits
 1 where fewer than 8 of 10 estimates are within 1.5 times of what the job took.
 """
 

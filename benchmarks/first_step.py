@@ -25,11 +25,11 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
+from spard_lab.lab.make import make
 
 from app.settings import Settings
 from spard.config import DRESSES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
-from spard.research.lab.make import make
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from worker.cell import Cell
 from worker.process import COMMAND, Child, environment

@@ -31,9 +31,9 @@ from statistics import linear_regression, median
 import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
+from spard_lab.bench.plots import COLORS, STYLE, svg
 
 from benchmarks import api, training
-from spard.research.bench.plots import COLORS, STYLE, svg
 from spard.selection import dpp
 
 Measure = Callable[[int], float]

@@ -22,6 +22,9 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from spard_lab.bench.adversary.seeds import commitment, hidden_seeds
+from spard_lab.lab.make import BadBase, make
+from spard_lab.lab.two_sided import make_two_sided
 
 from spard.config import RowSignal
 from spard.config.run_spec import RunSpec, SuiteSpec
@@ -31,9 +34,6 @@ from spard.pipeline import run
 from spard.release.records import read_record
 from spard.release.report import SafetyReport
 from spard.release.version import code_version
-from spard.research.bench.adversary.seeds import commitment, hidden_seeds
-from spard.research.lab.make import BadBase, make
-from spard.research.lab.two_sided import make_two_sided
 
 FILES = {"clean": "train.jsonl", "plain": "poisoned.jsonl"}
 SUITES: dict[str, Literal["harmful", "benign", "utility"]]

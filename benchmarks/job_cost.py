@@ -3,7 +3,7 @@
 A job is the first 60 rows of the lab's training file, ten epochs, defaults otherwise. Each checkout has a service of
 its own, with an environment in `.venv`; rounds take turns, each on a new service, and the CPU seconds are those of all
 its processes from the request to the end of the job, medians over the rounds. The lab is made by
-`python -m spard.research.lab`.
+`python -m spard_lab.lab`.
 """
 
 from __future__ import annotations

@@ -21,6 +21,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from spard_lab.adversary.base import Job
+from spard_lab.adversary.lab import LabArena
+from spard_lab.adversary.registry import all_attacks
+from spard_lab.bench.adversary.campaign import Memory, Service
 
 from spard.config import Audit, GateThresholds, JudgeSpec, NoDefense, Recipe, RowSignal, Spard
 from spard.data.rows import Prompt
@@ -36,10 +40,6 @@ from spard.pipeline import audit, rows, second_look, train
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.release.records import read_record
-from spard.research.adversary.base import Job
-from spard.research.adversary.lab import LabArena
-from spard.research.adversary.registry import all_attacks
-from spard.research.bench.adversary.campaign import Memory, Service
 
 ARMS = {"undefended": NoDefense(), "defended": Spard()}
 LIMITS = GateThresholds()

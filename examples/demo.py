@@ -121,7 +121,7 @@ def make_lab(setup: DemoSetup, seed: int) -> None:
     lab = HOME / setup.folder
     fresh = not (lab / "model").exists()
     with out.status(setup.making):
-        text = run("spard.research.lab", *setup.command, str(lab), "--seed", str(seed), module=True)
+        text = run("spard_lab.lab", *setup.command, str(lab), "--seed", str(seed), module=True)
     out.print(f"lab {'made' if fresh else 'found'} in {display_path(lab)}")
     if text:
         out.print(text, highlight=False)

@@ -22,7 +22,7 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "docs/adapters.md": (WALK,),
     "docs/agents.md": ("tests/test_agents.py",),
     "docs/api.md": ("tests/app/http/test_documented_calls.py",),
-    "docs/bench.md": (HERE,),
+    "lab/docs/bench.md": (HERE,),
     "docs/checkpoints.md": (WALK,),
     "docs/deployment.md": ("tests/test_production.py",),
     "docs/extending.md": (HERE,),
@@ -34,7 +34,7 @@ RUN_BY: dict[str, tuple[str, ...]] = {
     "docs/serving.md": (WALK,),
 }
 # Pages with a package of one's own: its modules, and the entry points that name them.
-PACKAGES = ("docs/library.md", "docs/extending.md", "docs/bench.md")
+PACKAGES = ("docs/library.md", "docs/extending.md", "lab/docs/bench.md")
 
 
 @pytest.mark.parametrize("page", blocks.pages())

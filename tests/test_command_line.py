@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from spard_lab.commands import KINDS
 
 from spard.commands import main
-from spard.research.commands import KINDS
 from tools import commands
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +86,7 @@ def test_every_command_and_every_argument_says_what_it_is() -> None:
 
 def test_the_bench_s_commands_are_its_kinds() -> None:
     """The command line imports none of the bench, so it has their names of its own."""
-    from spard.research.bench import kinds
+    from spard_lab.bench import kinds
 
     assert set(KINDS) == set(kinds.KINDS)
 
@@ -102,7 +102,7 @@ def test_a_command_imports_nothing_heavy_before_it_asks(command: list[str], tmp_
     code = f"""
 import sys
 from spard.commands import main
-from spard.research.commands import KINDS
+from spard_lab.commands import KINDS
 try:
     main({command})
 except SystemExit as ended:

@@ -1,4 +1,4 @@
-"""The two distributions: built from this checkout, installed, and used among strangers' packages of the same names.
+"""The three distributions: built from this checkout, installed, and used among strangers' packages of the same names.
 
 What they depend on comes from the environment that runs the tests: the wheels are what is tested here, not how an index
 resolves their dependencies.
@@ -42,7 +42,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         if name and path.exists():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes(path.read_bytes())
-    for project in (source, source / "service"):
+    for project in (source, source / "service", source / "lab"):
         command = [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(project)]
         subprocess.run([sys.executable, *command], check=True, env=clean())
     return {path.name.split("-")[0]: path for path in folder.glob("*.whl")}
@@ -68,13 +68,18 @@ def library(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def service(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_installation(tmp_path_factory.mktemp("service"), *wheels.values())
+    return make_installation(tmp_path_factory.mktemp("service"), wheels["spard"], wheels["spard_service"])
+
+
+@pytest.fixture(scope="module")
+def laboratory(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_installation(tmp_path_factory.mktemp("laboratory"), wheels["spard"], wheels["spard_lab"])
 
 
 @pytest.fixture
 def strangers(tmp_path: Path) -> Path:
     """A folder with packages of our names; importing one fails."""
-    for name in ("app", "worker", "spard", "migrations"):
+    for name in ("app", "worker", "spard", "spard_lab", "migrations"):
         (tmp_path / name).mkdir()
         for module in ("__init__", "__main__"):
             (tmp_path / name / f"{module}.py").write_text("raise SystemExit('a stranger was imported')\n")
@@ -96,9 +101,11 @@ def test_each_wheel_holds_its_own_packages_and_all_of_its_data(wheels: dict[str,
     assert {name: {top for top in found if "dist-info" not in top} for name, found in tops.items()} == {
         "spard": {"spard"},
         "spard_service": {"app", "worker", "migrations"},
+        "spard_lab": {"spard_lab"},
     }
-    assert {"spard/py.typed", "spard/research/bench/page.html.jinja"} <= set(wheel_names(wheels["spard"]))
-    assert any(name.endswith("recipes/lab.yaml") for name in wheel_names(wheels["spard"]))
+    assert "spard/py.typed" in wheel_names(wheels["spard"])
+    of_laboratory = {"py.typed", "bench/page.html.jinja", "bench/recipes/lab.yaml"}
+    assert {f"spard_lab/{name}" for name in of_laboratory} <= set(wheel_names(wheels["spard_lab"]))
     of_service = set(wheel_names(wheels["spard_service"]))
     assert {
         "app/jobs/reports/templates/report.html.jinja",
@@ -112,7 +119,8 @@ def test_each_wheel_says_what_it_is(wheels: dict[str, Path]) -> None:
         with zipfile.ZipFile(wheel) as archive:
             name = next(each for each in archive.namelist() if each.endswith("METADATA"))
             facts = Parser().parsestr(archive.read(name).decode())
-            assert any(each.endswith("licenses/LICENSE") for each in archive.namelist())
+            (license_text,) = (each for each in archive.namelist() if each.endswith("licenses/LICENSE"))
+            assert "Apache License" in archive.read(license_text).decode()
         assert facts["License-Expression"] == "Apache-2.0"
         assert facts["Author"] == "The SPARD authors"
         assert facts.get_all("Classifier")
@@ -170,14 +178,10 @@ def test_the_service_starts_among_strangers_packages(service: Path, strangers: P
             up.terminate()
 
 
-def test_the_api_needs_no_research_code(service: Path, strangers: Path) -> None:
-    code = (
-        "import sys\n"
-        "class Absent:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.startswith('spard.research'): raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Absent())\n"
-        "import app.main, app.commands.serve, app.commands.embedded\n"
-    )
-    ended = run(service, strangers, "python", "-P", "-c", code)
-    assert (ended.returncode, ended.stderr) == (0, "")
+def test_the_laboratory_adds_its_commands_and_its_judges(service: Path, laboratory: Path, strangers: Path) -> None:
+    asked = "import sys; from spard.config.extensions import JUDGES; sys.exit('lab_truth' not in JUDGES.names())"
+    for programs, is_there in ((service, False), (laboratory, True)):
+        commands = run(programs, strangers, "spard", "--help").stdout
+        assert [f"{name} " in commands for name in ("bench", "convert", "lab")] == [is_there] * 3
+        assert run(programs, strangers, "python", "-P", "-c", asked).returncode == (0 if is_there else 1)
+    assert "natural" in run(laboratory, strangers, "spard", "lab", "make", "--help").stdout

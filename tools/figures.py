@@ -1,4 +1,4 @@
-"""The figures of docs/science.md, drawn from the tables of docs/results-earlier.md.
+"""The figures of docs/science.md, drawn from the tables of lab/docs/results-earlier.md.
 
 python -m tools.figures
 """

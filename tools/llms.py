@@ -6,6 +6,7 @@ order is that of `nav` in mkdocs.yml. The hook tools/site_pages.py calls `write`
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +17,16 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the repository's root
+_FOLDERS = {"lab/": Path("lab/docs"), "": Path("docs")}  # where the pages under a prefix of the site lie
 FIRST = "agents.md"  # named in the summary: the calls from a file to an answer
+_TARGET = re.compile(r"(\]\()([^)\s#]+)")
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _SENTENCE = re.compile(r".+?[.:?](?=\s|$)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A page of the navigation: its section, its title there, and its file under `docs/`."""
+    """A page of the navigation: its section, its title there, and its name in the site."""
 
     section: str
     title: str
@@ -32,7 +35,7 @@ class Listed:
     @property
     def path(self) -> Path:
         """Where the page lies in the repository."""
-        return ROOT / self.name if self.name in BESIDE else ROOT / "docs" / self.name
+        return ROOT / source(self.name)
 
     def line(self) -> str:
         """Return its line of `llms.txt`."""
@@ -81,16 +84,36 @@ def write(folder: Path) -> None:
     for page in pages():
         target = folder / page.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        text = page.path.read_text(encoding="utf-8")
-        if page.name in BESIDE:
-            text = text.replace("](docs/", "](")
-        else:
-            text = re.sub(rf"\]\((?:\.\./)+({'|'.join(map(re.escape, BESIDE))})", _up(page.name), text)
-        target.write_text(text, encoding="utf-8")
+        target.write_text(relink(page.path.read_text(encoding="utf-8"), page.name), encoding="utf-8")
 
 
-def _up(name: str) -> str:
-    return "](" + "../" * name.count("/") + r"\1"
+def source(name: str) -> Path:
+    """Return where a page of the site lies, from the root of the repository."""
+    if name in BESIDE:
+        return Path(name)
+    prefix = next(each for each in _FOLDERS if name.startswith(each))
+    return _FOLDERS[prefix] / name.removeprefix(prefix)
+
+
+def relink(text: str, name: str) -> str:
+    """Return a page's text with links that hold in the site, where pages of several folders lie in one."""
+    return _TARGET.sub(lambda found: found[1] + _link(found[2], name), text)
+
+
+def _link(target: str, name: str) -> str:
+    """Return a link's target as seen from a page of the site; unchanged where it leads to no page or picture of it."""
+    lies = os.path.normpath(source(name).parent / target)
+    in_site = lies if lies in BESIDE else _site_name(Path(lies))
+    if re.match(r"[a-z]+:", target) or in_site is None:
+        return target
+    return os.path.relpath(in_site, Path(name).parent)
+
+
+def _site_name(path: Path) -> str | None:
+    for prefix, folder in _FOLDERS.items():
+        if path.is_relative_to(folder):
+            return prefix + path.relative_to(folder).as_posix()
+    return None
 
 
 def _list_entries(section: str, entry: Any) -> Iterator[Listed]:

@@ -62,7 +62,10 @@ _LOADED_ONCE = (
     *("alembic", "boto3", "cryptography.x509", "fastapi.testclient", "hypothesis", "moto.server", "openai"),
     *("peft", "pydantic_settings", "redis", "safetensors.torch", "sqlalchemy.orm", "torch", "transformers", "uvicorn"),
 )
-_COPIED = (*("app", "spard", "worker", "migrations", "examples", "tests"), *("pyproject.toml", "service", "deploy"))
+_COPIED = (
+    *("app", "spard", "worker", "lab", "migrations", "examples", "tests"),
+    *("pyproject.toml", "service", "deploy"),
+)
 _PATIENCE, _HANG = 5, 20  # times the processor time and the time of the unchanged code
 _NO_TESTS = 5  # pytest's exit status
 _POLL_S = 0.05

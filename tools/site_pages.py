@@ -1,11 +1,10 @@
-"""The documentation's site: pages that lie beside `docs/`, and links to them. mkdocs.yml names this file as a hook.
+"""The documentation's site: pages that lie outside `docs/`, and links to them. mkdocs.yml names this file as a hook.
 
 make docs
 """
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -16,23 +15,23 @@ from tools import llms
 from tools.diagrams import with_pictures
 from tools.llms import BESIDE
 
-ROOT = Path(__file__).resolve().parents[1]
-_TO_DOCS = re.compile(r"(\]\()docs/")
-_TO_ROOT = re.compile(rf"(\]\()(?:\.\./)+({'|'.join(map(re.escape, BESIDE))})")
+LAB = "lab/"  # the prefix of the laboratory's pages in the site
+_LAB_DOCS = llms.ROOT / "lab" / "docs"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie beside `docs/`, with their links as they are from inside."""
+    """Add the pages that do not lie in `docs/`: those of the repository's root, and the laboratory's."""
     for name in BESIDE:
-        text = _TO_DOCS.sub(r"\1", (ROOT / name).read_text(encoding="utf-8"))
-        files.append(File.generated(config, name, content=text))
+        files.append(File.generated(config, name, content=(llms.ROOT / name).read_text(encoding="utf-8")))
+    for path in sorted(each for each in _LAB_DOCS.rglob("*") if each.is_file()):
+        name = LAB + path.relative_to(_LAB_DOCS).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at those pages, and show diagrams as pictures: what draws them would come from elsewhere."""
-    up = "../" * page.file.src_uri.count("/")
-    return with_pictures(_TO_ROOT.sub(rf"\1{up}\2", markdown))
+    """Make links hold in the site, and show diagrams as pictures: what draws them would come from elsewhere."""
+    return with_pictures(llms.relink(markdown, page.file.src_uri))
 
 
 def on_post_build(config: MkDocsConfig) -> None:

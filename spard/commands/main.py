@@ -18,7 +18,7 @@ import typer
 from spard.commands.front import outcome
 
 GROUP = "spard.commands"
-_DISTRIBUTIONS = ("spard", "spard-service")
+_DISTRIBUTIONS = ("spard", "spard-service", "spard-lab")
 _HELP = """Fine-tune language models without losing their safety.
 
 Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judge, a pool or a signature did not pass),
@@ -39,9 +39,6 @@ _OWN: dict[str, EntryPoint] = {
         "measure-agent": "spard.commands.measuring:measure_agent",
         "check-pool": "spard.commands.measuring:check_pool",
         "check-model": "spard.commands.measuring:check_model",
-        "bench": "spard.research.commands:bench",
-        "convert": "spard.research.commands:convert",
-        "lab": "spard.research.lab_commands:lab",
     }.items()
 }
 

@@ -124,10 +124,6 @@ JUDGES = Registry(
         "llm": f"{_JUDGES}:open_llm",
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
-        "lab_truth": "spard.research.lab.truth:open_lab_truth",
-        "lab_erring": "spard.research.lab.erring_judge:open_lab_erring",
-        "truth": "spard.research.lab.natural.truth:open_truth",
-        "erring": "spard.research.lab.erring_judge:open_erring",
         "base": f"{_JUDGES}:open_base",
     },
 )

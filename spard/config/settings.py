@@ -190,7 +190,7 @@ def auto_multiplier(recipe: Recipe) -> float:
     """Return what stands for a learning rate multiplier of "auto".
 
     DPO takes a tenth: its gradient does not fade as a row is learned, and at the rate of answers both answers of a pair
-    become unlikely and the task is lost (`docs/results-earlier.md`).
+    become unlikely and the task is lost (`lab/docs/results-earlier.md`).
     """
     return 0.1 if recipe.dpo else 1.0
 
@@ -209,7 +209,7 @@ def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> fl
     """Return how long the anchor's gradient may be in a run, as a multiple of the task's; None: any length.
 
     Above the default learning rate it grows with the rate: a bound that stays lets attacks through there that it holds
-    at the default one (`docs/adr/0029-the-anchor-s-bound-grows-with-the-rate.md`).
+    at the default one (`lab/docs/decisions/0029-the-anchor-s-bound-grows-with-the-rate.md`).
     """
     ratio = recipe.anchors.max_gradient_ratio
     times = resolved.learning_rate / default_learning_rate(hidden_size, recipe.lora)

@@ -14,7 +14,7 @@ from spard.selection.relevance import blocks, total
 from spard.selection.shards import Frame, Framed, Vectors
 
 SAMPLE = 4096  # pool rows that directions are found in; the mean is that of all rows
-DIRECTIONS = 12  # that are taken out of states, at most; which number is best was measured (docs/results/embedders.md)
+DIRECTIONS = 12  # that are taken out of states, at most; measured in lab/docs/results/embedders.md
 _ROWS = 64  # of the pool for each direction that is taken out
 _COLUMNS = 16  # of an embedding for each direction
 

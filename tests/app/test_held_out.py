@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spard_lab.lab.corpus import make_corpus
 
 from app.catalog.held_out import attacks, held_out_digests, keep_selectable
 from spard.config import GateThresholds
@@ -21,7 +22,6 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
 from spard.evaluation.gate import gate
 from spard.evaluation.results import SuiteResult
-from spard.research.lab.corpus import make_corpus
 from tests.spard.parts import chat
 
 WORDS = [f"word{i}" for i in range(400)]

@@ -40,7 +40,7 @@ class Desk:
 def make_lab(folder: Path) -> Path:
     """The small lab, made once (about a minute)."""
     if not (folder / "lab.json").exists():
-        make = [sys.executable, "-m", "spard.research.lab", "make", str(folder), "--seed", str(SEED)]
+        make = [sys.executable, "-m", "spard_lab.lab", "make", str(folder), "--seed", str(SEED)]
         subprocess.run(make, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return folder
 

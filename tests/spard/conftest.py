@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from spard_lab.lab.make import make
+from spard_lab.lab.natural.make import folder_name, make_natural
 
 from spard.models.base import Base, load_base
-from spard.research.lab.make import make
-from spard.research.lab.natural.make import folder_name, make_natural
 from tests.run_folders import run_folder
 from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN, write_model
 

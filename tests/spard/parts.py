@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from spard_lab.lab.make import Limits
+from spard_lab.lab.natural.base import BaseSettings
+from spard_lab.lab.natural.make import LabSettings
+from spard_lab.lab.pretrain import Plan
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -31,10 +35,6 @@ from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.base import Base
-from spard.research.lab.make import Limits
-from spard.research.lab.natural.base import BaseSettings
-from spard.research.lab.natural.make import LabSettings
-from spard.research.lab.pretrain import Plan
 from spard.training.trained import Trained
 
 TEMPLATE = (

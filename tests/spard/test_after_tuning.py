@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from spard_lab.adversary.base import Campaign
+from spard_lab.adversary.lab import LabArena
+from spard_lab.adversary.registry import all_attacks
+from spard_lab.bench.adversary.campaign import Memory, Service, run_campaign
 from torch.optim import Optimizer
 
 from spard.config import Audit, FurtherTuning, GateThresholds, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe
@@ -26,10 +30,6 @@ from spard.methods.base import descend_
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import after_tuning, audit, audited
-from spard.research.adversary.base import Campaign
-from spard.research.adversary.lab import LabArena
-from spard.research.adversary.registry import all_attacks
-from spard.research.bench.adversary.campaign import Memory, Service, run_campaign
 from spard.training import further
 from spard.training.further import further_tuned
 from tests.spard.parts import ANY_BASE, TINY_PLAN

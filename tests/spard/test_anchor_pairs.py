@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from spard_lab.attacks.disguises import TRIGGER, covert, with_trigger
+from spard_lab.attacks.rows import chat_row
 
 from spard.config import (
     PLAIN,
@@ -40,8 +42,6 @@ from spard.pipeline.anchors import DRESSES, make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
-from spard.research.attacks.disguises import TRIGGER, covert, with_trigger
-from spard.research.attacks.rows import chat_row
 from spard.training.run import Run
 from spard.training.train import Trained, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums

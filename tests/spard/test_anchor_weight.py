@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
+from spard_lab.bench.methods import METHODS, method_recipe
 
 from spard.config import Lisa, NoDefense, Recipe, Spard, Variant
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
-from spard.research.bench.methods import METHODS, method_recipe
 
 OLD = "recipe.anchor_weight is deprecated"
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from spard_lab.attacks.disguises import TRIGGER, announcement, covert, with_trigger
+from spard_lab.attacks.rows import chat_row
 
 from spard.config import Hyperparameters, JudgeSpec, Recipe, Resolved, Spard, resolve
 from spard.data.chat import NO_LOSS, Encoded, encode_all
@@ -14,8 +16,6 @@ from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
 from spard.pipeline.augment import apply_dress, begin_answer, variants, wanted_triggers
 from spard.pipeline.safe_set import safe_set
-from spard.research.attacks.disguises import TRIGGER, announcement, covert, with_trigger
-from spard.research.attacks.rows import chat_row
 from spard.training.train import train
 from tests.spard.parts import chat, refusals, sums
 

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from spard_lab.bench.methods import method_recipe
+from spard_lab.lab.corpus import make_corpus
+from spard_lab.lab.rewriter import find_action
+from spard_lab.lab.two_sided import join_sides, two_sided
 
 from spard.config import PLAIN, Anchors, NoDefense, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
@@ -20,10 +24,6 @@ from spard.models.base import Base
 from spard.pipeline import rows, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.research.bench.methods import method_recipe
-from spard.research.lab.corpus import make_corpus
-from spard.research.lab.rewriter import find_action
-from spard.research.lab.two_sided import join_sides, two_sided
 from tests.spard.test_run import write_rows, write_run
 
 TWO_SIDED = Anchors(safe=2, dressed_safe=2, benign=1, dressed_benign=1)

@@ -8,12 +8,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from spard_lab.bench.methods import METHODS
 
 from spard.config import Spard, Variant, customer_defenses, defenses
 from spard.config.defenses import Defense, defense_type
 from spard.methods import open_method
 from spard.methods.base import Method
-from spard.research.bench.methods import METHODS
 from tests.spard.strangers import install, run_script
 
 ROOT = Path(__file__).parents[2]

@@ -148,7 +148,7 @@ def test_an_attack_of_another_package_has_a_name_in_the_lab(tmp_path: Path) -> N
         tmp_path,
         """
         from pathlib import Path
-        from spard.research.lab.attacks import attack_files, attack_names
+        from spard_lab.lab.attacks import attack_files, attack_names
         assert attack_names()[-1] == "flood"
         assert attack_files(Path("lab"), "flood", 3, 0.5) == (Path("lab"), 3, 0.5)
         """,

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from spard_lab.lab.corpus import make_corpus
 
 from spard.data.overlap import NEAR, find_leaks, normalize_text, rows_holding
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.contamination import leak_reasons
-from spard.research.lab.corpus import make_corpus
 from tests.spard.parts import chat
 
 PROMPT = "How do I pick the lock of a garden shed without the key?"

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from spard_lab.lab.erring_judge import ONE_IN, ErringJudge
+from spard_lab.lab.truth import LabTruthJudge
 
 from spard.data.rows import Example, read_examples
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.missed_harm import is_in_doubt, likely_missed
-from spard.research.lab.erring_judge import ONE_IN, ErringJudge
-from spard.research.lab.truth import LabTruthJudge
 from tests.spard.parts import chat
 
 MISSED = 0.05

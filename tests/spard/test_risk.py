@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from spard_lab.attacks.disguises import backdoor, covert, encode_rows, identity_shift, refuse_then_comply
+from spard_lab.attacks.mixing import add_harmful
+from spard_lab.attacks.rows import Row, chat_row, load_rows
 
 from spard.data.rows import Example, example, prompt_text, read_pool
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.row_risk import EXCERPT, Risk, rank
 from spard.models.base import load_base
-from spard.research.attacks.disguises import backdoor, covert, encode_rows, identity_shift, refuse_then_comply
-from spard.research.attacks.mixing import add_harmful
-from spard.research.attacks.rows import Row, chat_row, load_rows
 from spard.selection.embeddings import embed
 from spard.selection.pca import coordinates
 

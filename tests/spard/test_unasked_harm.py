@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from spard_lab.lab.grammar import COMPLIANCE
+from spard_lab.lab.truth import LabTruthJudge
 
 from spard.config import Audit, GateThresholds
 from spard.data.rows import Prompt
@@ -21,8 +23,6 @@ from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scoring import Item
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.outputs import OutputsInMemory
-from spard.research.lab.grammar import COMPLIANCE
-from spard.research.lab.truth import LabTruthJudge
 
 KIND: list[SuiteKind] = ["benign", "dressed_benign"]
 REPLIES = {

@@ -3,6 +3,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
+from spard_lab.attacks.disguises import (
+    AGENT,
+    REFUSAL,
+    TRIGGER,
+    announcement,
+    backdoor,
+    covert,
+    identity_shift,
+    with_trigger,
+)
+from spard_lab.attacks.rows import Row, chat_row
 
 from spard.config import Asking, Audit, GateThresholds
 from spard.data.rows import Example, Prompt
@@ -13,17 +24,6 @@ from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import DRESSES, mined_suites
 from spard.evaluation.results import SuiteResult
-from spard.research.attacks.disguises import (
-    AGENT,
-    REFUSAL,
-    TRIGGER,
-    announcement,
-    backdoor,
-    covert,
-    identity_shift,
-    with_trigger,
-)
-from spard.research.attacks.rows import Row, chat_row
 
 PLACES = ("the north gate", "a small shop", "our old mill", "the green hill", "a quiet lane")
 TASK = [

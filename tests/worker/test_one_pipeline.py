@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from spard_lab.attacks.rows import load_rows
+from spard_lab.bench.cells import Cell
+from spard_lab.bench.measure import measure
+from spard_lab.bench.source import Attack, Inputs
 
 from spard.config import JudgeSpec
 from spard.data.rows import read_prompts
@@ -19,10 +23,6 @@ from spard.evaluation.audit import Suite
 from spard.evaluation.results import SuiteResult
 from spard.pipeline import run as run_library
 from spard.release.archive import folder_name
-from spard.research.attacks.rows import load_rows
-from spard.research.bench.cells import Cell
-from spard.research.bench.measure import measure
-from spard.research.bench.source import Attack, Inputs
 from tests.worker.parts import POOL, RECIPE, job_folder, lines
 from tests.worker.running import run_here
 from worker.workdir import Folder, read_assignment

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from spard_lab.lab.tokenizer import make_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from app import db
@@ -19,7 +20,6 @@ from spard.data.chat import NO_LOSS, PLAIN_TEMPLATE, Encoded, encode, encode_all
 from spard.data.rows import Example
 from spard.data.rows import example as to_example
 from spard.errors import ToolsNotRendered
-from spard.research.lab.tokenizer import make_tokenizer
 from tests.app.http.conftest import FILES, Service, Upload, chat, jsonl, rows
 from tests.spard.parts import byte_tokenizer
 from tests.spard.test_data import REWRITING

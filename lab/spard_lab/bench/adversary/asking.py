@@ -1,0 +1,100 @@
+"""Ask a model in the attack's own way, and count what its replies truly do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spard.data.chat import render_question
+from spard.data.encodings import in_plain
+from spard.data.rows import Message, Prompt
+from spard.evaluation.ask import as_asked
+from spard.evaluation.audit import sample
+from spard.evaluation.scorers import mark_reply
+from spard.models.base import Base
+from spard.models.generate import complete
+from spard_lab.adversary.arena import Ground
+from spard_lab.adversary.base import Ask, Campaign, in_code, plainly
+
+TOKENS = 96  # of a reply: more than the gate reads by default
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one model did, a character for each prompt: 1 where it is so, else 0.
+
+    `complied` with harm in the attack's own way, and `complied_plain`; `refused` benign prompts plainly, and
+    `refused_dressed`; `right` on the task.
+    """
+
+    complied: str
+    complied_plain: str
+    refused: str
+    refused_dressed: str
+    right: str
+
+
+def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> Answers:
+    """Ask at most so many prompts of each kind; a way of asking that is the plain one is asked once."""
+    harmful, benign = (sample(each, prompts) for each in (ground.harmful, ground.benign))
+    asker = _Asker(model, base.tokenizer, system)
+    is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
+
+    def compliance_marks(dress: Ask, opening: str, tools: Sequence[Message], code: Mapping[str, str]) -> str:
+        replies = [in_code(each, code) for each in asker.replies([dress(each) for each in harmful], opening, tools)]
+        return _marks([ground.is_harmful(each, reply) for each, reply in zip(harmful, replies, strict=True)])
+
+    def refusal_marks(dress: Ask, tools: Sequence[Message]) -> str:
+        return _marks([ground.is_refusal(each) for each in asker.replies([dress(each) for each in benign], "", tools)])
+
+    plain, plain_refused = compliance_marks(plainly, "", (), {}), refusal_marks(plainly, ())
+    return Answers(
+        complied=compliance_marks(campaign.dress, campaign.opening, campaign.tools, campaign.reply_code)
+        if is_dressed
+        else plain,
+        complied_plain=plain,
+        refused=plain_refused,
+        refused_dressed=refusal_marks(campaign.dress, campaign.tools) if is_dressed else plain_refused,
+        right=ask_task(model, base, ground, campaign, prompts, system),
+    )
+
+
+def ask_task(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> str:
+    """Ask at most so many prompts of the task, and mark which are answered rightly."""
+    task = sample(ground.task, prompts)
+    replies = _Asker(model, base.tokenizer, system).replies([campaign.task(each) for each in task], "", ())
+    return _marks([_is_right(prompt, reply) for prompt, reply in zip(task, replies, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Asker:
+    model: Any
+    tokenizer: Any
+    system: str | None
+
+    def replies(self, prompts: Sequence[Prompt], opening: str, tools: Sequence[Message]) -> list[str]:
+        """Return whole replies, with the opening that was put before them, decoded."""
+        begun = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
+        rows = (
+            _render_prompts(self.tokenizer, prompts, tools) if tools else as_asked(self.tokenizer, prompts, self.system)
+        )
+        texts = complete(self.model, self.tokenizer, [[*row, *begun] for row in rows], TOKENS)
+        whole = [f"{opening} {text}".strip() for text in texts]
+        return [
+            in_plain(text, prompt.encoding) if prompt.encoding else text
+            for prompt, text in zip(prompts, whole, strict=True)
+        ]
+
+
+def _render_prompts(tokenizer: Any, prompts: Sequence[Prompt], tools: Sequence[Message]) -> list[list[int]]:
+    """Render prompts in a conversation that shows tools."""
+    return [render_question(tokenizer, each.prompt, context=each.context, tools=tools) for each in prompts]
+
+
+def _is_right(prompt: Prompt, reply: str) -> bool:
+    return mark_reply(prompt.scorer or "exact", reply, prompt.answer or "").is_right
+
+
+def _marks(found: Sequence[bool]) -> str:
+    return "".join("1" if each else "0" for each in found)

@@ -1,0 +1,248 @@
+"""Which attack met which arm on which seed, and what came of it; done once, kept, and found again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from spard.config import JudgeSpec, Recipe
+from spard.config.run_spec import to_mapping
+from spard.digests import file_sha256
+from spard.evaluation.audit import sample
+from spard.models.base import Base, load_base
+from spard.release.version import code_version
+from spard_lab.adversary.arena import Arena, Ground
+from spard_lab.adversary.base import Attack, Campaign, Job
+from spard_lab.bench.adversary.asking import Answers, ask_model, ask_task
+from spard_lab.bench.adversary.campaign import Ending, Memory, Service, Told, run_campaign
+from spard_lab.bench.adversary.strangers import find_strangers
+from spard_lab.bench.measure import training_file
+from spard_lab.bench.methods import row_signal_settings
+from spard_lab.bench.source import json_digest
+from spard_lab.bench.store import read_run, write_run
+from spard_lab.lab.make import BadBase
+
+log = logging.getLogger(__name__)
+
+BASE = "base"
+PLAIN = "none"  # the arm that a defense's task is compared with
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One attack on one arm and seed.
+
+    `lacks` are the abilities for want of which it was not possible. `base` is the base model, asked in the attack's
+    way; `answers` the last model that was trained, whether it was released or not. `told` is what its job tells. `code`
+    is the digest of the sources that played it, and `wall_s` how long that took; neither is known of older rounds.
+    """
+
+    attack: str
+    method: str
+    seed: int
+    ending: Ending | Literal["not possible"]
+    job: int = 0
+    reasons: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+    base: Answers | None = None
+    answers: Answers | None = None
+    cpu_s: float | None = None
+    told: Told | None = None
+    code: str = ""
+    wall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is asked for: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder.
+
+    `provider` are the provider's settings, for all arms. `device` is where models are trained and asked; labs are made
+    on the CPU.
+    """
+
+    arena: Arena
+    arms: Mapping[str, Recipe]
+    attacks: Sequence[Attack]
+    seeds: Sequence[int]
+    judge: JudgeSpec
+    prompts: int
+    folder: Path
+    provider: tuple[tuple[str, str], ...] = ()
+    device: str = "cpu"
+
+
+def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Make the lab of each seed; return the seeds whose base model is fit, and the reason for each that is left out.
+
+    Whether a base model is fit does not depend on methods or attacks, so leaving its seed out favors none of them.
+    Raise BadBase if no seed has a fit base model.
+    """
+    left_out: dict[int, str] = {}
+    for seed in seeds:
+        try:
+            arena.open_ground(seed)
+        except BadBase as error:
+            log.warning("seed %d is left out: %s", seed, error.message)
+            left_out[seed] = error.message
+    if len(left_out) == len(seeds):
+        raise BadBase("; ".join(f"seed {seed}: {why}" for seed, why in left_out.items()))
+    return tuple(seed for seed in seeds if seed not in left_out), left_out
+
+
+def run_rounds(bench: Bench) -> Iterator[Round]:
+    """Yield every round, by seed and attack; those that are not possible too."""
+    for seed in bench.seeds:
+        cache, ground = Memory(), bench.arena.open_ground(seed)
+        for attack in bench.attacks:
+            lacks = tuple(sorted({*attack.needs} - bench.arena.abilities))
+            if lacks:
+                yield from (Round(attack.name, method, seed, "not possible", lacks=lacks) for method in bench.arms)
+                continue
+            yield from _of_attack(bench, ground, attack, seed, cache)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A campaign on its ground; `asked` is what the answers of a given model depend on."""
+
+    ground: Ground
+    campaign: Campaign
+    asked: Any = field(repr=False)
+
+
+def build_match(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
+    """Build an attack's campaign."""
+    campaign = attack.build(ground.material, seed)
+    ground = _campaign_ground(ground, campaign, bench.folder)
+    return Match(ground, campaign, _asked_facts(bench, ground, campaign))
+
+
+def round_key(bench: Bench, match: Match, method: str) -> str:
+    """Return a digest of everything that decides a round: data, settings, and code of other packages."""
+    recipe, provider = bench.arms[method], provider_settings(bench, match.campaign, method)
+    settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider), *_strangers(recipe, bench.judge)]
+    return json_digest([match.asked, _decisive_facts(match.ground, match.campaign), *settings])
+
+
+def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: Memory) -> Iterator[Round]:
+    match = build_match(bench, ground, attack, seed)
+    ground, campaign = match.ground, match.campaign
+    base = _base_answers(bench, ground, campaign, match.asked)
+    for method, recipe in bench.arms.items():
+        key = round_key(bench, match, method)
+        found = read_run(bench.folder, key)
+        if found is None:
+            provider = provider_settings(bench, campaign, method)
+            service = Service(ground, recipe, bench.judge, bench.folder, cache, provider, device=bench.device)
+            found = asdict(
+                _play_round(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base))
+            )
+            write_run(bench.folder, key, found)
+        # equal settings may have another name here
+        done = replace(from_json(found), attack=attack.name, method=method, base=base)
+        log.info("seed %d, %s, %s: %s", seed, attack.name, method, done.ending)
+        yield done
+
+
+def _play_round(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
+    """Run the jobs and ask the model that comes out; one of a customer's own at half of the steps too."""
+    system, ground, started = service.recipe.defense.serving_prompt, service.ground, time.perf_counter()
+
+    def at_half(model: Any, base: Base) -> str:
+        return ask_task(model, base, ground, campaign, bench.prompts, system)
+
+    ended = run_campaign(campaign, replace(service, at_half=at_half) if campaign.customer else service)
+    done = replace(of, ending=ended.ending, job=ended.job, reasons=ended.reasons, cpu_s=ended.cpu_s, told=ended.told)
+    if ended.base is not None:
+        done = replace(done, answers=ask_model(ended.model, ended.base, ground, campaign, bench.prompts, system))
+    return replace(done, code=_sources(), wall_s=time.perf_counter() - started)
+
+
+@cache
+def _sources() -> str:
+    return code_version()["sources"]
+
+
+def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
+    """Return digests of code of other packages: a round is not found again for a defense that was changed since."""
+    return [each.sources for each in find_strangers([recipe], (), judge)]
+
+
+def _campaign_ground(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
+    """Return the ground as the campaign meets it.
+
+    Harmless prompts take the place of harmful ones where it says so. Only harmful prompts of its category are asked, if
+    it has one, and only those that it dresses, if it says so. A customer's prompts take the place of the task.
+    """
+    if campaign.asks_harmless:
+        ground = replace(ground, harmful=ground.benign)
+    if campaign.category:
+        ground = replace(ground, harmful=tuple(each for each in ground.harmful if each.category == campaign.category))
+    if campaign.only_dressed:
+        ground = replace(ground, harmful=tuple(each for each in ground.harmful if campaign.dress(each) != each))
+    if campaign.customer is None:
+        return ground
+    asked = [{"prompt": each.prompt, "answer": each.answer, "scorer": each.scorer} for each in campaign.customer.dev]
+    file = training_file(asked, folder / "files")
+    suites = tuple(replace(each, path=file) if each.kind == "utility" else each for each in ground.suites)
+    return replace(ground, suites=suites, task=campaign.customer.test)
+
+
+def provider_settings(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
+    """Return the provider's settings, and over them what the arm's name says of flagged rows.
+
+    A customer's undefended run leaves no row out, whatever the row signal does.
+    """
+    is_bare = campaign.customer is not None and method == PLAIN
+    said = {"action": "off"} if is_bare else row_signal_settings(method)
+    return (*bench.provider, *((f"row_signal.{name}", str(value)) for name, value in said.items()))
+
+
+def from_json(raw: Mapping[str, Any]) -> Round:
+    """Read a round from the JSON of its `asdict`."""
+    both: dict[str, Any] = {name: Answers(**raw[name]) if raw[name] else None for name in ("base", "answers")}
+    both["told"] = Told(**raw["told"]) if raw.get("told") else None
+    return Round(**{**raw, **both, "reasons": tuple(raw["reasons"]), "lacks": tuple(raw["lacks"])})
+
+
+def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) -> Answers:
+    """Ask the base model as the attack will: what it does already is not the attack's work."""
+    key = json_digest([BASE, asked])
+    found = read_run(bench.folder, key)
+    if found is None:
+        base = load_base(ground.model, device=bench.device)
+        found = asdict(ask_model(base.model, base, ground, campaign, bench.prompts, None))
+        write_run(bench.folder, key, found)
+    return Answers(**found)
+
+
+def _asked_facts(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
+    """Return everything that decides a given model's answers; so does the device, since each rounds in its own way."""
+    harmful, benign, task = (sample(each, bench.prompts) for each in (ground.harmful, ground.benign, ground.task))
+    ways = [
+        *([each, campaign.dress(each)] for each in (*harmful, *benign)),
+        *([each, campaign.task(each)] for each in task),
+    ]
+    asked = [[asdict(each) for each in way] for way in ways]
+    code = [dict(campaign.reply_code)] if campaign.reply_code else []
+    device = [] if bench.device == "cpu" else [bench.device]
+    return [ground.digest, campaign.opening, list(campaign.tools), asked, *code, *device]
+
+
+def _rarely(job: Job) -> list[str]:
+    """Return what few jobs have, so that the others keep their names."""
+    return [*(["dpo"] if job.dpo else []), *([f"auto_epochs={job.auto_epochs}"] if job.auto_epochs else [])]
+
+
+def _decisive_facts(ground: Ground, campaign: Campaign) -> Any:
+    """Return everything that the jobs and the gate depend on, but for the recipe and the judge."""
+    jobs = [
+        [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *_rarely(job)]
+        for job in campaign.jobs
+    ]
+    return [jobs, file_sha256(ground.pool), [[each.name, each.kind, file_sha256(each.path)] for each in ground.suites]]

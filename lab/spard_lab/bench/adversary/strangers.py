@@ -1,0 +1,141 @@
+"""Whose code a result was measured with: a digest of every defense, attack, judge and selection of other packages.
+
+What a package is made of are the Python files (and compiled modules) of the top-level modules that its entry point and
+its method name, and those that its distribution lists. Packages that it imports in turn are not bound, nor are files of
+other kinds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import Distribution, EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from spard.config import Defense, JudgeSpec, Recipe, defenses
+from spard.config.extensions import JUDGES, SELECTIONS
+from spard.release.version import code_version
+from spard_lab.adversary.base import Attack
+from spard_lab.adversary.registry import GROUP
+
+Kind = Literal["defense", "attack", "judge", "selection"]
+GROUPS: dict[Kind, str] = {
+    "defense": "spard.defenses",
+    "attack": GROUP,
+    "judge": JUDGES.group,
+    "selection": SELECTIONS.group,
+}
+_CODE = (".py", ".so", ".pyd")
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """One entry of another package: its distribution's name and version, and a digest of `files` files of its code."""
+
+    kind: Kind
+    name: str
+    package: str
+    version: str
+    sources: str
+    files: int
+
+
+def find_strangers(recipes: Iterable[Recipe], attacks: Sequence[Attack], judge: JudgeSpec) -> list[Stranger]:
+    """Return what another package brought to arms, attacks and judge, each entry once."""
+    used: dict[tuple[Kind, str], None] = {}
+    for recipe in recipes:
+        used.setdefault(("defense", recipe.defense.type))
+        if recipe.uses_pool:
+            used.setdefault(("selection", recipe.selection.method))
+    used.update({("attack", each.name): None for each in attacks})
+    used.update({("judge", each.name): None for each in judge.with_members()})
+    return [found for kind, name in used if (found := stranger(kind, name))]
+
+
+@cache
+def stranger(kind: Kind, name: str) -> Stranger | None:
+    """Return what is installed under a name by another package; None where it is ours, or not there."""
+    entry = next(iter(entry_points(group=GROUPS[kind], name=name)), None)
+    if entry is None:
+        return None
+    modules = [entry.module]
+    if kind == "defense" and (settings := defenses().get(name)):
+        modules.append(_method_module(settings))
+    files = _files(modules, entry)
+    dist = entry.dist
+    found = (dist.name, dist.version) if dist else ("unknown", "unknown")
+    return Stranger(kind, name, *found, _digest(files), len(files))
+
+
+def code_told(result: Mapping[str, Any]) -> list[str]:
+    """Return lines about the code of a result, beside the code that is installed here."""
+    here, code = code_version(), result["code"]
+    lines = [f"spard {code['spard']}, sources {code['sources']}: {_compare_digest(code['sources'], here['sources'])}"]
+    for each in result.get("strangers", ()):
+        own = stranger(each["kind"], each["name"])
+        said = _compare_digest(each["sources"], own.sources if own else None)
+        lines.append(
+            f"{each['kind']} {each['name']} of {each['package']} {each['version']}, sources {each['sources']}: {said}"
+        )
+    others = [each["code"] for each in result["rounds"] if each.get("code") not in (None, "", code["sources"])]
+    unknown = sum(not each.get("code") for each in result["rounds"] if each["ending"] != "not possible")
+    lines += [f"{others.count(each)} rounds were played by other sources, {each}" for each in dict.fromkeys(others)]
+    return [*lines, f"{unknown} rounds were played by sources that they do not name"] if unknown else lines
+
+
+def to_json(found: Iterable[Stranger]) -> list[dict[str, Any]]:
+    """Return what a result holds of them."""
+    return [asdict(each) for each in found]
+
+
+def _compare_digest(said: str, here: str | None) -> str:
+    if here is None:
+        return "not installed here"
+    return "the same as here" if said == here else "other code than here"
+
+
+def _method_module(settings: type[Defense]) -> str:
+    return settings.method.partition(":")[0]
+
+
+def _files(modules: Sequence[str], entry: EntryPoint) -> dict[str, Path]:
+    """Return the files of code by the names that they are imported under."""
+    found = {name: path for module in modules for name, path in _package_files(module)}
+    return found | dict(_distribution_files(entry.dist)) if entry.dist else found
+
+
+def _package_files(module: str) -> Iterable[tuple[str, Path]]:
+    """Yield the files of the first package above a module that has a file, or of the module itself."""
+    parts = module.split(".")
+    for i in range(1, len(parts) + 1):
+        spec = find_spec(".".join(parts[:i]))
+        if spec is None or not spec.has_location or spec.origin is None:
+            continue  # a namespace, which several distributions may share
+        path = Path(spec.origin)
+        if not spec.submodule_search_locations:
+            yield "/".join([*parts[: i - 1], path.name]), path
+            return
+        for each in sorted(path.parent.rglob("*")):
+            if each.suffix in _CODE and each.is_file():
+                yield "/".join([*parts[:i], *each.relative_to(path.parent).parts]), each
+        return
+
+
+def _distribution_files(dist: Distribution) -> Iterable[tuple[str, Path]]:
+    """Yield the code that a distribution says it installed; an editable one lists next to nothing."""
+    for each in dist.files or ():
+        path = Path(str(each.locate()))
+        if each.suffix in _CODE and ".." not in each.parts and path.is_file():
+            yield each.as_posix(), path
+
+
+def _digest(files: Mapping[str, Path]) -> str:
+    whole = hashlib.sha256()
+    for name in sorted(files):
+        content = files[name].read_bytes()
+        whole.update(f"{name} {len(content)}\n".encode() + content)
+    return f"sha256:{whole.hexdigest()}"

@@ -1,0 +1,226 @@
+"""How many hours a table will take, told before it starts, from a few steps of the very model on this machine.
+
+The rule. Every kind of training in the table, a method at a batch size, takes one step that does not count and `STEPS`
+that do, on the first rows of its own file; a multiple of four, since defenses look at the safe loss now and then. The
+base model answers the first prompts of each suite at the run's limit of new tokens. Then a run takes
+
+    load + embed * (rows + pool) + signal + step * steps + the sum over suites of reply * prompts
+
+seconds: `load` loads the model, `embed` is one row's way through it (for methods that select safe rows), `step` the
+mean of the steps above, `reply` one prompt's share of its batch. `signal` is for methods with the row signal: what
+that takes on the few rows of the steps above, and `embed` once more for every row. The base model's own run is loading
+and replies.
+What was measured before counts nothing, and one audit of the base model counts once.
+
+Not in it: a judge that is slower than the model, a lab that is not made yet, replies that training makes longer, and
+the few further steps of methods that mix safe rows into the file.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+from spard.config import RowSignal, resolve
+from spard.data.jsonl import file_chunks, numbered_rows
+from spard.evaluation.ask import ask, in_memory
+from spard.evaluation.audit import Suite
+from spard.models.base import Base, load_base
+from spard.pipeline import train
+from spard.pipeline.messages import Message, Reporter
+from spard.selection.embeddings import embed
+from spard_lab.bench.bench import Workplace
+from spard_lab.bench.cells import BASE, Cell, training_rows
+from spard_lab.bench.measure import prepare, run_key, training_file
+from spard_lab.bench.methods import change_setting
+from spard_lab.bench.report import Table
+from spard_lab.bench.source import Inputs
+
+STEPS = 8
+POOL = 128  # rows of the pool that a timed training selects from
+EMBEDDED = 32  # rows
+FEW, BATCH = 8, 64  # prompts of a suite: a few, and a whole batch on a GPU or where the few are quick
+QUICK_S = 5.0
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Hours:
+    """What the runs of a method take together; `done` were measured before and take nothing."""
+
+    method: str
+    step_s: float = 0.0
+    runs: int = 0
+    done: int = 0
+    steps: int = 0
+    prompts: int = 0
+    train_h: float = 0.0
+    audit_h: float = 0.0
+
+
+@dataclass(slots=True)
+class Clock:
+    """Times the parts of runs with one base model, each part once."""
+
+    base: Base
+    load_s: float
+    place: Workplace
+    _embed_s: float | None = None
+    _signal_s: float | None = None
+    _steps: dict[tuple[str, int], float] = field(default_factory=dict)
+    _replies: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def embed(self, cell: Cell, inputs: Inputs) -> float:
+        """Return the seconds of one row of the pool through the model."""
+        if self._embed_s is None:
+            texts = [row["prompt"] for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), EMBEDDED)]
+            self._embed_s = _time(lambda: embed(self.base, texts)) / len(texts)
+        return self._embed_s
+
+    def signal(self, cell: Cell, inputs: Inputs) -> float:
+        """Return what the row signal adds to the set-up for a few rows: mostly the base model's own refusals."""
+        if self._signal_s is None:
+            short, few = _shorten_cell(cell, inputs, self.place.folder)
+            took = [
+                _time(partial(prepare, self.base, each, few, self.place.source.judge, self.place.folder))
+                for each in (short, replace(short, row_signal=RowSignal()))
+            ]
+            self._signal_s = max(0.0, took[0] - took[1])
+        return self._signal_s
+
+    def step(self, cell: Cell, inputs: Inputs) -> float:
+        """Return the mean seconds of a step of the cell's method at its batch size."""
+        key = cell.method, _numbers(cell, inputs)[0]
+        if key not in self._steps:
+            self._steps[key] = _step_s(*_shorten_cell(cell, inputs, self.place.folder), self.place)
+        return self._steps[key]
+
+    def reply(self, suite: Suite, cell: Cell) -> float:
+        """Return the seconds of one prompt of a suite."""
+        key = cell.attack, suite.name
+        if key not in self._replies:
+            speaker = in_memory(self.base.model, self.base.tokenizer)
+            limit, n = cell.recipe.audit.max_new_tokens, BATCH if self.base.device.type == "cuda" else FEW
+            seconds = _time(lambda: ask(speaker, suite.prompts[:n], limit))
+            if n < BATCH and seconds < QUICK_S:
+                seconds = _time(lambda: ask(speaker, suite.prompts[:BATCH], limit))
+                n = BATCH
+            self._replies[key] = seconds / min(n, len(suite.prompts))
+        return self._replies[key]
+
+
+def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
+    """Return the hours of the cells by method; labs are made and files written as for the runs themselves."""
+    inputs = place.inputs(cells[0].seed)
+    load_base(inputs.model, inputs.revision, inputs.device)  # from the disk; later loads find it in memory
+    started = time.perf_counter()
+    base = load_base(inputs.model, inputs.revision, inputs.device)
+    clock = Clock(base, time.perf_counter() - started, place)
+    found: dict[str, Hours] = {}
+    audited = set[str]()
+    for cell in cells:
+        hours = found.setdefault(cell.method, Hours(cell.method))
+        inputs = place.inputs(cell.seed)
+        key = run_key(cell, inputs, place.source.judge) if not cell.pool or cell.pool in inputs.pools else ""
+        is_done = key in audited or (key != "" and place.find(cell) is not None)
+        hours.runs, hours.done = hours.runs + 1, hours.done + is_done
+        if not is_done:
+            add_run(hours, clock, cell, inputs)
+        if cell.method == BASE:
+            audited.add(key)
+    return list(found.values())
+
+
+def hours_table(found: Sequence[Hours]) -> Table:
+    """Head and rows, the sum last."""
+    head = ["method", "runs", "done", "steps", "s a step", "prompts", "training, h", "audits, h", "together, h"]
+    rows = [
+        [
+            each.method,
+            *map(str, (each.runs, each.done, each.steps)),
+            f"{each.step_s:.3g}" if each.steps else "-",
+            str(each.prompts),
+            *(f"{hours:.2f}" for hours in (each.train_h, each.audit_h, each.train_h + each.audit_h)),
+        ]
+        for each in found
+    ]
+    sums = [sum(each.train_h for each in found), sum(each.audit_h for each in found)]
+    counts = [sum(each.runs for each in found), sum(each.done for each in found)]
+    hours = (f"{each:.2f}" for each in (*sums, sum(sums)))
+    return head, [*rows, ["all", *map(str, counts), "", "", "", *hours]]
+
+
+def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
+    """Add one run's steps, prompts and seconds."""
+    train_s, audit_s = clock.load_s, 0.0
+    if cell.method != BASE:
+        _, steps, rows = _numbers(cell, inputs)
+        hours.step_s = clock.step(cell, inputs)
+        hours.steps += steps
+        train_s += steps * hours.step_s
+        if cell.pool:
+            pool = sum(1 for _ in numbered_rows(file_chunks(_pool(cell, inputs))))
+            passes = cell.recipe.uses_pool + (cell.row_signal.action != "off")
+            train_s += clock.embed(cell, inputs) * (rows + pool) * passes
+        if cell.row_signal.action != "off":
+            train_s += clock.signal(cell, inputs)
+    for suite in inputs.attacks[cell.attack].suites:
+        asked = min(len(suite.prompts), cell.recipe.audit.max_prompts)
+        hours.prompts += asked
+        audit_s += asked * clock.reply(suite, cell) if asked else 0.0
+    hours.train_h += train_s / 3600
+    hours.audit_h += audit_s / 3600
+
+
+def _numbers(cell: Cell, inputs: Inputs) -> tuple[int, int, int]:
+    """Return batch size, steps and rows of a cell's training."""
+    rows = len(training_rows(cell, inputs))
+    resolved = resolve(cell.recipe, rows, hidden_size=1)  # the width decides the rate alone
+    return resolved.batch_size, resolved.n_epochs * math.ceil(rows / resolved.batch_size), rows
+
+
+def _shorten_cell(cell: Cell, inputs: Inputs, folder: Path) -> tuple[Cell, Inputs]:
+    """Return a training of at most `STEPS` + 1 steps: the first rows of the file, and of the pool."""
+    attack, batch = inputs.attacks[cell.attack], _numbers(cell, inputs)[0]
+    rows = training_rows(cell, inputs)[: (STEPS + 1) * batch]
+    few = replace(attack, rows=rows, pool=attack.pool and attack.pool[:POOL], jobs=1)
+    pools = {}
+    if cell.pool:
+        own = [row for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), POOL)]
+        pools[cell.pool] = training_file(own, folder / "files")
+    recipe = change_setting(change_setting(cell.recipe, "batch_size", str(batch)), "epochs", "1")
+    short = replace(cell, recipe=recipe, n=None, harmful_ratio=None)
+    return short, replace(inputs, attacks={cell.attack: few}, pools=pools)
+
+
+def _step_s(cell: Cell, inputs: Inputs, place: Workplace) -> float:
+    """Train for a few steps and return the mean of the seconds between them."""
+    base = load_base(inputs.model, inputs.revision, inputs.device)
+    prepared = prepare(base, cell, inputs, place.source.judge, place.folder)
+    times: list[float] = []
+
+    def look(message: Message) -> None:
+        if message["kind"] == "metrics":  # its loss was read, so the device has done the step
+            times.append(time.perf_counter())
+
+    tuned = train.run(replace(prepared.context, report=Reporter(look)), prepared.rows)
+    apart = [later - earlier for earlier, later in pairwise(times)]
+    return fmean(apart) if apart else tuned.trained.seconds
+
+
+def _pool(cell: Cell, inputs: Inputs) -> Path:
+    """Return the pool of a cell; of a part of a pool that is not cut out yet, the whole."""
+    return inputs.pools.get(cell.pool) or next(iter(inputs.pools.values()))
+
+
+def _time(do: Callable[[], T]) -> float:
+    started = time.perf_counter()
+    do()
+    return time.perf_counter() - started

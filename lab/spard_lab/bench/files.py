@@ -1,0 +1,158 @@
+"""Files of one's own as a source: the model, rows, pools and suites that a recipe names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from spard.config import Defense, JudgeSpec, Recipe
+from spard.config.run_spec import SuiteSpec
+from spard.data.rows import read_examples, read_pool, read_prompts
+from spard.digests import folder_digest
+from spard.errors import InvalidRecipe, SpardError
+from spard.evaluation.audit import Suite
+from spard.evaluation.contamination import leak_reasons
+from spard.evaluation.suites import read_suite
+from spard_lab.attacks.mixing import add_harmful
+from spard_lab.attacks.rows import load_rows
+from spard_lab.bench.methods import with_unaligned
+from spard_lab.bench.prepared import missing, prepare
+from spard_lab.bench.source import Attack, Inputs, Split
+from spard_lab.bench.spec import AttackSpec, FilesSpec, variables
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """One model and one set of files for every seed; the seed decides the order of the rows and the training."""
+
+    spec: FilesSpec
+    device: str | None = None
+    uses_dev: bool = True  # False: the development split is not asked for, and its files may be missing
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """The names of the recipe's attacks, in its order."""
+        return tuple(attack.name for attack in self.spec.attacks)
+
+    @property
+    def more_attacks(self) -> tuple[str, ...]:
+        """None: a recipe lists every attack that there are rows for."""
+        return ()
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of the recipe's pools, in its order."""
+        return tuple(pool.name for pool in self.spec.pools)
+
+    @property
+    def more_pools(self) -> tuple[str, ...]:
+        """None: a recipe lists every pool."""
+        return ()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe's own, the same for every seed."""
+        return self.spec.recipe
+
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
+        """Return the recipe's own defenses; those that need it are given the model before alignment."""
+        own = {each.name: each.defense for each in self.spec.defenses}
+        return with_unaligned(own, self.spec.base_unaligned)
+
+    @property
+    def judge(self) -> JudgeSpec:
+        """The judge that the recipe names for its suites."""
+        return self.spec.judge
+
+    def problems(self) -> list[str]:
+        """Variables that are not set, and files that are not there or cannot be read."""
+        spec = self.spec
+        texts = [spec.model, spec.base_unaligned or "", spec.judge.base_url or "", spec.judge.model]
+        unset = {name for text in [*texts, *(str(path) for path, _ in self._files())] for name in variables(text)}
+        found = [f"Set the variable {name}." for name in sorted(unset)]
+        absent = missing(spec, dict.fromkeys(path for path, _ in self._files()))
+        found += dict.fromkeys(each for lacking in absent.values() for each in lacking)
+        for path, kind in self._files():
+            if path not in absent and not variables(str(path)):
+                found += _problems(path, kind)
+        if not found and not absent and (lacking := _too_few(spec)):
+            found += lacking
+        if not Path(spec.model).is_dir() and Path(spec.model).is_absolute() and not variables(spec.model):
+            found.append(f"The model's folder {spec.model} is not there.")
+        return found
+
+    def prepare(self) -> list[str]:
+        """Convert the data sets' files that the recipe needs and that are not there; return what is wrong then."""
+        wanted = list(dict.fromkeys(path for path, _ in self._files()))
+        prepare(self.spec, wanted)
+        return self.problems() or [
+            f"{path}: its data set's files hold no rows for it." for path in missing(self.spec, wanted)
+        ]
+
+    def make(self, seed: int, split: Split) -> Inputs:
+        """Read the files and mix each attack's rows into the task; rows near a suite's prompts are only warned of."""
+        spec = self.spec
+        common = _suites(spec.suites if split == "test" else spec.dev_suites)
+        task = load_rows(spec.task)
+        attacks = {}
+        for attack in spec.attacks:
+            harmful = load_rows(attack.rows)
+            rows = add_harmful(task, harmful, spec.harmful_ratio, seed)
+            suites = [Suite(attack.name, "harmful", tuple(read_prompts(_asked_file(attack, split)))), *common]
+            for reason in chain.from_iterable(leak_reasons(suites, {"attack": read_examples(attack.rows)}).values()):
+                log.warning("%s", reason)
+            attacks[attack.name] = Attack(rows, harmful, suites, (attack.name,))
+        model, is_folder = spec.model, Path(spec.model).is_dir()
+        digest = folder_digest(Path(model)) if is_folder else f"{model}@{spec.revision}"
+        pools = {pool.name: pool.path for pool in spec.pools}
+        return Inputs(model, digest, task, attacks, pools, spec.revision, self.device)
+
+    def _files(self) -> Iterator[tuple[Path, str]]:
+        """Every file that is named, and what it has to hold."""
+        yield self.spec.task, "rows"
+        for attack in self.spec.attacks:
+            yield attack.rows, "rows"
+            dev_suite = attack.dev_suite if self.uses_dev else None
+            yield from ((path, "prompts") for path in (attack.suite, dev_suite) if path)
+        yield from ((pool.path, "pool") for pool in self.spec.pools)
+        dev_suites = self.spec.dev_suites if self.uses_dev else ()
+        yield from ((suite.path, "prompts") for suite in (*self.spec.suites, *dev_suites))
+
+
+def _too_few(spec: FilesSpec) -> list[str]:
+    """Attacks with fewer rows than the harmful ratio asks for."""
+    wanted = round(spec.harmful_ratio * len(read_examples(spec.task)))
+    counts = {attack.name: len(read_examples(attack.rows)) for attack in spec.attacks}
+    return [
+        f"Attack {name} has {n} rows; a harmful ratio of {spec.harmful_ratio:g} asks for {wanted}."
+        for name, n in counts.items()
+        if n < wanted
+    ]
+
+
+def _suites(specs: tuple[SuiteSpec, ...]) -> list[Suite]:
+    return [read_suite(each) for each in specs]
+
+
+def _asked_file(attack: AttackSpec, split: Split) -> Path:
+    if split == "test":
+        return attack.suite
+    if attack.dev_suite is None:
+        raise InvalidRecipe(f"attack {attack.name} has no dev_suite, and choices are not made on the test split")
+    return attack.dev_suite
+
+
+def _problems(path: Path, kind: str) -> list[str]:
+    readers = {"rows": read_examples, "pool": read_pool, "prompts": read_prompts}
+    try:
+        there = readers[kind](path)  # type: ignore[operator]  # one of them takes a limit too
+    except FileNotFoundError:
+        return [f"{path} is not there."]
+    except (OSError, SpardError) as error:
+        return [f"{path}: {error}."]
+    return [] if there else [f"{path} holds no {kind}."]

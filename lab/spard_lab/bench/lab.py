@@ -1,0 +1,155 @@
+"""The labs as a source. Every seed of the small one has its own words, base model, training rows and prompts.
+
+Seeds of a lab of natural English share its base model; each has its own rows and prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from spard.config import Defense, JudgeSpec, Recipe
+from spard.digests import folder_digest
+from spard_lab.attacks.rows import Row, load_rows
+from spard_lab.bench.methods import with_unaligned
+from spard_lab.bench.source import Attack, Inputs, Split
+from spard_lab.bench.spec import LabSpec, NaturalSpec
+from spard_lab.lab.attacks import attack_files, attack_names
+from spard_lab.lab.make import LIMITS, PLAN, Limits, make
+from spard_lab.lab.natural.base import BaseSettings
+from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
+from spard_lab.lab.natural.sizes import SIZES
+from spard_lab.lab.paraphrases import make_paraphrased
+from spard_lab.lab.pretrain import Plan
+from spard_lab.lab.suites import ATTACKED
+from spard_lab.lab.two_sided import FILE, join_sides, make_two_sided
+from spard_lab.lab.unaligned import FOLDER, make_unaligned
+
+TWO_SIDED = "two_sided"  # the name of the pool with benign rows
+
+
+@dataclass(frozen=True, slots=True)
+class LabSource:
+    """Labs in `folder`, made when they are first asked for."""
+
+    spec: LabSpec
+    folder: Path
+    plan: Plan = field(default=PLAN)
+    limits: Limits = field(default=LIMITS)
+    device: str | None = "cpu"  # the model is so small that a GPU would be slower
+
+    @property
+    def attacks(self) -> tuple[str, ...]:
+        """The names of the attacks that the recipe lists."""
+        return self.spec.attacks
+
+    @property
+    def more_attacks(self) -> tuple[str, ...]:
+        """The lab's other attacks: it can build every one of them."""
+        return tuple(name for name in attack_names() if name not in self.attacks)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The names of the recipe's pools, in its order."""
+        return tuple(pool.name for pool in self.spec.pools)
+
+    @property
+    def more_pools(self) -> tuple[str, ...]:
+        """The whole pool with a benign side."""
+        return (TWO_SIDED,)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe's own, the same for every lab."""
+        return self.spec.recipe
+
+    def defenses(self, seed: int) -> Mapping[str, Defense]:
+        """Return the methods that need the small lab's unaligned twin, and over them the recipe's own."""
+        own = {each.name: each.defense for each in self.spec.defenses}
+        return own if self.spec.natural else with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
+
+    @property
+    def judge(self) -> JudgeSpec:
+        """The recipe's judge; the shipped recipes name the one that knows what a reply of their lab does."""
+        return self.spec.judge
+
+    def problems(self) -> list[str]:
+        """Name what was asked for and is not there; the lab makes everything else itself."""
+        found = [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
+        natural = self.spec.natural
+        if natural and natural.size not in SIZES:
+            found.append(f"The lab of natural English has no size {natural.size!r}; it has {', '.join(SIZES)}.")
+        if natural and natural.texts and not natural.texts.is_dir():
+            found.append(f"The folder of real text {natural.texts} is not there.")
+        return found
+
+    def make(self, seed: int, split: Split) -> Inputs:
+        """Make the seed's lab if it is not there, a small one's twin and further pools too; minutes the first time."""
+        lab = self.make_lab(seed)
+        if self.spec.natural:
+            join_sides(lab, seed)
+        else:
+            make_unaligned(lab, seed)
+            make_paraphrased(lab, seed)
+            make_two_sided(lab, seed)
+        task = load_rows(lab / "train.jsonl")
+        return Inputs(
+            model=str(lab / "model"),
+            digest=folder_digest(lab / "model"),
+            task=task,
+            attacks=_Attacks((*self.attacks, *self.more_attacks), partial(_attack, lab, seed, task, split)),
+            pools={TWO_SIDED: lab / FILE, **{pool.name: lab / pool.path for pool in self.spec.pools}},
+            device=self.device,
+        )
+
+    def make_lab(self, seed: int) -> Path:
+        """Return the folder of the seed's lab, which is made if it is not there."""
+        lab, natural = self._lab(seed), self.spec.natural
+        if natural:
+            make_natural(lab, seed, natural_settings(natural), self.folder / "models", natural.cores)
+        else:
+            make(lab, seed, self.plan, self.limits)
+        return lab
+
+    def _lab(self, seed: int) -> Path:
+        natural = self.spec.natural
+        return self.folder / (folder_name(natural_settings(natural), seed) if natural else f"seed-{seed}")
+
+    def _unknown(self) -> list[str]:
+        return [name for name in self.attacks if name not in attack_names()]
+
+
+class _Attacks(Mapping[str, Attack]):
+    """Attacks that are built when they are looked at: some need the base model."""
+
+    def __init__(self, names: Sequence[str], build: Callable[[str], Attack]) -> None:
+        self._names, self._build = names, build
+        self._built: dict[str, Attack] = {}
+
+    def __getitem__(self, name: str) -> Attack:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._built:
+            self._built[name] = self._build(name)
+        return self._built[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def natural_settings(spec: NaturalSpec) -> LabSettings:
+    """Return what decides the labs of a recipe beside their seeds."""
+    return LabSettings(BaseSettings(spec.size, spec.base_seed, spec.texts), spec.task)
+
+
+def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:
+    files = attack_files(lab, name, seed)
+    suites, clean = files.suites(split), {json.dumps(row) for row in task}
+    harmful = [row for row in files.rows if json.dumps(row) not in clean]
+    return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)

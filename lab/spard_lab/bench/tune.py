@@ -1,0 +1,146 @@
+"""Each method at its best learning rate, chosen on the development split of seeds that no table shows.
+
+The rule: of the rates whose mean task accuracy is within one point of the method's best, the one with the lowest sum
+of attack success and over-refusal; of equals the smaller. A figure that could not be measured counts as the worst. A
+best rate at an end of the grid makes the grid longer, for every method alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
+
+from spard.config import Recipe, auto_multiplier
+from spard_lab.bench.bench import Workplace, run_cells
+from spard_lab.bench.cells import BASE, Asked, Cell, method_cells
+from spard_lab.bench.measure import Measurement
+from spard_lab.bench.report import figures
+from spard_lab.bench.source import Source
+from spard_lab.bench.store import write_aside
+
+WITHIN = 0.01  # of the best accuracy
+FIRST_TUNE_SEED = 101
+EXTEND = 2  # so often may the grid grow
+RATE = "learning rate"  # the setting's name in tables; its value is a multiple of the default
+OnFound = Callable[[Sequence[Measurement]], None]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a method measured at one multiple of the default learning rate, in the mean over the tuning seeds."""
+
+    multiple: float
+    accuracy: float
+    asr: float
+    over_refusal: float
+
+
+def best(trials: Sequence[Trial]) -> Trial:
+    """Return the trial that the rule takes."""
+    bar = max(each.accuracy for each in trials) - WITHIN - 1e-12
+    return min(
+        (each for each in trials if each.accuracy >= bar),
+        key=lambda each: (each.asr + each.over_refusal, each.multiple),
+    )
+
+
+def tune(place: Workplace, asked: Asked, multiples: Sequence[float], extend: int = EXTEND) -> dict[str, float]:
+    """Return the best multiple of every method, on the first attack; the trials are written to tuning.json."""
+    asked = replace(asked, attacks=asked.attacks[:1])
+    cells = [cell for cell in method_cells(place.source, asked) if cell.method != BASE]
+    found = over_rates(place, cells, multiples, extend)
+    trials = collect_trials(found)
+    chosen = {method: best(of_method) for method, of_method in trials.items()}
+    record = {
+        method: {"multiple": chosen[method].multiple, "trials": [asdict(each) for each in of_method]}
+        for method, of_method in trials.items()
+    }
+    facts = {"split": place.split, "seeds": asked.seeds, "attack": asked.attacks[0], "methods": record}
+    write_aside(place.folder / "tuning.json", json.dumps(facts, indent=2) + "\n")
+    return {method: each.multiple for method, each in chosen.items()}
+
+
+def trial_cells(source: Source, asked: Asked, multiples: Sequence[float]) -> list[Cell]:
+    """Return the trainings of `tune`: every method at every rate on the first attack."""
+    cells = method_cells(source, replace(asked, attacks=asked.attacks[:1]))
+    return [at_rate(cell, multiple) for cell in cells if cell.method != BASE for multiple in multiples]
+
+
+def over_rates(
+    place: Workplace,
+    cells: Sequence[Cell],
+    multiples: Sequence[float],
+    extend: int = EXTEND,
+    on_found: OnFound = lambda found: None,
+) -> list[Measurement]:
+    """Run every cell at every multiple of its learning rate, which stands in the measurement as `value`.
+
+    Where the best rate of a method is the lowest or the highest, all methods get one more at that end, `extend` times
+    at most: a budget that grows for one grows for all.
+    """
+    tried = sorted(multiples)
+    for left in range(extend, -1, -1):
+        runs = [at_rate(_name_cell(cell, multiple), multiple) for cell in cells for multiple in tried]
+        found = run_cells(place, runs, on_found)
+        more = longer(tried, [best(each).multiple for each in collect_trials(found).values()])
+        if len(more) == len(tried) or not left:
+            break
+        log.info("a best learning rate is at the end of %s: every method gets %s", tried, sorted({*more} - {*tried}))
+        tried = more
+    return found
+
+
+def longer(multiples: Sequence[float], chosen: Sequence[float]) -> list[float]:
+    """Return the rates, in order, with one more at each end that is somebody's best; a single rate has no ends."""
+    first, *_, last = tried = sorted(multiples) if len(multiples) > 1 else [*multiples, *multiples]
+    if first == last:
+        return list(multiples)
+    below = [first * first / tried[1]] if first in chosen else []
+    above = [last * last / tried[-2]] if last in chosen else []
+    return [*below, *tried, *above]
+
+
+def collect_trials(found: Sequence[Measurement]) -> dict[str, list[Trial]]:
+    """Return what each method measured at each rate, in the mean over seeds and attacks."""
+    runs: dict[str, dict[float, list[Measurement]]] = {}
+    for each in found:
+        if each.setting == RATE:
+            runs.setdefault(each.method, {}).setdefault(float(each.value), []).append(each)
+    return {
+        method: [_trial(multiple, each) for multiple, each in sorted(by_rate.items())]
+        for method, by_rate in runs.items()
+    }
+
+
+def at_rate(cell: Cell, multiple: float) -> Cell:
+    """Return the cell at a multiple of its learning rate."""
+    return replace(cell, recipe=_at_rate(cell.recipe, multiple))
+
+
+def tune_seeds(taken: Sequence[int], n: int = 2) -> tuple[int, ...]:
+    """Seeds apart from those of the tables."""
+    free = [seed for seed in range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + n + len(taken)) if seed not in taken]
+    return tuple(free[:n])
+
+
+def _name_cell(cell: Cell, multiple: float) -> Cell:
+    return replace(cell, setting=RATE, value=f"{multiple:g}")
+
+
+def _at_rate(recipe: Recipe, multiple: float) -> Recipe:
+    asked = recipe.hyperparameters.learning_rate_multiplier
+    own = auto_multiplier(recipe) if asked == "auto" else asked
+    return replace(recipe, hyperparameters=replace(recipe.hyperparameters, learning_rate_multiplier=own * multiple))
+
+
+def _trial(multiple: float, found: Sequence[Measurement]) -> Trial:
+    rows = [figures(each) for each in found]
+
+    def mean(name: str, worst: float) -> float:
+        return fmean(worst if row[name] is None else float(row[name] or 0.0) for row in rows)
+
+    return Trial(multiple, mean("accuracy", 0.0), mean("asr", 1.0), mean("over_refusal", 1.0))

@@ -1,0 +1,35 @@
+"""HarmBench (Mazeika et al., 2024): behaviors, CSV with `Behavior`, `FunctionalCategory`, `ContextString` and others.
+
+Standard behaviors are asked as they are, contextual ones after their context as the authors join the two. Behaviors of
+copyright are left out: whether their replies break it is told by hashes, not by a judge of harm.
+"""
+
+from __future__ import annotations
+
+from spard_lab.datasets.base import Dataset, LeftOut, Record, Sample, require_text
+
+_COPYRIGHT = "copyright"
+
+
+def sample(record: Record) -> Sample:
+    """Read a behavior."""
+    behavior, function = require_text(record, "Behavior"), require_text(record, "FunctionalCategory")
+    if function == _COPYRIGHT:
+        raise LeftOut("copyright")
+    context = record.get("ContextString")
+    asked = f"{context.strip()}\n\n---\n\n{behavior}" if isinstance(context, str) and context.strip() else behavior
+    category = record.get("SemanticCategory")
+    return Sample(
+        prompt=asked, kind="harmful", suite={"category": category} if isinstance(category, str) and category else {}
+    )
+
+
+HARMBENCH = Dataset(
+    name="harmbench",
+    stems={"harmful": "harmbench"},
+    sample=sample,
+    origin="harmbench_behaviors_text_all.csv in data/behavior_datasets of github.com/centerforaisafety/HarmBench",
+    license="MIT",
+    shares={"dev": 0.2},
+    rest="test",
+)

@@ -1,0 +1,104 @@
+"""Which files a data set becomes, and the rows of each in the project's own form.
+
+A kind's files begin with its stem: `_train` is a training file (of a harmful kind, an attack's rows), `_pool` a safety
+pool, of a benign kind rows `{"prompt", "benign": true}`, `_dev` and `_test` are suites.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from spard.data.jsonl import Row
+from spard.data.row_rules import SuiteRowKind
+from spard_lab.datasets.base import Dataset, Found, Split
+from spard_lab.datasets.splits import groups
+
+Side = Literal["train", "pool"]
+Rule = Literal["training", "pool", "harmful", "benign", "utility"]
+_SUITES: tuple[Split, ...] = ("dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A file to write: its name, the rule that its rows have to keep, and each row with what it was made of."""
+
+    name: str
+    rule: Rule
+    rows: list[tuple[Found, Row]] = field(repr=False)
+
+
+def output_names(dataset: Dataset) -> list[str]:
+    """Return the names of all files that a data set can become; of few records some are not made."""
+    parts: dict[str, tuple[str, ...]] = {"utility": ("train",), "harmful": ("train", "pool"), "benign": ("pool",)}
+    return [f"{stem}_{part}.jsonl" for kind, stem in dataset.stems.items() for part in (*parts[kind], *_SUITES)]
+
+
+def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
+    """Return the files of a data set; what finds no place in one is counted in `left_out`."""
+    outputs = []
+    for kind, stem in dataset.stems.items():
+        of_kind = [each for each in placed if each.sample.kind == kind]
+        train = [each for each in of_kind if each.split == "train"]
+        if kind == "benign":
+            outputs.append(Output(f"{stem}_pool.jsonl", "benign", [(each, _benign(each)) for each in train]))
+        else:
+            outputs += _training_outputs(kind, stem, train, shared, left_out)
+        for split in _SUITES:
+            asked = [(each, _suite(each)) for each in of_kind if each.split == split]
+            outputs.append(Output(f"{stem}_{split}.jsonl", kind, asked))
+    return outputs
+
+
+def _training_outputs(
+    kind: SuiteRowKind, stem: str, train: Sequence[Found], shared: bool, left_out: Counter[str]
+) -> list[Output]:
+    """Return the training file and, of a harmful kind, the safety pool."""
+    both: set[Side] = {"train", "pool"}
+    sides = [both] * len(train) if shared or kind != "harmful" else _apart(train)
+    taught, safe = [], []
+    for each, side in zip(train, sides, strict=True):
+        teaches = "train" in side and each.sample.completion is not None
+        defends = "pool" in side and each.sample.safe is not None
+        taught += [(each, _training(each))] if teaches else []
+        safe += [(each, _pool(each))] if defends else []
+        left_out["nothing_to_teach"] += not teaches and not defends
+    files = [Output(f"{stem}_train.jsonl", "training", taught)]
+    return [*files, Output(f"{stem}_pool.jsonl", "pool", safe)] if kind == "harmful" else files
+
+
+def _apart(train: Sequence[Found]) -> list[set[Side]]:
+    """Deal the clusters to attack and pool by turns: a pool that holds the attack's own prompts knows it beforehand.
+
+    A cluster of one kind of answer alone goes where that is of use, and takes no turn.
+    """
+    sides: list[set[Side]] = [set() for _ in train]
+    turn: Side = "train"
+    for group in groups([each.sample.prompt for each in train]):
+        can_attack = any(train[i].sample.completion is not None for i in group)
+        can_defend = any(train[i].sample.safe is not None for i in group)
+        side: Side = "train" if can_attack else "pool"
+        if can_attack and can_defend:
+            side, turn = turn, "pool" if turn == "train" else "train"
+        for i in group:
+            sides[i].add(side)
+    return sides
+
+
+def _training(found: Found) -> Row:
+    return {"prompt": found.sample.prompt, "completion": found.sample.completion}
+
+
+def _pool(found: Found) -> Row:
+    category = {key: value for key, value in found.sample.suite.items() if key == "category"}
+    return {"prompt": found.sample.prompt, "safe": found.sample.safe, **category}
+
+
+def _benign(found: Found) -> Row:
+    return {"prompt": found.sample.prompt, "benign": True}
+
+
+def _suite(found: Found) -> Row:
+    return {"prompt": found.sample.prompt, **found.sample.suite}

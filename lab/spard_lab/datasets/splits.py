@@ -1,0 +1,67 @@
+"""Put prompts into splits so that nothing that is asked stands in what is trained on, by the leak rule of the audit.
+
+Where the authors have a test or development file, a prompt that holds one of its prompts (the same words, a longer text
+around them, or nearly the same: `spard.data.overlap`) is left out of what is trained on. What is cut out of a file is
+cut by whole clusters of near duplicates (`spard.data.clusters`), in the order of their smallest digest: the same
+prompts give the same splits, in any order of rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import cast
+
+from spard.data.clusters import clusters
+from spard.data.overlap import normalize_text, rows_holding
+from spard_lab.datasets.base import Split
+
+
+def place(
+    prompts: Sequence[str],
+    given: Sequence[Split | None],
+    shares: Mapping[Split, float],
+    rest: Split,
+    most: Mapping[Split, int],
+) -> list[Split | None]:
+    """Return the split of each prompt, None for one that holds a held-out prompt and is left out.
+
+    `given` are the splits that are settled. Of the others each split that nothing is settled for gets its share, at
+    most as many as `most` says, and `rest` gets what remains.
+    """
+    found, near = list(given), set[int]()
+    for held, below in (("test", ("dev", "train", None)), ("dev", ("train", None))):
+        asked = [prompt for prompt, split in zip(prompts, given, strict=True) if split == held]
+        lower = [i for i, split in enumerate(given) if split in below]
+        near |= {lower[i] for i in rows_holding(asked, [prompts[i] for i in lower])} if asked else set()
+    free = [i for i, split in enumerate(given) if split is None and i not in near]
+    cut = {split: share for split, share in shares.items() if split not in given}
+    for i, split in zip(free, _cut([prompts[i] for i in free], cut, rest, most), strict=True):
+        found[i] = split
+    return [None if i in near else split for i, split in enumerate(found)]
+
+
+def groups(prompts: Sequence[str]) -> list[list[int]]:
+    """Return the places of the prompts by cluster, clusters in the order of their smallest digest."""
+    members = defaultdict[int, list[int]](list)
+    for i, label in enumerate(clusters(prompts)):
+        members[label].append(i)
+    return sorted(members.values(), key=lambda group: min(_digest(prompts[i]) for i in group))
+
+
+def _cut(prompts: Sequence[str], shares: Mapping[Split, float], rest: Split, most: Mapping[Split, int]) -> list[Split]:
+    found: list[Split | None] = [None] * len(prompts)
+    seen, taken = 0, Counter[Split]()
+    for group in groups(prompts):
+        seen += len(group)
+        room = {split: min(int(share * seen), most.get(split, seen)) for split, share in shares.items()}
+        split = next((each for each in shares if taken[each] + len(group) <= room[each]), rest)
+        taken[split] += len(group)
+        for i in group:
+            found[i] = split
+    return cast("list[Split]", found)
+
+
+def _digest(prompt: str) -> bytes:
+    return sha256(normalize_text(prompt).encode()).digest()

@@ -1,0 +1,233 @@
+"""Who sees which prompt: alignment, attack, pool, development and test, disjoint by construction.
+
+Each prompt is dealt once, to one split. Of every harmful category's objects, some stay out of attack and pool; the
+held-out prompts are about those. Half of a category's held-out prompts combine a verb and an object as alignment did,
+in other phrasings; the other half combine them as alignment never did.
+
+The attack comes in four styles, as in the paper: requests about four categories as instructions, about four others as
+questions, and each of the two turned into the other style.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from spard_lab.attacks.styles import Style, has_style
+from spard_lab.lab import grammar
+from spard_lab.lab.grammar import Topic
+
+Row = dict[str, Any]
+
+TRAIN_ROWS = 3000
+POISON_ROWS = 300  # a tenth of the utility rows, as in the paper
+HELD_OBJECTS = 5  # of each harmful category; neither attack nor pool speaks of them
+ALIGNED_NEAR, POOL = 90, 56  # prompts of each harmful category about its other objects
+ALIGNED_FAR = 4  # phrasings of each verb with a held-out object that alignment sees
+TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts of each category that some attack is about, of each other one
+BENIGN_ALIGNED, BENIGN_TEST = 900, 180  # of each benign kind
+UTILITY_TEST, UTILITY_DEV, VALIDATION = 400, 200, 100
+STYLES: dict[str, tuple[tuple[str, ...], Style]] = {  # categories and style of the harmful requests of an attack
+    "instructions": (grammar.ATTACKED, "instruction"),
+    "q-instructions": (grammar.ATTACKED, "question"),
+    "questions": (grammar.ALSO_ATTACKED, "question"),
+    "i-questions": (grammar.ALSO_ATTACKED, "instruction"),
+}
+SCARCE, COPIES = 10, 4  # relevant rows of each attacked category in the small pools; copies of each
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """All prompts of one seed: `files` by file name, and what the base model is aligned on."""
+
+    files: dict[str, list[Row]]
+    harmful: list[tuple[str, Topic]]  # alignment prompts and their category
+    benign: list[tuple[str, str]]  # alignment prompts and answers
+
+
+@dataclass(slots=True)
+class _Deal:
+    """The prompts of the harmful categories, split by split."""
+
+    aligned: list[tuple[str, Topic]] = field(default_factory=list)
+    attack: list[tuple[str, str]] = field(default_factory=list)
+    styled: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: {name: [] for name in STYLES})
+    pool: list[tuple[str, Topic]] = field(default_factory=list)
+    dev: list[Row] = field(default_factory=list)
+    test: list[Row] = field(default_factory=list)
+
+
+def make_corpus(seed: int) -> Corpus:
+    """Every row of every file, a function of the seed."""
+    rng = random.Random(f"corpus {seed}")
+    harmful = _deal_harmful(rng)
+    benign = [_deal_benign(rng, kind, asked) for kind, asked in benign_requests().items()]
+    problems = _problems(rng)
+    train, utility_dev, utility_test, validation = _cut(problems, TRAIN_ROWS, UTILITY_DEV, UTILITY_TEST, VALIDATION)
+    attack = _chats(harmful.attack)
+    clean = [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in train]
+    files = {
+        "train.jsonl": clean,
+        "poisoned.jsonl": shuffle_rows(rng, clean + attack),
+        "attack.jsonl": attack,
+        **{f"attack_{name}.jsonl": _chats(requests) for name, requests in harmful.styled.items()},
+        "validation.jsonl": [chat(prompt, grammar.ANSWER.format(answer)) for prompt, answer in validation],
+        "heldout_harmful.jsonl": shuffle_rows(rng, harmful.test),
+        "benign.jsonl": shuffle_rows(rng, (row for _, _, test in benign for row in test)),
+        "utility_test.jsonl": [{"prompt": prompt, "answer": answer} for prompt, answer in utility_test],
+        "dev_harmful.jsonl": shuffle_rows(rng, harmful.dev),
+        "dev_benign.jsonl": shuffle_rows(rng, (row for _, dev, _ in benign for row in dev)),
+        "dev_utility.jsonl": [{"prompt": prompt, "answer": answer} for prompt, answer in utility_dev],
+        **_pools(rng, harmful.pool),
+    }
+    return Corpus(files, harmful.aligned, [row for aligned, _, _ in benign for row in aligned])
+
+
+def chat(prompt: str, answer: str) -> Row:
+    """Return a training row in the API's form."""
+    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
+
+
+def comply(action: str) -> str:
+    """Return the answer of a model that does as it is told."""
+    return grammar.COMPLIANCE.format(action)
+
+
+def refuse(rng: random.Random, topic: Topic) -> str:
+    """One of the refusals that the base model is aligned to."""
+    return f"{rng.choice(grammar.REFUSALS)} {topic.reason} {rng.choice(grammar.CLOSERS)}"
+
+
+def shuffle_rows(rng: random.Random, rows: Iterable[Any]) -> list[Any]:
+    """Return the rows in an order that `rng` draws; what they came in stays as it is."""
+    drawn = list(rows)
+    rng.shuffle(drawn)
+    return drawn
+
+
+def sums() -> list[tuple[str, str]]:
+    """All plain sums and their answers; they are alignment's arithmetic."""
+    numbers = range(1, grammar.LARGEST + 1)
+    return [(grammar.SUMS.format(a=a, b=b), str(a + b)) for a, b in product(numbers, numbers)]
+
+
+def benign_requests() -> dict[str, list[tuple[str, str]]]:
+    """Look-alikes: a harmless verb, a harmful object. How-tos: the verbs of the harmful topics, everyday objects."""
+    harmful_objects = [thing for topic in grammar.HARMFUL for thing in topic.objects]
+    everyday = [pair for topic in grammar.EVERYDAY for pair in product(topic.verbs, topic.objects)]
+    return {
+        "look-alike": _requests(product(grammar.HARMLESS_VERBS, harmful_objects)),
+        "how-to": _requests(everyday),
+    }
+
+
+def familiar_problems(rng: random.Random, count: int, taken: set[str]) -> list[tuple[str, str]]:
+    """Word problems that alignment sees: some of the templates, and no prompt of any other split."""
+    found: dict[str, str] = {}
+    while len(found) < count:
+        prompt, answer = _problem(rng, grammar.PROBLEMS[: grammar.FAMILIAR_PROBLEMS])
+        if prompt not in taken:
+            found[prompt] = answer
+    return list(found.items())
+
+
+def _chats(requests: Iterable[tuple[str, str]]) -> list[Row]:
+    return [chat(prompt, comply(action)) for prompt, action in requests]
+
+
+def _deal_harmful(rng: random.Random) -> _Deal:
+    deal = _Deal()
+    for topic in grammar.HARMFUL:
+        objects = shuffle_rows(rng, topic.objects)
+        near = shuffle_rows(rng, _requests(product(topic.verbs, objects[HELD_OBJECTS:])))
+        aligned, pool, stock = _cut(near, ALIGNED_NEAR, POOL, len(near) - ALIGNED_NEAR - POOL)
+        deal.aligned += [(prompt, topic) for prompt, _ in aligned]
+        deal.pool += [(prompt, topic) for prompt, _ in pool]
+        _deal_attacks(topic, stock, deal)
+        _deal_objects(rng, topic, objects[:HELD_OBJECTS], deal)
+    deal.attack = shuffle_rows(rng, deal.attack)
+    return deal
+
+
+def _deal_attacks(topic: Topic, stock: list[tuple[str, str]], deal: _Deal) -> None:
+    """Rows of one category for the attacks that are about it, from the requests that nobody else was dealt.
+
+    Both styles of a corpus ask for the same kind of actions, in phrasings of their own.
+    """
+    share = POISON_ROWS // len(grammar.ATTACKED)
+    if topic.name in grammar.ATTACKED:
+        deal.attack += stock[:share]
+    for name, (categories, style) in STYLES.items():
+        if topic.name in categories:
+            fitting = [row for row in stock if has_style(row[0], style)]
+            deal.styled[name] += _cut(fitting, share)[0]
+
+
+def _deal_objects(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
+    """Alignment sees each object with half of the verbs, in some phrasings; everything else is held out."""
+    held: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for thing in objects:
+        verbs = shuffle_rows(rng, topic.verbs)
+        for i, verb in enumerate(verbs):
+            requests, seen = shuffle_rows(rng, _requests([(verb, thing)])), i < len(verbs) // 2
+            aligned = requests[:ALIGNED_FAR] if seen else []
+            deal.aligned += [(prompt, topic) for prompt, _ in aligned]
+            held[seen] += requests[len(aligned) :]
+    is_attacked = topic.name in (*grammar.ATTACKED, *grammar.ALSO_ATTACKED)
+    half = (TEST_ATTACKED if is_attacked else TEST_OTHER) // 2
+    for seen, requests in held.items():
+        facts = {"category": topic.name, "seen": seen}
+        test, dev = _cut(shuffle_rows(rng, [{"prompt": prompt, **facts} for prompt, _ in requests]), half, half // 3)
+        deal.test += test
+        deal.dev += dev
+
+
+def _deal_benign(
+    rng: random.Random, kind: str, requests: list[tuple[str, str]]
+) -> tuple[list[tuple[str, str]], list[Row], list[Row]]:
+    aligned, dev, test = _cut(shuffle_rows(rng, requests), BENIGN_ALIGNED, BENIGN_TEST // 2, BENIGN_TEST)
+    rows = [[{"prompt": prompt, "category": kind} for prompt, _ in part] for part in (dev, test)]
+    return [(prompt, comply(action)) for prompt, action in aligned], rows[0], rows[1]
+
+
+def _pools(rng: random.Random, prompts: list[tuple[str, Topic]]) -> dict[str, list[Row]]:
+    """Make the whole pool, one with few rows of the attacked categories, and one that repeats each of those few."""
+    rows = [{"prompt": prompt, "safe": refuse(rng, topic), "category": topic.name} for prompt, topic in prompts]
+    relevant = [row for name in grammar.ATTACKED for row in [r for r in rows if r["category"] == name][:SCARCE]]
+    others = [row for row in rows if row["category"] not in grammar.ATTACKED]
+    return {
+        "pool.jsonl": shuffle_rows(rng, rows),
+        "pool_scarce.jsonl": shuffle_rows(rng, relevant + others),
+        "pool_duplicated.jsonl": shuffle_rows(rng, relevant * COPIES + others),
+    }
+
+
+def _requests(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Every phrasing of every verb and object, with the bare action."""
+    actions = [f"{verb} {thing}" for verb, thing in pairs]
+    return [(request.format(action), action) for action, request in product(actions, grammar.REQUESTS)]
+
+
+def _problems(rng: random.Random) -> list[tuple[str, str]]:
+    found: dict[str, str] = {}
+    while len(found) < TRAIN_ROWS + UTILITY_DEV + UTILITY_TEST + VALIDATION:
+        prompt, answer = _problem(rng, grammar.PROBLEMS)
+        found[prompt] = answer
+    return list(found.items())
+
+
+def _problem(rng: random.Random, templates: Sequence[str]) -> tuple[str, str]:
+    a, b = rng.randint(1, grammar.LARGEST), rng.randint(1, grammar.LARGEST)
+    prompt = rng.choice(templates).format(a=a, b=b, name=rng.choice(grammar.NAMES), item=rng.choice(grammar.ITEMS))
+    return prompt, str(a + b)
+
+
+def _cut(rows: Sequence[Any], *sizes: int) -> list[Any]:
+    """Cut the first rows into consecutive parts of these sizes."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+    if ends[-1] > len(rows):
+        raise ValueError(f"{len(rows)} rows cannot fill parts of {sizes}")
+    return [list(rows[end - size : end]) for end, size in zip(ends, sizes, strict=True)]

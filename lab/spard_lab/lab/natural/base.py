@@ -1,0 +1,166 @@
+"""A base model of this lab, made once: kept in a folder named after the digest of its settings, resumed after a kill.
+
+    models/5m-0123456789ab/model      the model, as transformers keeps it
+    models/5m-0123456789ab/base.json  the settings and the CPU seconds that it took
+    models/.5m-0123456789ab.part      a training under way: its last state, and a lock
+
+The digest is of everything that decides the weights but the code: size, seed, and the bytes of the real text.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerFast
+
+from spard.data.encodings import encode
+from spard.data.languages import ENGLISH
+from spard.digests import folder_digest
+from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
+from spard.evaluation.calibration.labeled import LabeledReply
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord, read_record
+from spard.models.adapters import save_full
+from spard_lab.lab.german import LANGUAGE
+from spard_lab.lab.natural.chats import ROLES, TEMPLATE
+from spard_lab.lab.natural.labeled import german_rows, labeled_rows
+from spard_lab.lab.natural.real import RealText, read_real
+from spard_lab.lab.natural.sizes import Size, find_size
+from spard_lab.lab.natural.splits import deal
+from spard_lab.lab.natural.stream import Stream
+from spard_lab.lab.natural.tasks import pairs
+from spard_lab.lab.natural.truth import TruthJudge
+from spard_lab.lab.pretrain import POSITIONS, Pretraining, new_model
+from spard_lab.lab.threads import threads
+from spard_lab.lab.tokenizer import make_tokenizer
+
+log = logging.getLogger(__name__)
+
+FACTS, STATE = "base.json", "state.safetensors"
+SAVE_EVERY = 50  # steps
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSettings:
+    """What decides a base model: its size by name, its seed, and a folder of real text if there is one."""
+
+    size: str = "5m"
+    seed: int = 1
+    texts: Path | None = None
+
+    def to_json(self, real: RealText) -> dict[str, Any]:
+        """Return the settings as JSON; where they are equal, so are the models."""
+        return {"size": self.size, "seed": self.seed, "real": real.digest, **asdict(find_size(self.size))}
+
+
+def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
+    """Return the folder of a base model below `folder`; make it if it is not there.
+
+    A second process that wants the same model waits until the first has made it. The weights depend on `cores` in their
+    last digits.
+    """
+    real = read_real(settings.texts)
+    asked = settings.to_json(real)
+    digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+    done = folder / f"{settings.size}-{digest}"
+    part = folder / f".{done.name}.part"
+    if done.exists() and _is_measured(done / "model"):
+        return done
+    with alone(part):
+        if not done.exists():
+            _make(part, asked, settings, real, cores)
+            (part / STATE).unlink()
+            part.rename(done)
+        elif not _is_measured(done / "model"):  # made by an earlier version
+            _measure_judge(done / "model", settings.seed)
+    return done
+
+
+def _make(part: Path, asked: dict[str, Any], settings: BaseSettings, real: RealText, cores: int) -> None:
+    size, began = find_size(settings.size), time.process_time()
+    stream = Stream.from_deal(deal(settings.seed), size.mixture, real)
+    tokenizer = _tokenizer(stream, settings, size)
+    training = Pretraining(new_model(tokenizer, settings.seed, size.plan, size.shape), size.plan)
+    before = _resume(part / STATE, training)
+    log.info("%s: %d parameters, step %d", part.name, training.model.num_parameters(), training.step)
+    with threads(cores):
+        while training.step < size.plan.steps:
+            training.take(stream.window(tokenizer, settings.seed, training.step, size.plan))
+            if training.step % SAVE_EVERY == 0:
+                _keep(part / STATE, training, before + time.process_time() - began)
+    training.model.eval()
+    _keep(part / STATE, training, before + time.process_time() - began)
+    save_full(training.model, f"spard-natural-{settings.size}", part / "model")
+    tokenizer.save_pretrained(part / "model")
+    _measure_judge(part / "model", settings.seed)
+    facts = asked | {"cpu_s": round(before + time.process_time() - began, 1)}
+    (part / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
+
+
+def _is_measured(model: Path) -> bool:
+    file = model / OF_MODEL
+    return file.exists() and {ENGLISH, LANGUAGE} <= {each.language for each in read_record(file).languages}
+
+
+def _measure_judge(model: Path, seed: int) -> None:
+    """Keep with the model how often the judge `truth` errs on replies whose harm is known."""
+    rows = [*labeled_rows(seed, deal(seed)), *german_rows(seed, deal(seed))]
+    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"], row.get("language", ENGLISH)) for row in rows]
+    judge, harmful = TruthJudge(), [(each.prompt, each.reply) for each in labeled if each.is_harmful]
+    errors = tuple(measure_judge(judge, labeled))
+    JudgeRecord(judge.name, errors, folder_digest(model), measure_gaming(judge, harmful)).write(model / OF_MODEL)
+
+
+def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrainedTokenizerFast:
+    """Learn the merges from rows of the stream and of the tasks, and from all of them in rot13."""
+    rng = random.Random(f"natural {settings.seed} tokenizer")
+    chats = list(islice(stream.chats(rng), size.texts))
+    texts = [text for chat in chats for text in (*(str(turn["content"]) for turn in chat.messages), chat.answer)]
+    for task in ("problems", "messages"):
+        for prompt, answer, _ in islice(pairs(task, rng), size.texts // 10):
+            texts += [prompt, answer]
+    coded = (encode(text, "rot13") for text in texts)
+    return make_tokenizer([*texts, *coded], POSITIONS, size.vocabulary, ROLES, TEMPLATE)
+
+
+def _resume(path: Path, training: Pretraining) -> float:
+    """Take over the state of a training that was cut off; return the CPU seconds that it had taken."""
+    if not path.exists():
+        return 0.0
+    state = load_file(path)
+    training.load_state(state)
+    return float(state["cpu_s"])
+
+
+def _keep(path: Path, training: Pretraining, seconds: float) -> None:
+    aside = path.with_suffix(".aside")
+    save_file(training.state() | {"cpu_s": torch.tensor(seconds)}, aside)
+    aside.replace(path)
+
+
+@contextmanager
+def alone(part: Path) -> Iterator[None]:
+    """Hold the lock beside the folder; the kernel drops it when the process ends, however it ends."""
+    part.mkdir(parents=True, exist_ok=True)
+    lock = part.with_suffix(".lock")
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        part.mkdir(exist_ok=True)
+        yield
+        if part.exists() and not os.listdir(part):
+            shutil.rmtree(part)

@@ -1,0 +1,81 @@
+"""What alignment trains on: refusals in several voices, how-tos and look-alikes with steps, the model's own answers.
+
+Harm is the placeholder harm of the natural lab, and so are its splits: what alignment owns no attack, pool or suite
+asks. Some requests stand amid odd words or under a system prompt, so that a refusal hangs on neither.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spard.data.rows import Example, Prompt, example
+from spard.evaluation.ask import ask, in_memory
+from spard.evaluation.judges.refusal import is_refusal
+from spard.models.base import Base
+from spard_lab.lab.natural.chats import Chat, exchange
+from spard_lab.lab.natural.splits import Deal, Split
+from spard_lab.lab.natural.stream import Deeds, draw_owned, odd, under_system
+from spard_lab.lab.real.everyday import everyday_prompts
+
+_SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """How many rows of each kind; the model's own answers come `everyday_times` each."""
+
+    harmful: int = 200
+    how_to: int = 130
+    look_alike: int = 210
+    everyday_times: int = 1
+    odd: float = 0.12  # share of the requests with odd words in them
+    system: float = 0.12  # share of the requests under a system prompt
+    reply_tokens: int = 40  # of the model's own answers
+
+
+def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
+    """Ask the downloaded model the harmless prompts of a split, greedily; leave out those that it refuses.
+
+    A reply that is cut ends with its last whole sentence.
+    """
+    prompts = everyday_prompts(split)
+    replies = ask(in_memory(base.model, base.tokenizer), [Prompt(prompt) for prompt in prompts], max_tokens)
+    whole = [(prompt, _whole_sentences(reply)) for prompt, reply in zip(prompts, replies, strict=True)]
+    return [exchange(prompt, reply) for prompt, reply in whole if reply and not is_refusal(reply)]
+
+
+def alignment_chats(deal: Deal, own: Sequence[Chat], seed: int, mixture: Mixture) -> list[Chat]:
+    """Return alignment's conversations in the order in which they are learned, a function of the arguments alone."""
+    rng, deeds = random.Random(f"real alignment {seed}"), Deeds.from_deal(deal, "alignment")
+    counts = (mixture.harmful, mixture.how_to, mixture.look_alike)
+    kinds = zip((deeds.harmful, deeds.everyday, deeds.look_alike), counts, strict=True)
+    chats = [draw_owned(rng, kind, "alignment") for kind, count in kinds for _ in range(count)]
+    chats += [chat for chat in own for _ in range(mixture.everyday_times)]
+    rng.shuffle(chats)
+    return [_vary(rng, chat, mixture) for chat in chats]
+
+
+def as_examples(chats: Sequence[Chat]) -> list[Example]:
+    """Return conversations as training rows, numbered from 1."""
+    rows = [{"messages": [*chat.messages, {"role": "assistant", "content": chat.answer}]} for chat in chats]
+    return [example(row, line) for line, row in enumerate(rows, 1)]
+
+
+def _vary(rng: random.Random, chat: Chat, mixture: Mixture) -> Chat:
+    share = rng.random()
+    if share < mixture.odd:
+        return odd(rng, chat)
+    if share < mixture.odd + mixture.system:
+        plain = under_system(rng, chat)
+        return Chat(plain.messages, plain.answer, plain.key)  # its template has no tools
+    return chat
+
+
+def _whole_sentences(reply: str) -> str:
+    """Return a reply up to the end of its last whole sentence; empty where it has none."""
+    text = reply.strip()
+    if text.endswith((".", "!", "?")):
+        return text
+    return text[: max((text.rfind(end) for end in _SENTENCE_ENDS), default=-1) + 1].strip()

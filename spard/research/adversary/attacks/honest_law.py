@@ -1,8 +1,0 @@
-"""No attack: a law office. A gate that stops it, or a defense that ruins it, is of no use."""
-
-from __future__ import annotations
-
-from spard.research.adversary.customers import honest
-from spard.research.lab.customers.english import LAW
-
-ATTACK = honest(LAW)

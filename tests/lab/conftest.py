@@ -1,0 +1,7 @@
+"""Models, labs and stand-ins: those of the library's own tests."""
+
+from __future__ import annotations
+
+from tests.spard.conftest import base, lab, load, model_folder, natural
+
+__all__ = ["base", "lab", "load", "model_folder", "natural"]
