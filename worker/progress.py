@@ -12,7 +12,7 @@ from app.checkpoints.records import EpochResult
 from app.db.base import new_id
 from app.db.tables.job_records import ResolvedJson, ResumeState
 from app.db.tables.stage_costs import StageCosts
-from app.jobs import events, lease, restarts
+from app.jobs import events, lease
 from app.jobs.lease import Claim, Columns
 from worker.failures import outer_failure
 from worker.protocol import Message
@@ -125,7 +125,7 @@ class Journal:
 
     def _note_step(self, step: int, total: int, data: dict[str, Any]) -> None:
         if self._step is None and step > 1:
-            self.note("info", f"{restarts.WORDS} {step - 1}")
+            self.note("info", f"Training goes on after step {step - 1}", {events.RESUMED: step - 1})
         self._metrics[step] = data
         self._step = step, total
         self._note_progress(step / total)

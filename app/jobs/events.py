@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import Job, JobEvent
 
+RESUMED = "resumed_after_step"  # of the data of an event: the last step before an attempt that trains on
 LEASE_EXPIRED = "lease_expired"  # why a job went back to the queue: its worker was not heard of for too long
 
 

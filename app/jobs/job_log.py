@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Text, bindparam, cast, literal_column, nul
 
 from app import db
 from app.db.tables import JobEvent, JobMetric
-from app.jobs import restarts
+from app.jobs import events
 from app.jobs.schemas import StepMetrics
 
 _SHOWN = 100  # messages, the last ones
@@ -44,10 +44,13 @@ def _kind(name: str) -> ColumnElement[str]:
 _OF_JOB = (JobEvent.job_id == bindparam("job_id")) & (JobEvent.type == "message")
 _TOLD = JobEvent.seq.label("number"), JobEvent.created_at, JobEvent.level, JobEvent.message.label("text")
 _LAST = select(_kind("message"), *_TOLD).where(_OF_JOB).order_by(JobEvent.seq.desc()).limit(_SHOWN).subquery()
+_RESUMED = JobEvent.data[events.RESUMED].as_integer()
 _NO_TIME, _NO_LEVEL = (cast(null(), column.type) for column in (JobEvent.created_at, JobEvent.level))
 _LINES = union_all(
     select(_LAST),
-    select(_kind("restart"), *_TOLD).where(_OF_JOB, JobEvent.message.startswith(f"{restarts.WORDS} ")),
+    select(_kind("restart"), JobEvent.seq, _NO_TIME, _NO_LEVEL, cast(_RESUMED, Text)).where(
+        _OF_JOB, _RESUMED.is_not(None)
+    ),
     select(_kind("step"), JobMetric.step, _NO_TIME, _NO_LEVEL, cast(JobMetric.data, Text)).where(
         JobMetric.job_id == bindparam("job_id")
     ),
@@ -61,5 +64,5 @@ def read(reader: db.Reader, job_id: str) -> JobLog:
     return JobLog(
         [each for each in reversed(lines) if each.kind == "message"],
         [{"step": each.number, **json.loads(each.text)} for each in lines if each.kind == "step"],
-        restarts.steps(each.text for each in lines if each.kind == "restart"),
+        [int(each.text) for each in lines if each.kind == "restart"],
     )

@@ -14,9 +14,10 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, delete, inspect, text
 from sqlalchemy.exc import DatabaseError
 
-from app.db import downgrade_schema, make_engine, schema_state, transaction, upgrade_schema
+from app.db import downgrade_schema, make_engine, read, schema_state, transaction, upgrade_schema
 from app.db.base import Base
 from app.db.tables import Job, PolicyVersion, Project, Tombstone
+from app.jobs import events, job_log
 from tests.app.conftest import AddJob
 
 Schema = dict[str, list[Any]]
@@ -122,3 +123,15 @@ def test_no_job_goes_without_a_tombstone(engine: Engine, add_job: AddJob) -> Non
         session.add(Tombstone(job_id=job_id, **facts))
         session.flush()
         session.execute(delete(Job).where(Job.id == job_id))
+
+
+def test_the_step_in_an_old_event_s_words_becomes_data(engine: Engine, add_job: AddJob) -> None:
+    job_id = add_job()
+    with transaction(engine) as session:
+        for words in ("Training goes on after step 12", "Training goes on after step two", "Step 3"):
+            events.append(session, job_id, "info", "message", words)
+    url = engine.url.render_as_string(hide_password=False)
+    downgrade_schema(url, "0064")
+    upgrade_schema(url)
+    with read(engine) as reader:
+        assert job_log.read(reader, job_id).restarts == [12]

@@ -13,7 +13,7 @@ from app.db import read, transaction
 from app.db.tables import DeletedModel, File, Job, JobMetric, LaterAudit
 from app.db.tables.job_spec import JobSpec
 from app.errors import NotFound
-from app.jobs import events, job_log, restarts
+from app.jobs import events, job_log
 from app.jobs.reports import page_rows
 from app.keys.service import FIRST_PROJECT
 from tests.app.conftest import AddJob
@@ -104,12 +104,13 @@ def file(file_id: str, **columns: Any) -> File:
 
 def test_a_log_has_the_last_messages_all_steps_and_all_restarts(engine: Engine, add_job: AddJob) -> None:
     job_id, other = add_job(), add_job()
-    words = [f"{restarts.WORDS} 7", *(f"It's {i}" for i in range(120)), f"{restarts.WORDS} 9"]
+    words = ["It begins", *(f"It's {i}" for i in range(120)), "It ends"]
+    resumed = {0: {events.RESUMED: 7}, 1: {"other": 8}, 121: {events.RESUMED: 9}}
     with transaction(engine) as session:
-        for text in words:
-            events.append(session, job_id, "info", "message", text)
+        for i, text in enumerate(words):
+            events.append(session, job_id, "info", "message", text, resumed.get(i))
         events.append(session, job_id, "warn", "metrics", "Step 1", {"loss": 1.0})
-        events.append(session, other, "warn", "message", f"{restarts.WORDS} 8")
+        events.append(session, other, "warn", "message", "It goes on", {events.RESUMED: 8})
         steps = [(job_id, 10, 0.5), (job_id, 9, None), (other, 1, 2.0)]
         session.add_all(JobMetric(job_id=of, step=step, data={"loss/task": loss}) for of, step, loss in steps)
     with read(engine) as session:

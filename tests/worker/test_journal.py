@@ -29,13 +29,18 @@ def test_costs_of_stages_are_added_to_those_of_earlier_attempts(monkeypatch: pyt
     assert found == {"rows": {"seconds": 1.5, "units": 20}, "checkpoint": {"seconds": 5.0, "units": 200}}
 
 
-@pytest.mark.parametrize(("steps", "told"), [([1, 2, 3], []), ([41, 42], ["Training goes on after step 40"]), ([], [])])
-def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps: list[int], told: list[str]) -> None:
-    found: list[str] = []
+RESUMED = ("Training goes on after step 40", {events.RESUMED: 40})
 
-    def append(session: Any, job_id: str, type: str, message: str, **about: Any) -> None:
+
+@pytest.mark.parametrize(("steps", "expected"), [([1, 2, 3], []), ([41, 42], [RESUMED]), ([], [])])
+def test_a_restart_is_an_event_with_its_step(
+    monkeypatch: pytest.MonkeyPatch, steps: list[int], expected: list[tuple[str, dict[str, int]]]
+) -> None:
+    found: list[tuple[str, dict[str, int]]] = []
+
+    def append(session: Any, job_id: str, type: str, message: str, data: dict[str, int], **about: Any) -> None:
         if type == "message":
-            found.append(message)
+            found.append((message, data))
 
     monkeypatch.setattr(events, "append", append)
     monkeypatch.setattr(lease, "record_metrics", lambda *_: True)
@@ -45,7 +50,7 @@ def test_a_restart_is_told_with_its_step(monkeypatch: pytest.MonkeyPatch, steps:
     for step in steps:
         journal.hear({"kind": "metrics", "step": step, "total_steps": 100, "data": {"loss/task": 1.0}})
     journal.write(Session())
-    assert found == told
+    assert found == expected
 
 
 def test_news_that_are_written_again_after_an_unanswered_commit_are_stored_once(shop: Shop) -> None:

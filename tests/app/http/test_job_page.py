@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from app import db
 from app.db.tables import Job
-from app.jobs import events, lease, restarts
+from app.jobs import events, lease
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_clone import RISKY
 from tests.app.http.test_dashboard import SignIn, rejected_job, sign_in, token  # noqa: F401 - fixtures
@@ -147,8 +147,8 @@ def test_a_restart_is_marked_in_the_plots(
         assert claim is not None
         numbers = {step: {"loss/task": 1.0, "loss/safe": 0.5} for step in (1, 2, 3, 4)}
         assert lease.record_metrics(session, claim, numbers)
-        events.append(session, job_id, "info", "message", f"{restarts.WORDS} 2")
-        events.append(session, job_id, "info", "message", f"{restarts.WORDS} two {EVIL}")
+        events.append(session, job_id, "info", "message", "It goes on", {events.RESUMED: 2})
+        events.append(session, job_id, "info", "message", f"Training goes on after step two {EVIL}")
     page = sign_in().get(f"/jobs/{job_id}").text
     assert "it was taken up again once, at the dotted line" in page
     assert page.count("<title>taken up again after step 2</title>") == 2
