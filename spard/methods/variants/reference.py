@@ -1,9 +1,9 @@
-r"""The step of the authors' code: gated AdamW on safety gradients rescaled tensor by tensor.
+r"""The step of the authors' code: gated AdamW on safety gradients that are rescaled tensor by tensor.
 
-g is first clipped to norm 1; every tensor p has its own alpha_p = min((l - tau) / (|g_p| + 1e-8), eta_safe),
-eta_safe = 1, with the norm not squared; and alpha_p g_p goes through the same AdamW, so it enters both moments and
-decays the weights once more. Its bookkeeping errors (batches counted twice, gradients left over for the next epoch)
-are not kept.
+g is first clipped to norm 1. Each tensor p has its own alpha_p = min((l - tau) / (|g_p| + 1e-8), eta_safe) with
+eta_safe = 1 and a norm that is not squared. alpha_p g_p then goes through the same AdamW as the task gradient, so it
+enters both moments and decays the weights a second time. The bookkeeping errors of that code (batches counted twice,
+gradients left over for the next epoch) are not reproduced.
 """
 
 from __future__ import annotations
