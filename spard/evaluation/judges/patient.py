@@ -1,4 +1,4 @@
-"""A judge that is waited for."""
+"""A judge that waits and asks again when its endpoint is unavailable."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ MOST_ASKED_S = 300.0  # of what an endpoint may ask us to wait
 
 @dataclass(frozen=True, slots=True)
 class PatientJudge:
-    """Asks `inner` again when it does not answer, after `wait(seconds)`, which may raise to end the run.
+    """Ask `inner` again when it is unavailable, waiting in between.
 
-    `note_outage` is told of each call that failed, with the seconds that it took, and with None when one has succeeded
-    after that.
+    patience     the intervals between attempts.
+    wait         sleeps for the given seconds; may raise to end the run.
+    note_outage  called with the duration in seconds of each failed call, and with None at the first success after that.
     """
 
     inner: Judge
@@ -28,11 +29,11 @@ class PatientJudge:
 
     @property
     def name(self) -> str:
-        """The inner judge's name: patience changes no verdict."""
+        """The inner judge's name, since waiting changes no verdict."""
         return self.inner.name
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Judge each reply; raise JudgeUnavailable when no patience is left, or no waiting helps."""
+        """Return a verdict per reply; raise `JudgeUnavailable` if patience runs out or the error is permanent."""
         waits, is_away = self.patience.waits(), False
         while True:
             began = time.monotonic()

@@ -1,4 +1,4 @@
-"""vLLM in a process of its own: what it crashes, keeps or hangs in ends with it, and so does its hold on the GPUs."""
+"""vLLM in a child process: if it crashes, leaks or hangs, ending the process frees the GPUs."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _log = logging.getLogger(__name__)
 
 
 class EngineFailed(Exception):
-    """There are no replies of an engine that could count; the message names no path and may be read by customers."""
+    """The engine gave no usable replies; the message names no path and may be shown to customers."""
 
 
 class Process:
-    """A process with one model and at most one adapter; nothing of it is left after the block.
+    """A child process with one model and at most one adapter, which ends with the `with` block.
 
-    `go_on` is called again and again while it is waited for, and may raise.
+    `go_on` is called repeatedly during every wait and may raise to end it.
     """
 
     def __init__(self, limits: AuditEngine, go_on: Callable[[], None]) -> None:
@@ -77,12 +77,12 @@ class Process:
         self._output.close()
 
     def load(self, settings: Mapping[str, Any], adapter: Path | None) -> None:
-        """Have it load a model; raise `EngineFailed` where it does not within its time."""
+        """Load a model; raise `EngineFailed` if it fails or takes longer than `limits.start_s`."""
         self._tell({"kind": "load", "settings": settings, "adapter": str(adapter) if adapter else None})
         self._next_message("loaded", self._limits.start_s, "vLLM did not load the model")
 
     def first_tokens(self, rows: Sequence[Sequence[int]], top: int, *, with_adapter: bool) -> list[Likely]:
-        """Return the likeliest tokens after each row."""
+        """Return the `top` likeliest tokens after each row, with log-probabilities; raise `EngineFailed` on failure."""
         self._tell({"kind": "first", "rows": rows, "with_adapter": with_adapter, "top": top})
         found = self._next_message("first", self._limits.stall_s, "vLLM did not answer the probe")["rows"]
         if len(found) != len(rows):
@@ -92,7 +92,10 @@ class Process:
     def write(
         self, rows: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int], *, with_adapter: bool
     ) -> list[list[int]]:
-        """Return the tokens that follow each row, to its end or the limit; raise `EngineFailed` if one is cut short."""
+        """Return the tokens generated after each row, up to an end token or the limit.
+
+        Raises `EngineFailed` if a reply is missing or ends in neither way.
+        """
         order = {"rows": rows, "with_adapter": with_adapter, "max_new_tokens": max_new_tokens, "ends": list(ends)}
         self._tell({"kind": "write", **order})
         found = list[list[int]]()
@@ -109,7 +112,7 @@ class Process:
         return found
 
     def _tell(self, order: Mapping[str, Any]) -> None:
-        """Give an order, in a thread: a process that hangs does not read."""
+        """Send an order from a thread, since writing blocks while the process does not read."""
         self._writer = Thread(target=self._write, args=(json.dumps(order).encode() + b"\n",), daemon=True)
         self._writer.start()
 
@@ -120,7 +123,7 @@ class Process:
             stdin.flush()
 
     def _next_message(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
-        """Return its next message; raise `EngineFailed` if none of that kind comes within a time."""
+        """Return the next message; raise `EngineFailed` with the text `else_` if it is of another kind or late."""
         line, until = None, time.monotonic() + limit_s
         while line is None:
             self._go_on()

@@ -1,7 +1,7 @@
-"""Replies of a whole audit by vLLM, all of them or none: the probe, every prompt, the probe once more, and the end.
+"""All replies of an audit by vLLM, or none: probe, generate every reply, probe again, end the process.
 
-Prompts that are sampled, and those that are scored by likelihood, are transformers' everywhere: its samples depend on
-the prompt alone, and vLLM tells no likelihood of a text.
+Sampled prompts and prompts scored by likelihood always go to transformers: its samples depend on the prompt alone, and
+vLLM's engine here returns no likelihood of a text.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _BATCH = 64  # replies that are told together
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is asked, the base model's own or one with an adapter; the base model's files are at `source`.
+    """The model that is asked: the base model, or the base model with an adapter.
 
-    `adapter` is the folder that the adapter was read from; None: it has none yet.
+    source   folder or hub id of the base model, with its `revision`.
+    adapter  folder from which the adapter was loaded; None: it is saved to a temporary one first.
     """
 
     base: Base
@@ -55,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What asking is bound by: a reply's new tokens, patience with the engine, and what is called in every wait."""
+    """Limits of generation: new tokens per reply, timeouts of the engine, and a callback for every wait."""
 
     max_new_tokens: int
     engine: AuditEngine
@@ -63,20 +64,21 @@ class Limits:
 
 
 def is_asked(prompt: Prompt) -> bool:
-    """Whether vLLM answers a prompt, where it answers."""
+    """Return True if vLLM can answer a prompt: greedily decoded and not scored by likelihood."""
     return not prompt.temperature and prompt.scorer not in LIKELIHOOD_SCORERS
 
 
 def prompt_rows(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[Row]:
-    """Return those of the prompts that vLLM answers, each once, as tokens."""
+    """Return the distinct token rows of the prompts that vLLM can answer."""
     rows = as_asked(tokenizer, [each for each in prompts if is_asked(each)], system)
     return list(dict.fromkeys(map(tuple, rows)))
 
 
 def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Limits) -> tuple[Replies, Probe]:
-    """Return the reply to every row, of an engine that has passed the probe; raise `EngineFailed` for anything less.
+    """Return the reply to every row and the result of the probe; all ranks must call this, and rank 0 asks.
 
-    The model makes room on its GPU meanwhile. Of several ranks all call this, and the first one asks.
+    The model is moved off the GPU meanwhile. Raises `EngineFailed` if the engine fails, the probe fails before or
+    after, or a prompt with its reply exceeds the model's positions.
     """
     base, is_first = subject.base, distributed.rank() == 0
     longest = max(map(len, rows)) + limits.max_new_tokens
@@ -102,7 +104,7 @@ def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limi
 
 
 def open_speaker(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
-    """Return a generator that says what was replied; `own` is asked what vLLM is not."""
+    """Return a generator that looks up vLLM's replies; `own` answers the prompts that vLLM does not."""
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
         told = [i for i, each in enumerate(prompts) if is_asked(each)]
@@ -153,7 +155,7 @@ def _adapter(subject: Subject, folder: Path) -> Path | None:
 
 
 def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, Any]:
-    """Return what `vllm.LLM` is told. Nothing is compiled or kept for other requests: one audit is too short for it."""
+    """Return the arguments of `vllm.LLM`; compilation and caches are off, since one audit is too short to profit."""
     model = subject.model
     settings: dict[str, Any] = {
         "model": subject.source,
@@ -178,7 +180,7 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
 
 
 def _free_memory() -> float:
-    """Return the share of this machine's main memory that is free; half where it does not say."""
+    """Return the free share of main memory; 0.5 if unknown."""
     try:
         lines = (line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         sizes = {name: int(size.split()[0]) for name, size in lines}
