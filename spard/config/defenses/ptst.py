@@ -27,5 +27,5 @@ class Ptst(Defense):
 
     @property
     def serving_prompt(self) -> str | None:
-        """The safety prompt: without it in serving, nothing is defended."""
+        """The safety prompt; without it in serving, nothing is defended."""
         return self.safety_prompt

@@ -12,10 +12,10 @@ from spard.config.defenses.base import Defense
 
 @dataclass(frozen=True, slots=True)
 class SafeLora(Defense):
-    """After plain fine-tuning, project updates of the least aligned layers onto what alignment once changed.
+    """After plain fine-tuning, project the least aligned weight updates onto the directions that alignment changed.
 
     base_unaligned  the base model before its alignment, a folder or a hub id.
-    layers          how many weights to project, those whose updates agree least; "none" goes by `threshold`.
+    layers          number of weights to project, those whose updates agree least; "none" uses `threshold` instead.
     threshold       project every weight whose update has at most this cosine with its projection.
     """
 
