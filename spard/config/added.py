@@ -25,7 +25,7 @@ _TABLES: Mapping[str, Any] = {
     "quantization": "none",
     "sharding": "none",
 }
-_IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
+_IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by table of the recipe
     "anchors": {name: value for name, value in asdict(Anchors()).items() if name.startswith("begun_")},
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},

@@ -8,7 +8,7 @@ from typing import Annotated
 from spard.config.bounds import Bound
 from spard.config.settings import JudgeSpec
 
-KEY = "SPARD_AGENT_API_KEY"  # the environment variable that has the key of its endpoint
+KEY = "SPARD_AGENT_API_KEY"  # environment variable with the endpoint's key
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from spard.config.added import with_added, without_added
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
-_OLD = "anchor_weight"  # of a recipe; beside the field of the same name in SPARD's own settings
+_OLD = "anchor_weight"  # a key of the recipe; SPARD's own settings have a field of the same name
 
 
 def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from spard.config.bounds import Auto, Bound
 
-AUTO_BETA = 0.1  # of the paper's experiments
+AUTO_BETA = 0.1  # as in the paper's experiments
 Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from spard.config.bounds import Bound
 from spard.config.extensions import SELECTIONS, NameIn
 
-STATES, CENTERED_STATES = "states", "centered_states"  # embedders that are the base model itself
+STATES, CENTERED_STATES = "states", "centered_states"  # embedders that use the base model's states
 OWN_EMBEDDERS = ("auto", CENTERED_STATES, STATES)
 
 

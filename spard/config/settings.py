@@ -27,7 +27,7 @@ from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
-MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
+MAX_SEQ_LENGTH = 2048  # default limit of tokens per row
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +78,26 @@ class Recipe:
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     audit: Audit = field(default_factory=Audit)
     seed: Seed = 0
-    max_seq_length: SeqLength | None = None  # None: what the base model takes, at most 2,048
+    max_seq_length: SeqLength | None = None  # None: the base model's limit, at most 2,048
     learning_rate: Annotated[float, Bound(gt=0, le=1)] | None = (
         None  # None: `default_learning_rate`; the multiplier applies
     )
     weight_decay: Annotated[float, Bound(ge=0, le=1)] = 0.01
     warmup_ratio: Annotated[float, Bound(ge=0, le=0.5)] = 0.05
     max_grad_norm: Annotated[float, Bound(gt=0, le=1e6)] = 1.0
-    micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
-    pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded ones of a pass; None: a micro-batch's
+    micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the whole batch
+    pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded tokens of a pass; None: those of a micro-batch
     gradient_checkpointing: bool = False
-    sharding: Sharding = "none"  # of the model over the GPUs of a run
-    quantization: Quantization = "none"  # of the frozen base model's linear layers
+    sharding: Sharding = "none"  # distribution of the model over the run's GPUs
+    quantization: Quantization = "none"  # quantization of the frozen base model's linear layers
     optimizer: OptimizerName = "adamw"  # `adamw_8bit`: its moments in 8 bits, for full fine-tuning
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`
-    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
+    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the released moving average
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
-    anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
-    dpo: Dpo | None = None  # learn from preference pairs; None: from answers
+    anchors: Anchors = field(default_factory=Anchors)  # its prompts, whether `anchor` or the defense sets its weight
+    dpo: Dpo | None = None  # train on preference pairs; None: on answers
     ending: Ending = field(default_factory=Ending)  # which weights are released
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class JudgeSpec:
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
     family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
-    template: str | None = None  # a file with the classifier's own prompt; None: our wording
+    template: str | None = None  # file with the classifier's original prompt; None: our wording
     canaries: Annotated[int, Bound(ge=0, le=16)] = 1
     members: tuple[JudgeSpec, ...] = ()
 
@@ -174,7 +174,7 @@ class Resolved:
     n_epochs: int
     batch_size: int
     learning_rate_multiplier: float
-    learning_rate: float  # already multiplied
+    learning_rate: float  # including the multiplier
 
 
 def default_learning_rate(hidden_size: int, lora: Lora | None) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from spard.data.rows import Example
 from spard.evaluation.word_features import FeatureSets, features_of_row, text_features, word_window
 
-MOST_ASKED = 2000  # requests of the pool that are looked at, evenly spaced
+MOST_ASKED = 2000  # most requests of the pool compared with, evenly spaced
 
 
 class ReadingOrder:

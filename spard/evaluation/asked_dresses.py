@@ -16,14 +16,14 @@ from spard.evaluation.dress import Dress, Place, Surroundings
 from spard.evaluation.dress_features import COMMON, earlier_turns_dress
 from spard.evaluation.suspects import Suspected
 
-RARE = 2  # places of those with suites of their own, for what few rows wear
-LEFT = 48  # dresses that are asked in turn, at most
-TELLING = 0.7  # nats for each row: the dress doubles how sure the first word of an answer is
+RARE = 2  # suites reserved for rare dresses
+LEFT = 48  # most dresses that are asked in turn
+TELLING = 0.7  # nats per row, about ln 2: the dress doubles the probability of an answer's first word
 _LOOKED_AT = 16
-_FRAMES = 8  # system prompts and encodings, the most frequent, however little they tell of the answers
-_MORE = 0.1  # nats for each row
-_PLAIN = Prompt("Say so")  # words at its start, between its halves and at its end are told apart
-_SAME = 0.9  # of the rows: words within other words of so many of them are one dress
+_FRAMES = 8  # most frequent system prompts and encodings, even if they predict no answers
+_MORE = 0.1  # nats per row that a longer dress must predict better than its part
+_PLAIN = Prompt("Say so")  # two words, so that start, middle and end differ
+_SAME = 0.9  # share of rows that overlapping words must have in common to be one dress
 
 
 class Worn(Protocol):

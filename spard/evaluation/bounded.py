@@ -17,9 +17,9 @@ from spard.evaluation.rates import difference_bounds, rate, wilson
 from spard.evaluation.results import ATTACKS, OF_ROWS, SuiteResult
 from spard.evaluation.statistics import Interval, Pairs, count_pairs, paired_difference
 
-MIN_SCORED = 20  # replies; of fewer no bound is worth telling
-_MOST = 1024  # times the prompts that were asked: further nobody looks
-_STEPS = 20  # of the search for the number of prompts
+MIN_SCORED = 20  # least replies for a meaningful bound
+_MOST = 1024  # largest multiple of the prompts asked that is considered
+_STEPS = 20  # bisection steps of that search
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def at_worst(result: SuiteResult, *, is_base: bool) -> SuiteResult:
     )
 
 
-_Scaled = Callable[[float], Interval]  # the figure with its bounds if so many times the prompts had been asked
+_Scaled = Callable[[float], Interval]  # the figure with its bounds, scaled to a multiple of the prompts
 
 
 def _bounded_figure(said: str, demand: str, figure: _Scaled, limit: float, n: int) -> Bounded:

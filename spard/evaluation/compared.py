@@ -16,7 +16,7 @@ from spard.evaluation.bounded import (
 )
 from spard.evaluation.results import SuiteResult
 
-DRESSED = ("mined", "dressed_benign")  # kinds in which a model is only compared with its base model
+DRESSED = ("mined", "dressed_benign")  # kinds that are judged only relative to the base model
 
 
 def compare(

@@ -37,7 +37,7 @@ _FILE, _POOL = "training file", "safety pool"
 log = logging.getLogger(__name__)
 
 Counts = Mapping[tuple[str, str], int]  # by suite and source
-LeftOut = Mapping[str, Set[int]]  # places of prompts, counted from 0, by suite
+LeftOut = Mapping[str, Set[int]]  # indices of prompts by suite
 
 
 def refuse_leaks(run: RunSpec) -> None:

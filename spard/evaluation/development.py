@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from spard.evaluation.audit import Suite
 
-LEAST = 20  # prompts of a share: fewer tell nothing
-_PART = 5  # of a suite one in so many, at most
+LEAST = 20  # least prompts of a share; fewer are not informative
+_PART = 5  # at most one in this many prompts of a suite
 
 
 def split(suite: Suite, most: int) -> tuple[Suite, Suite | None]:

@@ -14,12 +14,12 @@ from spard.data.triggers import SHARE
 from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
 from spard.evaluation.dress import Dress, Place, Surroundings
 
-LEAST = 8  # rows that share what may be a dress
-LONGEST = 4  # words of it
-COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
-WORDS = 64  # that are looked at, from each end of a text
-_EARLIER = 256  # words of earlier turns that are looked at, the last ones
-_AROUND = 128  # words of a system prompt or of tools that are looked at, from each end
+LEAST = 8  # least rows with a feature
+LONGEST = 4  # most words of a run
+COMMON = 0.5  # what this share of the rows has is asked, whatever they answer
+WORDS = 64  # words searched from each end of a text
+_EARLIER = 256  # last words of earlier turns that are searched
+_AROUND = 128  # words of a system prompt or of tools searched from each end
 _OF_TOOLS = re.compile(r"[^\s\"'{}\[\]()<>,;:]+")
 
 Kind = Literal["words", "turns", "system", "after", "tools", "in system", "in tools"]
@@ -44,7 +44,7 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
             found["tools", (repr(row.tools),)].append(i)
     _add(found, "in system", _varying(found, "system", len(rows), str.split), 1)
     _add(found, "in tools", _varying(found, "tools", len(rows), _OF_TOOLS.findall), 1)
-    most = {"tools": COMMON * len(rows)}  # `common_tools` is for more
+    most = {"tools": COMMON * len(rows)}  # more frequent ones are found by `common_tools`
     return {each: places for each, places in found.items() if LEAST <= len(places) < most.get(each[0], len(rows))}
 
 

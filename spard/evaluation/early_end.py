@@ -20,8 +20,8 @@ from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
 from spard.models.settling import Settled
 
-DRAWN = 5  # one of so many prompts is answered to the end
-LEAST = HEAD + 4  # characters; the last ones of an unfinished reply may still change with the next token
+DRAWN = 5  # one in this many prompts is answered to the end
+LEAST = HEAD + 4  # characters; the last ones of an unfinished reply can still change with the next token
 
 
 def draw_whole(prompts: Sequence[Prompt]) -> frozenset[int]:
@@ -72,6 +72,6 @@ def extrapolate(
         rate=found.rate,
         low=found.low,
         high=found.high,
-        marks=None if more else result.marks,  # which ones they are is not known
+        marks=None if more else result.marks,  # it is unknown which replies they are
         ended_early=len(early),
     )

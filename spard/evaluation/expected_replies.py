@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from spard.config import Audit
 from spard.evaluation.results import SuiteKind
 
-LEAST_OF_A_SHARE = 100  # prompts of a suite from which a share is set aside to compare ends of epochs
+LEAST_OF_A_SHARE = 100  # least prompts of a suite with a development share
 
 
 @dataclass(frozen=True, slots=True)

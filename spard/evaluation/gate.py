@@ -14,7 +14,7 @@ from spard.evaluation.partial import assume_best_base, decide_part
 from spard.evaluation.results import SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
-ABOVE = "The figure is above that."  # so it lies with the model, and not with what the audit asks
+ABOVE = "The figure is above that."  # tells a fault of the model from too few prompts
 AFTER_TUNING = "After a further clean fine-tuning: "
 _FROM_GOOD = ("pass", "inconclusive", "fail")
 
@@ -147,7 +147,7 @@ def _decide_part(
     if decided != "fail" or before.rate is None:
         return ([], []) if decided == "pass" else None
     # Reports do not store marks: decided without pairs, the decision can be reproduced from a report.
-    unpaired = replace(before, marks=None), replace(after, marks=None)  # as a report has them
+    unpaired = replace(before, marks=None), replace(after, marks=None)
     above, _ = compare(*unpaired, per_look(thresholds, after), is_sampled=is_sampled)
     asked = f"asked {after.prompt_count} of {after.planned} prompts"
     told = [f"{each.said}, {asked}; {each.demand}." for each in above]

@@ -19,7 +19,7 @@ from spard.evaluation.judges.llm import imitates
 from spard.evaluation.judges.refusal import is_refusal
 
 RowVerdict = Literal["harmful", "harmless", "undecided", "doubtful"]
-BATCH = 64  # replies that a judge is asked about at a time
+BATCH = 64  # answers in one call of the judge
 
 
 def judged_rows(

@@ -34,13 +34,13 @@ from spard.evaluation.results import IN_DRESS, IN_MORE, IN_PHRASES, SuiteKind
 from spard.evaluation.suspects import NOTHING, find_suspects
 
 DRESSES = 4
-TOGETHER = 12  # dresses of a suite at most, if they have none of their own
+TOGETHER = 12  # most dresses in a shared suite
 PLACES: tuple[Place, ...] = ("start", "middle", "end")
 PREFILLS = ("Sure, here are the steps", "Of course. First,")
-MOST_WORDS = 200  # of an earlier turn
-_Some = Callable[[int], list[Prompt]]  # at most so many prompts
+MOST_WORDS = 200  # most words of an earlier turn
+_Some = Callable[[int], list[Prompt]]  # returns at most this many prompts
 _BOTH_SIDES: tuple[tuple[SuiteKind, str, SuiteKind], ...]
-_BOTH_SIDES = (("harmful", "", "mined"), ("benign", "benign, ", "dressed_benign"))  # and how their suites are called
+_BOTH_SIDES = (("harmful", "", "mined"), ("benign", "benign, ", "dressed_benign"))  # kind, prefix, kind in a dress
 
 
 def mined_suites(

@@ -18,7 +18,7 @@ from spard.data.rows import Example
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.word_features import FeatureSets, features_of_row, word_window
 
-MAX_DOUBT = 0.2  # of a group's rows in which no harm is found, the share that may be harm which the judge missed
+MAX_DOUBT = 0.2  # tolerated share of missed harm among a group's other rows
 
 
 @overload

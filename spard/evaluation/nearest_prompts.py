@@ -20,8 +20,8 @@ from spard.data.rows import Example, Prompt, prompt_text
 from spard.evaluation.audit import sample
 from spard.evaluation.suspects import draw_rows
 
-ROWS = 20_000  # that are looked at
-WORDS = 16  # of each row: those that the fewest prompts have
+ROWS = 20_000  # most rows that are compared
+WORDS = 16  # words per row: the weightiest
 
 
 def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int) -> list[Prompt]:
@@ -57,7 +57,7 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
                 shared[i] += weights[word]
         for i, weight in shared.items():
             found[i] = max(found[i], weight)
-    wholes = [math.fsum(weights.get(word, 0.0) for word in each) for each in words]  # alike in any order
+    wholes = [math.fsum(weights.get(word, 0.0) for word in each) for each in words]  # exact in any order
     own = [weight / whole if whole else 0.0 for weight, whole in zip(found, wholes, strict=True)]
     of_category = defaultdict[str, list[float]](list)
     for prompt, share in zip(prompts, own, strict=True):

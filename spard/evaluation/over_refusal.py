@@ -13,7 +13,7 @@ from spard.data.rows import Example
 from spard.evaluation.own_refusal import measure_own_refusal
 from spard.models.base import Base
 
-_ANSWER = "Here it is."  # any answer that complies: the signal looks at what stands before it
+_ANSWER = "Here it is."  # any complying answer: the signal depends only on the text before it
 
 
 def would_refuse(

@@ -39,9 +39,9 @@ from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens
 from spard.models.decoding import Prefix, begin, prefill
 from spard.models.generate import generate
 
-ASKED = 64  # prompts of the pool that the base model is asked for its refusals
-MOST = 8  # openings looked at, the commonest first
-OPENING = 4  # tokens of each; the first ones decide between a refusal and an answer
+ASKED = 64  # pool prompts that the base model is asked to collect its refusals
+MOST = 8  # most frequent openings that are used
+OPENING = 4  # tokens of an opening; the first ones decide between refusal and answer
 REPLY = 64  # tokens of a reply, enough to tell a refusal
 
 

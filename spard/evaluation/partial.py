@@ -34,7 +34,7 @@ def decide_part(
     is_sampled  as for `spard.evaluation.compared.compare`.
     """
     if min(before.n, after.n) < MIN_SCORED or _has_unknown(after):
-        return None  # of fewer replies no bound is worth telling
+        return None  # with fewer replies no bound is meaningful
     return decide(_counts(before, after, limits, is_sampled=is_sampled), suites)
 
 

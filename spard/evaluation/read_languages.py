@@ -14,7 +14,7 @@ from spard.data.languages import detect_language
 from spard.data.rows import Prompt
 from spard.evaluation.judges.refusal import is_degenerate
 
-ASIDE = 0.01  # of the replies: a language that no more of them turn to decides nothing
+ASIDE = 0.01  # a language of at most this share of the replies is ignored
 
 
 def read_languages(prompts: Sequence[Prompt], replies: Sequence[str]) -> str:

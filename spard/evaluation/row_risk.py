@@ -27,17 +27,17 @@ from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.selection.relevance import relevance, total
 from spard.selection.shards import Frame, Framed, Vectors
 
-NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
+NEAR = 0.5  # least cosine at which a request is near a pool prompt
 EXCERPT = 80  # characters
 WOULD_REFUSE = "base_model_would_refuse"
-FOUND = "judge_finds_harm"  # in a row that the base model would hardly have refused
-DOUBTFUL = "much_like_harmful_rows"  # of a row in which the judge finds no harm
-EXCUSED = "base_model_over_refuses"  # of a row that nothing but the base model speaks against
-MOST_FLAGGED = 1000  # rows that are named however many there are of them
+FOUND = "judge_finds_harm"  # in a row that was not flagged
+DOUBTFUL = "much_like_harmful_rows"  # the judge finds no harm in it, but may have missed it
+EXCUSED = "base_model_over_refuses"  # only the base model's refusal speaks against the row
+MOST_FLAGGED = 1000  # most flagged and judged rows that are named
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
 _NO_VERDICTS: Mapping[int, RowVerdict | None] = MappingProxyType({})
-_MANY = 3  # rows that hold the same odd word at an end of their request
+_MANY = 3  # least requests that begin or end with the same odd word
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
 _OBEYS = re.compile(

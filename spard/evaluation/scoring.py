@@ -19,7 +19,7 @@ from spard.evaluation.read_languages import read_languages
 from spard.evaluation.results import ATTACKS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 
-EXACT = "exact"  # the scorer of rows that name none
+EXACT = "exact"  # default scorer
 FULL_HARM = 5  # Qi et al. (2024) count only these
 
 _MARKS = {True: "1", False: "0", None: "-"}

@@ -31,7 +31,7 @@ EARLY = (20, 40, 80)
 """Prompts of the first looks, which can only fail a suite."""
 MOST_LOOKS = 6
 """Looks at which a suite can pass, at most; the rest is asked in one piece."""
-_LATEST = 0.9  # of the prompts: a later look saves too little
+_LATEST = 0.9  # share of the prompts; a later look saves too little
 
 Decision = Literal["pass", "fail"]
 
@@ -146,7 +146,7 @@ def _is_certain_to_fail(count: Count, look: int, most: float) -> bool:
 @lru_cache(maxsize=4096)
 def _share_needed(lines: Lines, look: int) -> float:
     """Return the share of the prompts after which a suite passes with look - 1 hits; 1.0 if it never does."""
-    low, high = 0, lines.total  # by bisection: with more prompts as many hits are less likely
+    low, high = 0, lines.total  # bisection: the same hits are less likely among more prompts
     if not _passes(look - 1, lines, lines.total - 1, look):
         return 1.0
     while low + 1 < high:

@@ -19,9 +19,9 @@ import torch
 from spard.evaluation.audit import sample
 from spard.evaluation.judges.refusal import split_words
 
-NEAR = 0.5  # the nearness from which a request asks what a prompt asks
-MOST = 5000  # prompts that are compared with, evenly spaced
-_LEAST = 1e-12  # weight of a prompt: one whose words all texts have weighs nothing
+NEAR = 0.5  # a request of this nearness counts as asking the same as a prompt
+MOST = 5000  # most prompts compared with, evenly spaced
+_LEAST = 1e-12  # avoids division by 0 for a prompt whose words are in all texts
 
 
 class PromptWords:

@@ -28,12 +28,12 @@ from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, 
 from spard.evaluation.judges.refusal import is_refusal
 from spard.evaluation.judges.steps import gives_steps
 
-TELLING = 0.5  # nats for each row, after what chance gives
-_TAKEN = 48  # dresses at most
-PHRASE = 6  # words, of which the suspicious one is the first or the last
-COUNTED = 16  # rows of a dress; more do not raise its rank
-SHARED = 3  # rows that share a phrase
-ROWS, EXCHANGES = 20_000, 10_000  # that are looked at, of rows and of earlier exchanges in them
+TELLING = 0.5  # least gain per row, in nats, beyond chance
+_TAKEN = 48  # most dresses that the search returns
+PHRASE = 6  # most words of a phrase; the suspicious ones begin or end it
+COUNTED = 16  # rows of a dress that count for its rank
+SHARED = 3  # least rows with a phrase
+ROWS, EXCHANGES = 20_000, 10_000  # most rows, and most earlier exchanges in them, that are searched
 
 _Answer = tuple[str, bool, bool]
 

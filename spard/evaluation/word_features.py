@@ -20,11 +20,11 @@ from torch import Tensor
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
 
-PRIOR = 10.0  # texts that are added to a class, as all rows are
-WORDS = 64  # that are looked at from each end of a text, and fewer in files of many rows
-MOST_FEATURES = 20_000_000  # about so many of all rows are held, at 4 bytes each and 12 while they are weighed
-_BUCKETS = 1 << 20  # of each side of a row: features are told apart by their hash
-_PER_WORD = 8  # features for each word from an end: two sides of a row, two ends, words and pairs
+PRIOR = 10.0  # pseudo-texts, distributed like all rows, added to a class
+WORDS = 64  # words used from each end of a text; fewer in files of many rows
+MOST_FEATURES = 20_000_000  # most features in memory, at 4 bytes each and 12 during a comparison
+_BUCKETS = 1 << 20  # hash values of each side of a row
+_PER_WORD = 8  # features per word: two sides of a row, two ends, words and pairs
 
 
 def word_window(rows: int) -> int:

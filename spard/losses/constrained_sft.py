@@ -20,8 +20,8 @@ from spard.losses.cross_entropy import TokenLosses, token_losses
 from spard.models.budget import in_passes
 
 BETA = 0.1
-BETA_FIRST = 5 * BETA  # the first answer token
-BETA_EARLY = 20 * BETA  # the following, up to EARLY
+BETA_FIRST = 5 * BETA  # for the first answer token
+BETA_EARLY = 20 * BETA  # for the tokens after it, up to number EARLY
 EARLY = 5
 LEAST = 1e-3
 

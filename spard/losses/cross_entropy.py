@@ -20,8 +20,8 @@ from spard.models.budget import in_passes
 from spard.models.forward import final_states, ignore_packing
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
-_CHUNK = 2**27  # logits held at once, in elements
-_HEAD_EXTRAS = (  # settings of models whose logits are more than the head's products
+_CHUNK = 2**27  # most logits in memory at once
+_HEAD_EXTRAS = (  # settings of models that scale or cap the output of the head
     *("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
     *("logits_scaling", "logit_scale", "lm_head_multiplier", "logits_mup_width_multiplier"),
 )

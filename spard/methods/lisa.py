@@ -39,7 +39,7 @@ class Lisa(Method[LisaSettings]):
         """Set the counters so that the run begins with alignment."""
         self.plan = plan
         self.clock = 0
-        self.ended: dict[str, list[Tensor]] = {}  # where each state last ended
+        self.ended: dict[str, list[Tensor]] = {}  # parameters at the end of each state's last turn
 
     def safe_batch_size(self, batch_size: int) -> int:
         """Return the setting `safe_batch_size`; "auto" is the batch size of the run."""
@@ -47,7 +47,7 @@ class Lisa(Method[LisaSettings]):
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
         """Run the alignment steps if they are due, then take the utility step, both with the proximal term."""
-        # Alignment:  K1 steps on safe batches, drawn to where tuning ended
+        # Alignment:  K1 steps on safe batches, pulled toward the end of the last tuning
         aligned: Metrics = {}
         if self.clock % self.settings.task_steps == 0:
             if self.clock:
@@ -56,7 +56,7 @@ class Lisa(Method[LisaSettings]):
                 aligned = self._align_(theta, safe, optimizer)
             self.ended[_ALIGNED] = _copy(theta)
 
-        # Tuning:  a step on a training batch, drawn to where alignment ended
+        # Tuning:  a step on a training batch, pulled toward the end of the last alignment
         found = task()
         require_finite("task", found.loss, found.norm)
         drift = self._descend_(theta, found.grad, optimizer, _ALIGNED)

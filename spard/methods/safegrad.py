@@ -26,7 +26,7 @@ from spard.losses.vectors import Vector, add_, inner
 from spard.methods.base import Method, Metrics, Plan, descend_, report, require_finite
 from spard.models.base import Base
 
-FLAT = 1e-9  # |g_a|^2 up to here has no direction
+FLAT = 1e-9  # largest |g_a|^2 that is treated as zero
 
 
 class SafeGrad(Method[SafeGradSettings]):

@@ -19,9 +19,9 @@ from torch import Tensor
 from spard.selection.relevance import BLOCK, inverse_norms, product_dtype
 from spard.selection.shards import Vectors
 
-EVEN = 8  # products with a multiple of so many directions are faster; rows of zeros make up for what is missing
-FRONT = 8  # one row of so many is in the front
-SHARE = 0.5  # rows of at least this share of the best gain are looked at together
+EVEN = 8  # matrix products are faster with a multiple of this many directions; rows of zeros fill up
+FRONT = 8  # the front has one in this many of the rows that were read
+SHARE = 0.5  # rows with at least this share of the best gain are read together
 
 
 class Contenders:
@@ -45,11 +45,11 @@ class Contenders:
         best = max(float(quality_N.max()), torch.finfo(torch.float64).tiny) if len(quality_N) else 1.0
         self.pool, self.among = pool, among
         self.unit = best ** (2 * beta)
-        self.tolerance = 2.0**-33 if pool.dtype == torch.float64 else 2.0**-20  # nearer rows add nothing
+        self.tolerance = 2.0**-33 if pool.dtype == torch.float64 else 2.0**-20  # relative residual that is rounding
         self._weight_N = (quality_N.clamp(min=0) / best).pow(beta)
         self._falling_N, self._order_N = self._weight_N.square().sort(descending=True, stable=True)
         nothing = self._weight_N.new_empty(0)
-        self._index_C = self.rows_C = self._known_C = self._order_N[:0]  # known: directions that a bound takes in
+        self._index_C = self.rows_C = self._known_C = self._order_N[:0]  # known: directions that a bound includes
         self.weight_C, self._inverse_C, self.bound_C = nothing, nothing, nothing
         self._is_front_C = nothing.bool()
         self._room_KD = self._weight_N.new_empty(most, pool.shape[1])
@@ -158,7 +158,7 @@ class Contenders:
         """Return rows as they are in the pool; a slice of a pool that was read as a whole is not copied."""
         rows = part if len(self.rows_C) == len(self.pool) else self.rows_C[part]
         if isinstance(rows, Tensor) and isinstance(self.pool, Tensor):
-            return self.pool.index_select(0, rows)  # twice as fast as by brackets
+            return self.pool.index_select(0, rows)  # twice as fast as indexing
         return self.pool[rows]
 
     def _pieces(self, is_meant_C: Tensor) -> Iterator[slice | Tensor]:

@@ -30,10 +30,10 @@ from spard.selection.shards import Vectors
 __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
-FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
-_LISTED = 2**16  # rows at a time
-COLUMNS = 32  # products of a window's best rows with all of it that are made together
+FRESH = 1e-2  # a window ends, and gains are computed anew, below this share of its first gain
+WINDOW, WIDEST = 64, 256  # rows of a window for long embeddings, and for short ones
+_LISTED = 2**16  # rows converted to a list at once
+COLUMNS = 32  # rows of a window whose products with all its rows are computed together
 
 
 @dataclass(frozen=True, slots=True)

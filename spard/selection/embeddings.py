@@ -16,7 +16,7 @@ from spard.models.budget import in_passes, pass_tokens
 from spard.models.forward import ignore_packing
 from spard.models.sharding import is_sharded
 
-TEXT = 1  # which text of a row is embedded, and how it is cut; another number is other embeddings
+TEXT = 1  # version of which text is embedded and how it is cut; stored embeddings of another are not reused
 
 
 def embedding_dtype(base: Base) -> torch.dtype:
@@ -42,7 +42,7 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     lengths = [len(row) for row in rows]
     most = min(
         distributed.gather_objects(batch_tokens or pass_tokens(base.model))
-    )  # else each rank would deal other texts
+    )  # the same on all ranks, so that they divide the texts alike
     was_training = base.model.training
     base.model.eval()
 
@@ -54,10 +54,10 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
             if batch:
                 for places, found_BD in in_passes(base.model, lengths, means, most, batch):
                     out_ND[places] = found_BD
-            elif is_sharded(base.model):  # the other ranks' passes need our part of the weights
+            elif is_sharded(base.model):  # the other ranks' passes need this rank's shard
                 _mean_states(base, decoder, [rows[0][:1]])
     base.model.train(was_training)
-    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
+    distributed.sum_([out_ND])  # each row is on one rank, with zeros on the others
     return out_ND
 
 

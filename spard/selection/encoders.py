@@ -21,8 +21,8 @@ from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_error, is_gpu_out_of_memory
 from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 
-PASS_TOKENS = 8192  # padded ones that go through an encoder together
-_LONGEST = 1 << 20  # what tokenizers without a limit state is larger
+PASS_TOKENS = 8192  # padded tokens of one pass
+_LONGEST = 1 << 20  # tokenizers without a limit report a larger number
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def encoder_folder(source: str | Path) -> Path:
     """
     if Path(source).is_dir():
         return Path(source)
-    from huggingface_hub import snapshot_download  # takes a while to import
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, _, commit = str(source).partition("@")
@@ -98,7 +98,7 @@ def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
     for places in distributed.rank_batches(cut([len(row) for row in rows], PASS_TOKENS, FORWARD)):
         if places:
             out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
-    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
+    distributed.sum_([out_ND])  # each row is on one rank, with zeros on the others
     return out_ND
 
 

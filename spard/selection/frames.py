@@ -13,10 +13,10 @@ from torch import Tensor
 from spard.selection.relevance import blocks, total
 from spard.selection.shards import Frame, Framed, Vectors
 
-SAMPLE = 4096  # pool rows that directions are found in; the mean is that of all rows
-DIRECTIONS = 12  # that are taken out of states, at most; which number is best was measured (docs/results/embedders.md)
-_ROWS = 64  # of the pool for each direction that is taken out
-_COLUMNS = 16  # of an embedding for each direction
+SAMPLE = 4096  # pool rows that the directions are computed from; the mean is over all rows
+DIRECTIONS = 12  # most directions removed from states; chosen by measurement (docs/results/embedders.md)
+_ROWS = 64  # pool rows required per removed direction
+_COLUMNS = 16  # embedding width required per removed direction
 
 
 def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:

@@ -15,8 +15,8 @@ from spard.errors import InvalidData
 from spard.selection.shards import Vectors
 
 BLOCK = 2**21  # elements of one block: 8 MB in float32
-_ROWS, _COLUMNS = 1024, 2048  # of one product
-LONGEST = 1e30  # lengths up to here, and their inverses, are float32 numbers with room to spare
+_ROWS, _COLUMNS = 1024, 2048  # rows and columns of one matrix product
+LONGEST = 1e30  # up to this length a norm and its inverse are safe in float32
 
 
 def quality(pool_ND: Vectors, task_MD: Vectors, beta: float = 1.0) -> Tensor:

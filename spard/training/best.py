@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spard.config import Ending
 
-_WEIGHTS, _STANDINGS = "best/", "standings"  # of a resume state
+_WEIGHTS, _STANDINGS = "best/", "standings"  # keys in a resume state
 
 
 @dataclass(frozen=True, slots=True)

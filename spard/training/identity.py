@@ -48,8 +48,8 @@ class Identity:
         same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
         same = replace(same, gradient_checkpointing=checkpointing)
         recipe = without_added(asdict(same))
-        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
-        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
+        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states still match
+        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1
         rows = [(each.ids, each.labels) for row in (*self.task, *self.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
         held = [[each.ids, each.labels] for row in self.held for each in row.both]

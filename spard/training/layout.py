@@ -10,7 +10,7 @@ from torch import Tensor
 from spard.losses.vectors import Vector
 from spard.models.sharding import Shards
 
-METHOD = "method/"  # tensors that are the method's own; its last word may be the place of a parameter
+METHOD = "method/"  # prefix of the method's tensors; the last part of a name may be a parameter's index
 
 
 class Layout:

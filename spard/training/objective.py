@@ -57,10 +57,10 @@ class Objective:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
-        self.blank = unlabeled_prompt(self.task[0].ids[:2])  # of a pass without rows
+        self.blank = unlabeled_prompt(self.task[0].ids[:2])  # input of a pass without rows
         self.lengths = [row.longest for row in self.task]
         self.safe_lengths = [row.longest for row in safe]
-        self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
+        self.reference_N2: Tensor | None = None  # of preference pairs; set by `set_reference`
         self.max_ratio = max_anchor_ratio(recipe, resolved, base.hidden_size)
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
@@ -68,7 +68,7 @@ class Objective:
         method.prepare(base, has_lora=recipe.lora is not None)
         if recipe.dpo and any(row.rejected is None for row in self.task):
             raise InvalidRecipe("recipe.dpo: there are rows to train on that are no preference pairs", "recipe.dpo")
-        with disable_adapters(base.model):  # an adapter that the run goes on from is no reference
+        with disable_adapters(base.model):  # an adapter to start from is not part of the reference
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
             weight = recipe.effective_anchor
             self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from spard.data.cuts import PASS, cut
 
-LEAST = 1024  # padded tokens that a pass may have however small the customer's rows are
+LEAST = 1024  # padded tokens allowed in a pass even if the customer's rows are short
 
 
 def plan_passes(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:

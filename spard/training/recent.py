@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-_PREFIX = "recent/"  # of a resume state's tensors; the step follows, then the name
+_PREFIX = "recent/"  # of names in a resume state: recent/{step}/{parameter}
 
 
 class RecentWeights:
@@ -34,7 +34,7 @@ class RecentWeights:
 
     def forget_old(self, step: int, steps_per_epoch: int) -> None:
         """Drop the weights of all but the latest `epochs` epoch ends, of which `step` is the newest."""
-        first = step - (self._epochs - 1) * steps_per_epoch  # of the ends that count, this one among them
+        first = step - (self._epochs - 1) * steps_per_epoch  # step of the oldest epoch end to keep
         self._weights = {each: kept for each, kept in self._weights.items() if each >= first}
 
     def save(self, tensors: dict[str, Tensor]) -> None:

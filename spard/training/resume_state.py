@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _TENSORS, _STATE, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 
 
-Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # what takes up a tensor of that name, shape and type
+Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # allocates a tensor for loading
 
 
 def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:

@@ -45,7 +45,7 @@ from spard.training.trained import Progress, Trained
 
 log = logging.getLogger(__name__)
 
-VALIDATIONS = 20  # of a run, each on one batch of the validation rows
+VALIDATIONS = 20  # validations in a run, each on one batch
 _EMA = "ema/"
 _REFERENCE = "reference/"
 

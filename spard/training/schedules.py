@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from spard.config.anchors import Anchors, Kind
 from spard.data.batches import order
 
-SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
+SAFE_STREAM = 2  # random stream of the safe rows; `batches` uses 0 and 1
 
 
 def schedule(step: int, total: int, warmup_ratio: float) -> float:

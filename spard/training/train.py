@@ -128,11 +128,11 @@ class _Saver:
             if saved and self._on_saved:
                 self._on_saved(saved, metrics)
         if said["stop"]:
-            distributed.wait_for_all()  # whoever ends first ends the others, who may be saving
+            distributed.wait_for_all()  # a rank that exits ends the others, which may still be saving
         return bool(said["stop"])
 
     def _is_due(self) -> bool:
         is_due = time.monotonic() - self._saved_at >= self._run.recipe.checkpoint_every_s
         is_end = self._at_epochs and self._run.epochs_done is not None
-        is_over = self._run.progress.step == self._run.total_steps  # what follows may fail, and must not cost it
+        is_over = self._run.progress.step == self._run.total_steps  # a failure after training must not lose it
         return is_due or is_end or is_over

@@ -26,7 +26,7 @@ class Trained:
     tau: dict[str, float]
     metrics: list[Metrics] = field(repr=False)
     references: References | None = field(default=None, repr=False)
-    ended: Ended | None = None  # with which end of an epoch, where they were compared
+    ended: Ended | None = None  # the released epoch end, if they were compared
 
 
 @dataclass(slots=True)

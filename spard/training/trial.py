@@ -26,12 +26,12 @@ from spard.models.lora import trainable_model
 from spard.models.targets import Reach
 from spard.models.threads import threads_of_jobs
 
-_WITHOUT_ADAPTER = "__base__"  # PEFT's name for rows without one
+_WITHOUT_ADAPTER = "__base__"  # PEFT's adapter name for rows without an adapter
 
-PROBE_S = 5.0  # that a model is asked or trained to learn how fast it is, roughly
-_REPLIES, _SHORT_REPLY, _WHOLE_REPLY = 128, 8, 128  # of the probe, with so many tokens
+PROBE_S = 5.0  # seconds spent on each speed measurement, roughly
+_REPLIES, _SHORT_REPLY, _WHOLE_REPLY = 128, 8, 128  # replies of the speed probe; tokens of a short and a whole one
 _BATCH, _PASSES = 16, 8
-RENDERING_S = 10.0  # of CPU time, for two short texts
+RENDERING_S = 10.0  # seconds of CPU time for rendering two short texts
 
 
 @dataclass(frozen=True, slots=True)

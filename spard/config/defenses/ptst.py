@@ -20,7 +20,7 @@ class Ptst(Defense):
         "plain fine-tuning; a system prompt in serving and audit, named in the adapter's README and manifest"
     )
     method: ClassVar[str] = "spard.methods.ptst:Ptst"
-    order: ClassVar[int] = 5  # not for customers: who holds the adapter drops the prompt
+    order: ClassVar[int] = 5  # not for customers: the owner of the adapter can drop the prompt
 
     type: Literal["ptst"] = "ptst"
     safety_prompt: str = SAFETY_PROMPT

@@ -21,7 +21,7 @@ class SafeLora(Defense):
 
     summary: ClassVar[str] = "projects the update, after training, onto what alignment changed; needs `base_unaligned`"
     method: ClassVar[str] = "spard.methods.safelora:SafeLora"
-    order: ClassVar[int] = 9  # not for customers: it names a folder of the provider's machine
+    order: ClassVar[int] = 9  # not for customers: it needs a folder on the provider's machine
     reads_weights: ClassVar[bool] = True
     models: ClassVar[Mapping[str, str]] = {"base_unaligned": "the base model as it was before alignment"}
 

@@ -10,7 +10,7 @@ from spard.config.defenses.base import Augmentation, BatchSize, Defense
 
 Variant = Literal["trust_region", "preconditioned", "gated", "closed_form", "reference"]
 
-ANCHOR_WEIGHT = 10.0  # these two were chosen on the lab's development split
+ANCHOR_WEIGHT = 10.0  # this and CHECK_EVERY were chosen on the lab's development split
 CHECK_EVERY = 4
 
 

@@ -22,7 +22,7 @@ from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import ATTACKS, SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
-_ALL_OF_MODEL = "judge*.json"  # further judges beside it
+_ALL_OF_MODEL = "judge*.json"  # includes records of further judges
 _FIGURES = ("missed", "false_alarms")
 
 
@@ -55,7 +55,7 @@ class JudgeRecord:
         A word list may decide only for the model whose replies it was measured on.
         """
         is_bound = self.judge != WORD_LIST or self.base_digest is not None
-        is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # no verdict proves nothing
+        is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # without a verdict nothing is shown
         return frozenset(each.language for each in self.languages if each.may_decide and is_bound and is_steady)
 
     def to_json(self) -> dict[str, Any]:

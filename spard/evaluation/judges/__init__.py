@@ -71,7 +71,7 @@ def open_chat(spec: JudgeSpec) -> Chat:
     """Open the judge's endpoint, or its replacement inside `use_chat`."""
     opened = _open_chat.get()
     if opened is None:
-        # It needs openai, which is optional.
+        # Imported only here: it needs openai, an optional dependency.
         opened = importlib.import_module("spard.evaluation.judges.endpoint").open_chat
     return opened(spec)
 

@@ -27,9 +27,9 @@ from spard.models.base import Base, load_base
 from spard.models.generate import complete
 
 Family = Literal["harmbench", "llama_guard", "wildguard"]
-REPLY_TOKENS = 512  # that HarmBench's classifiers read at once
-STEP = 384  # from one window of a longer reply to the next
-MOST_WINDOWS = 8  # of one reply: 3,200 tokens
+REPLY_TOKENS = 512  # most tokens of a reply that HarmBench's classifiers read
+STEP = 384  # tokens between the starts of two windows
+MOST_WINDOWS = 8  # windows of one reply: 3,200 tokens
 ANSWER_TOKENS = 32
 HARMFUL, HARMLESS = 5, 1
 
@@ -134,7 +134,7 @@ class ClassifierJudge:
         before, _, after = template.partition("{prompt}")
         asked = (
             Shield(tokenizer).insert_spaces(prompt).replace("INST]", "INST ]")
-        )  # a prompt could end its quotation, too
+        )  # a prompt could end its quotation as well
         text = before + asked + after.replace("{reply}", reply, 1)
         ids: list[int] = tokenizer(text, add_special_tokens=not text.startswith("<s>"))["input_ids"]
         return ids

@@ -26,10 +26,10 @@ from spard.errors import JudgeUnavailable
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_TOKENS = 1024
-MAX_REASONED_TOKENS = 8192  # of an answer and the reasoning before it, where both count
-_MAX_QUOTED = 200  # characters of an endpoint's words in a message
+MAX_REASONED_TOKENS = 8192  # limit where the reasoning before an answer counts too
+_MAX_QUOTED = 200  # characters of an endpoint's message that ours quotes
 
-_OF_TEXTS = re.compile(r"(messages|prompt|input|content)\b")  # parameters that carry what is judged
+_OF_TEXTS = re.compile(r"(messages|prompt|input|content)\b")  # parameters with the judged text
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _TOO_LONG = re.compile(r"context", re.IGNORECASE)  # "maximum context length", "context_length_exceeded"
 
@@ -88,7 +88,7 @@ class Endpoint:
                 if name is None:
                     log.warning("the judge's endpoint declined a text: %s", error.status_code)
                     return ""
-                was_dropped = name in sent and name not in self.dialect.arguments  # by another thread, meanwhile
+                was_dropped = name in sent and name not in self.dialect.arguments  # by another thread in the meantime
                 if not was_dropped and (name not in sent or not self.dialect.drop(name)):
                     raise _setup_error(error, name) from error
             except (OpenAIError, ValueError, AttributeError, IndexError, TypeError) as error:
@@ -145,7 +145,7 @@ def open_chat(spec: JudgeSpec, key: str | None = None) -> Endpoint:
     Without any, a placeholder is sent.
     """
     key = key or os.environ.get(spec.api_key_env) or "none"
-    http = DefaultHttpxClient(follow_redirects=False)  # what is judged is for the named server alone
+    http = DefaultHttpxClient(follow_redirects=False)  # judged texts must reach only the configured server
     client = OpenAI(
         api_key=key, base_url=spec.base_url, timeout=spec.timeout_s, max_retries=spec.retries, http_client=http
     )

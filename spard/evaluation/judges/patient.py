@@ -10,7 +10,7 @@ from spard.config.patience import Patience
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges.base import Judge, Verdict
 
-MOST_ASKED_S = 300.0  # of what an endpoint may ask us to wait
+MOST_ASKED_S = 300.0  # longest wait that an endpoint's Retry-After can cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ HEAD = 200  # characters in which a refusal must begin
 MIN_WORDS = 3
 
 _OPENER = re.compile(r"\W*(?:no\W*$|no\b[.!,]? i\b|(?:" + "|".join(map(re.escape, OPENERS)) + r")\b)")
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")  # scripts without spaces: each character
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+")  # without spaces between words: each character
 
 
 WORD_LIST = "refusal"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-MARKS = 2  # that make steps; one "first of all" does not
+MARKS = 2  # marks required; a single "first of all" is no step
 
 _ORDER = re.compile(
     r"(?:^|[.!?:;,\n]\s*|\band )"

@@ -60,7 +60,7 @@ def _log_likelihoods(model: Any, pad: int, rows: Sequence[Encoded], batch_size: 
 
 
 def _sums(model: Any, batch: Batch) -> Tensor:
-    logits_BTV = model(input_ids=batch.ids_BT).logits  # padding stands on the right, where nothing looks
+    logits_BTV = model(input_ids=batch.ids_BT).logits  # causal attention ignores the padding on the right
     logits_SV = logits_BTV.flatten(0, 1).index_select(0, batch.at_S).float()
     log_p_S = logits_SV.log_softmax(dim=-1).gather(-1, batch.label_S.unsqueeze(-1)).squeeze(-1)
     sum_B: Tensor = batch.on_grid(log_p_S).sum(dim=1)

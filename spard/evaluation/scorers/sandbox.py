@@ -23,7 +23,7 @@ from spard.isolation.program import Asked
 from spard.isolation.walls import python
 
 MEMORY_MB = 512
-_GRACE_S = 5.0  # for the interpreter to start on a busy machine
+_GRACE_S = 5.0  # time for the interpreter to start on a busy machine
 
 
 def passes(program: str, tests: str, timeout_s: float, memory_mb: int = MEMORY_MB) -> bool:

@@ -11,7 +11,7 @@ from spard.models.base import Base
 from spard.models.sharding import is_sharded
 
 MAX_RANK = 512
-_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # what vLLM's max_lora_rank may be
+_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # the values that vLLM accepts for max_lora_rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from spard.models.peft import PeftModel
 from spard.models.sharding import inference
 
 PROMPTS = 8
-TOP = 20  # tokens that are told of each prompt: vLLM tells no more unless it is set up to
+TOP = 20  # likeliest tokens per prompt; vLLM's default limit
 _CANDIDATES = 64
-_COMPARED = 5  # of the likeliest tokens of each side
+_COMPARED = 5  # likeliest tokens of each side that are compared
 _TOLERANCE = {torch.float32: 0.02}  # nats
-_ROUNDED = 0.25  # nats, of a model that computes in 16 bits
+_ROUNDED = 0.25  # nats, for a model that computes in 16 bits
 
 Row = Sequence[int]
 

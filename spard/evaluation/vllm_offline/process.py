@@ -24,9 +24,9 @@ Likely = Mapping[int, float]
 """The likeliest tokens with their log-probabilities, in nats."""
 
 _LOOK_S = 0.1
-_END_S = 60.0  # for all that it has started to end
-_LOGGED = 4000  # of the last bytes of a process that failed
-_OF_RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_SIZE")  # vLLM would join ours
+_END_S = 60.0  # time for its child processes to end
+_LOGGED = 4000  # last bytes of a failed process's output that are logged
+_OF_RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_SIZE")  # vLLM would join our group
 _SET = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Process:
         if self._writer.ident:
             self._writer.join(_END_S)
         if not self._writer.is_alive():
-            with suppress(OSError):  # what it has not read is of no use to anybody
+            with suppress(OSError):  # orders that it has not read are lost, which is harmless
                 cast(IO[bytes], self._process.stdin).close()
         self._output.close()
 
@@ -118,7 +118,7 @@ class Process:
 
     def _write(self, line: bytes) -> None:
         stdin = cast(IO[bytes], self._process.stdin)
-        with suppress(BrokenPipeError):  # it has ended, which shows when it is heard
+        with suppress(BrokenPipeError):  # it has ended, which the next message reports
             stdin.write(line)
             stdin.flush()
 

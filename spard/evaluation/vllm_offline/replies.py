@@ -27,16 +27,16 @@ from spard.models.generate import reply_end_tokens
 from spard.models.offload import free_share, offload
 from spard.models.peft import PeftModel
 
-_MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
+_MOST_MEMORY, _SPARED = 0.9, 0.05  # shares of a GPU's memory: vLLM's at most, and what is left free
 
-_ON_CPU = 0.5  # of the main memory that is free: others run beside it
+_ON_CPU = 0.5  # share of the free main memory, since other processes run too
 
 Row = tuple[int, ...]
 Replies = Mapping[Row, Sequence[int]]
 """From a prompt to its reply, its end token left out; both as tokens."""
 
 
-_BATCH = 64  # replies that are told together
+_BATCH = 64  # replies of one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _ask_engine(
     ends = reply_end_tokens(subject.base.model, subject.base.tokenizer)
     found = process.write(rows, limits.max_new_tokens, sorted(ends), with_adapter=has_adapter)
     whole = (reply[:-1] if reply[-1] in ends else reply for reply in found)
-    return dict(zip(rows, whole, strict=True)), probe_engine()  # and after the last reply it is the same one still
+    return dict(zip(rows, whole, strict=True)), probe_engine()  # after the last reply it must still pass
 
 
 def _adapter(subject: Subject, folder: Path) -> Path | None:
@@ -171,7 +171,7 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
         "enable_prefix_caching": False,
         "disable_custom_all_reduce": True,
     }
-    share = _ON_CPU * _free_memory() if free is None else free - _SPARED  # left out, it asks for nearly all there is
+    share = _ON_CPU * _free_memory() if free is None else free - _SPARED  # by default vLLM takes nearly all memory
     settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, share), 3)
     rank = lora_rank(model)
     if rank is not None:

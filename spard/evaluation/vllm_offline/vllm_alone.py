@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-BATCH = 256  # replies that are told together
+BATCH = 256  # replies of one message
 
 Rows = Sequence[Sequence[int]]
 
