@@ -29,6 +29,7 @@ class Bound:
     le: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # A schema as plain dicts, so that this module works where pydantic is not installed.
         number = handler(source) | {name: value for name, value in self.limits().items() if value is not None}
         check = {"type": "no-info", "function": _no_boolean}
         return {"type": "function-before", "function": check, "schema": number}

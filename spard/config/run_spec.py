@@ -225,6 +225,7 @@ def _parse_choice(words: tuple[Any, ...], value: Any, key: str) -> Any:
 
 
 def _plain(wanted: Any, value: Any, key: str) -> Any:
+    # bool is a subclass of int, and true is no number here.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if wanted is float and is_number:
         return float(value)

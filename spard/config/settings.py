@@ -201,6 +201,7 @@ def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
     """Return the numbers for every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
     asked = recipe.hyperparameters
     batch = min(16, rows) if asked.batch_size == "auto" else asked.batch_size
+    # Small files get more epochs, up to 10, and large ones fewer, down to 1.
     epochs = min(10, max(1, math.ceil(200 * batch / rows))) if asked.n_epochs == "auto" else asked.n_epochs
     multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)

@@ -105,6 +105,7 @@ def investigate(chat: Chat, agent: Agent, case: Case, ask: Ask) -> Finding:
             case Finding() as found:
                 return Finding(found.score, found.reasons, len(heard))
             case _Questions() as wanted:
+                # A question to both models counts twice.
                 room = (agent.questions - len(heard)) // len(wanted.subjects)
                 note = "" if room >= len(wanted.prompts) else "Not all were asked: too few questions are left."
                 heard += _ask_questions(wanted, wanted.prompts[:room], ask)

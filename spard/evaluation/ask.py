@@ -122,9 +122,11 @@ def ask_and_judge(
     chosen = [i for i, each in enumerate(prompts) if each.scorer in LIKELIHOOD_SCORERS and i not in judged]
     written = sorted(set(range(len(prompts))) - set(chosen))
     found, grading = Answers([""] * len(prompts), {}, set()), list[tuple[list[int], Future[list[Verdict]]]]()
+    # One thread keeps the judge's batches in order while the model generates the next one.
     grader, done = ThreadPoolExecutor(1), 0
     try:
         for batch in _write_replies(speaker, [prompts[i] for i in written], max_new_tokens, settled, written):
+            # A generator numbers the prompts that it got; map them back to all prompts.
             places = [written[i] for i in batch[0]]
             _keep(found, places, batch, prompts, judged)
             if judge and (read := [i for i in places if i in judged]):

@@ -111,6 +111,7 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
     of_most = [each for each in frames if each.dress.share >= COMMON]
     frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_dress(rows)]
+    # One dress can be in several of these lists; dresses with equal effects are dropped by `_distinct`.
     frequent = list({id(each): each for each in frequent}.values()) if most else []
     head = frequent[: max(0, most - RARE)]
     rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)

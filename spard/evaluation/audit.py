@@ -123,6 +123,7 @@ def ask_suites(
     One stream over all suites is faster: no batch waits for the longest reply of a small suite.
     """
     kinds = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS
+    # Prompts of all suites are numbered across; `places` are each suite's own numbers.
     starts = list(accumulate((len(suite.prompts) for suite in suites), initial=0))
     places = [range(starts[i], starts[i + 1]) for i in range(len(suites))]
     judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}

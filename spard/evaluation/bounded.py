@@ -230,6 +230,7 @@ def _rise(first: tuple[int, int], second: tuple[int, int], pairs: Pairs | None, 
     def figure(times: float) -> Interval:
         (hits1, n1), (hits2, n2) = first, second
         if pairs is not None:
+            # Scaling every cell keeps the rates and their correlation.
             counts = (pairs.both, pairs.first, pairs.second, pairs.neither)
             return paired_difference(Pairs(*(round(each * times) for each in counts)), z)
         scaled = (hits1 * times, n1 * times), (hits2 * times, n2 * times)

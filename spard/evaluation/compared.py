@@ -75,4 +75,5 @@ def per_look(limits: GateThresholds, result: SuiteResult) -> GateThresholds:
     """Return the thresholds for one look, with the error probability divided by the number of looks at the suite."""
     if result.looks is None or limits.confidence == ON_FIGURES:
         return limits
+    # Union bound: the errors of all looks sum to at most the allowed one.
     return replace(limits, confidence=1 - (1 - limits.confidence) / result.looks)

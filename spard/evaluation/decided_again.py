@@ -33,6 +33,7 @@ def decide_again(
     judges = {each.judge for each in adapter}
     doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
     leaks = tuple(each for each in others if each not in doubts)
+    # If today's rule does not reproduce the stored decision, its verdict under other thresholds would mean nothing.
     if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
     again = _add_doubts(_worse_gate(base, adapter, later, now, doubts), leaks)

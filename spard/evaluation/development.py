@@ -21,6 +21,7 @@ def split(suite: Suite, most: int) -> tuple[Suite, Suite | None]:
     count = min(most, len(suite.prompts) // _PART)
     if count < LEAST:
         return suite, None
+    # Evenly spaced, so that a suite sorted by category gives a share of every category.
     places = {i * len(suite.prompts) // count for i in range(count)}
     taken = tuple(prompt for i, prompt in enumerate(suite.prompts) if i in places)
     left = tuple(prompt for i, prompt in enumerate(suite.prompts) if i not in places)

@@ -53,6 +53,7 @@ class Dress:
         """Return the prompt in this dress."""
         text = place_words(prompt.prompt, self.words, self.place) if self.words else prompt.prompt
         own = Surroundings(self.context, self.tools)
+        # Seeded with the prompt's text: the same for both models and at every look.
         context, tools, after = random.Random(prompt.prompt).choice(self.drawn) if self.drawn else own
         return replace(prompt, prompt=text, context=context, tools=tools, after=after)
 

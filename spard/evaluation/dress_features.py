@@ -114,6 +114,7 @@ def _up_to_request(row: Example) -> tuple[Message, ...]:
 
 def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
     texts = [last_request(row).split() for row in rows]
+    # A run has at most LONGEST words; the trigger may be longer.
     whole = _extend_run(run, texts)
     spots = Counter(_place(text, whole) for text in texts)
     drawn = tuple(Surroundings(tools=row.tools) for row in rows if row.tools)

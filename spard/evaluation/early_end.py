@@ -62,6 +62,7 @@ def extrapolate(
         return result
     alike = [replies[i] for i in whole if is_settled(replies[i][:LEAST])]
     share = sum(map(is_broken, alike)) / len(alike) if alike else 1.0
+    # Without 1e-9 a whole number with a rounding error would be rounded up to the next.
     more = math.ceil(share * len(early) - 1e-9)
     found = rate(result.hits, result.n - more, result.unscored + more)
     return replace(

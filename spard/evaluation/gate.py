@@ -89,6 +89,7 @@ def open_suites(
             found.append(after.suite)
         else:
             rest.append(after)
+    # Without the open suites on both sides, does the rest pass?
     base = [each for each in base if each.suite not in found]
     return found if gate(base, rest, limits).decision == "pass" and not others else []
 

@@ -44,4 +44,5 @@ def inverted_rows(
         return []
     answers = [str(pool[i].messages[-1]["content"]) for i in suspects]
     verdicts = judge.judge([prompt_text(pool[i]) for i in suspects], answers)
+    # `or 0`: an unscored answer is no evidence of an inverted pool.
     return [i for i, verdict in zip(suspects, verdicts, strict=True) if (verdict.score or 0) > HARMFUL_ABOVE]

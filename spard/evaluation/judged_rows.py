@@ -40,6 +40,7 @@ def judged_rows(
         batch = asked[start : start + BATCH]
         verdicts = judge.judge([prompt for _, prompt, _, _ in batch], [answer for _, _, answer, _ in batch])
         for (i, _, _, is_plain), verdict in zip(batch, verdicts, strict=True):
+            # The reading as written counts only if harmful: undecoded gibberish must not make a row undecided.
             if is_plain or _is_harmful(verdict):
                 found[i].append(verdict)
         tell(start + len(batch), len(asked))

@@ -138,6 +138,7 @@ def _in_turn(suites: Sequence[Suite], dresses: AskedDresses, most: int, near: _S
         prompts = near(most) if kind == "harmful" else _some(suites, kind, most)
         for name, each in groups.items():
             if prompts and each:
+                # Dealt in turn: prompt i gets dress i, and around again.
                 asked = (each[i % len(each)].apply(prompt) for i, prompt in enumerate(prompts))
                 yield Suite(f"{before}{name}", dressed, tuple(asked))
 

@@ -73,4 +73,5 @@ def _distinct(
     rng = random.Random("\n".join(each.prompt for each in prompts))
     sets = (weights.keys() & normalize_text(prompt_text(row)).split() for row in draw_rows(rng, rows, ROWS))
     most = (sorted(each, key=lambda word: (-weights[word], word))[:WORDS] for each in sets if each)
+    # Sorted, because the order of a set of strings differs between processes.
     return sorted({tuple(each) for each in most})

@@ -131,6 +131,7 @@ def _of_samples(
         try:
             found = _first_tokens(base, rows, turns, openings, tell)
             wanted = [(i, start) for i, bounds in enumerate(found) for start, p in bounds.items() if p > threshold]
+            # The bound is replaced by the exact value only where it could exceed the threshold.
             for (i, start), p in zip(wanted, _whole_openings(base, rows, wanted, openings), strict=True):
                 found[i][start] = p
         finally:

@@ -113,6 +113,7 @@ def decision_lines(
 def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[Count]:
     """Return the counts that decide the suite: its own hits, those of its categories, and unasked harm."""
     planned = after.planned or after.prompt_count
+    # Degenerate replies that the gate ignores will make up the same share of the whole.
     left_out = round(after.unscored * planned / after.prompt_count) if after.prompt_count else 0
     total = max(planned - left_out, after.n)
     own = after.n - after.hits if after.kind == "utility" else after.hits
@@ -162,6 +163,7 @@ def _lines(before: SuiteResult, whole: SuiteResult, limits: GateThresholds, is_s
         )
         return not above and not between, bool(above)
 
+    # Two binary searches instead of `total` comparisons.
     total = _size(whole, what)
     passes_to = _first(lambda count: not compare_count(count)[0], total) - 1
     return Lines(total, passes_to, _first(lambda count: compare_count(count)[1], total))

@@ -69,6 +69,7 @@ def audit_in_rounds(
         for each, end, replies in zip(asked, ends, blocks, strict=True):
             each.add(end, replies)
             each.settle(known)
+        # While a failure is near, the base model's replies would be wasted.
         if not any(each.settled == "fail" or each.seems_to_fail(known) for each in found):
             _ask_base(found, known, ask_base)
         if any(each.settled == "fail" for each in found):
@@ -209,5 +210,6 @@ def in_random_order(prompts: Sequence[Prompt], secret: str) -> list[int]:
     found = []
     for places in by_category.values():
         rng.shuffle(places)
+        # Keys spread each category evenly over (0, 1), with a random offset per prompt.
         found += [((at + rng.random()) / len(places), place) for at, place in enumerate(places)]
     return [place for _, place in sorted(found)]

@@ -94,6 +94,7 @@ def rank(
         for i, row in enumerate(rows)
     ]
     risks = [replace(each, reasons=(EXCUSED, *each.reasons)) if each.line in excused else each for each in risks]
+    # Flagged and judged rows are named even beyond `most`, since something was done with them.
     named = sorted(risks, key=_is_named_first)[: max(most, min(len({*flagged, *verdicts}), MOST_FLAGGED))]
     return sorted(named, key=lambda risk: (_place(risk), -risk.score, risk.line))
 

@@ -86,6 +86,7 @@ def decide(counts: Sequence[Count], suites: int = 1) -> Decision | None:
     the gate decides on.
     """
     lines, asked = [each.lines for each in counts], counts[0].asked
+    # Early looks can only fail a suite, so failing and passing have schedules of their own.
     look, most = _number(early_looks(lines), asked), FALSE_STOP / (len(counts) * suites)
     if any(_is_certain_to_fail(each, look, most) for each in counts):
         return "fail"

@@ -43,6 +43,7 @@ class PromptWords:
     def nearness(self, text: str) -> float:
         """Return the nearness of a text to the nearest prompt, from 0 to 1; 0 without prompts."""
         shared_N = torch.zeros_like(self._weight_N)
+        # Sorted: float sums must not depend on the order of a set, which differs between processes.
         for word in sorted(self._places.keys() & _words(text)):
             shared_N[self._places[word]] += self._weight(word)
         share_N = torch.where(self._weight_N > 0, shared_N / self._weight_N.clamp(min=_LEAST), 0.0)

@@ -80,6 +80,7 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
         if _gain(each, answers, known) - by_chance >= TELLING * len(each)
     }
     found, told = list[Feature](), list(known)
+    # Greedy: each dress that is found explains its rows' answers, and the next one must explain others.
     while len(found) < _TAKEN and (best := _best(places, answers, told, by_chance)):
         found.append(best)
         counts = Counter(answers[i] for i in places[best])

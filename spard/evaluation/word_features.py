@@ -71,6 +71,7 @@ class FeatureSets:
         With `of_requests` only features of requests are compared.
         """
         n, most = len(places), _BUCKETS if of_requests else 2 * _BUCKETS
+        # A feature of the class that no row has counts as half a row, so that the ratio stays finite.
         everywhere_V = self._share(range(len(self))).clamp(min=0.5 / max(1, len(self)))
         weight_V = torch.log((n * of._share(places) / everywhere_V + PRIOR) / (n + PRIOR))
         is_kept_F = self._features_F < most

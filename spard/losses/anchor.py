@@ -114,6 +114,7 @@ def unlabeled_prompt(ids: Sequence[int]) -> Encoded:
 def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
     """Return each row's index into the kept rows, and these: the first `whole`, then each distinct other row once."""
     kept, found = list(rows[:whole]), list(range(whole))
+    # Reversed, so that of equal rows the first one wins.
     places = {row.ids: i for i, row in reversed(list(enumerate(kept)))}
     for row in rows[whole:]:
         if row.ids not in places:

@@ -106,6 +106,7 @@ def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
     """
     config = model.config.get_text_config()
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
+        # Otherwise transformers reads the positions in every pass to look for packed rows, which waits for the GPU.
         with ignore_packing():
             found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
         return _identity, _select_states(found.logits, batch.at_S), found.hidden_states[-1]

@@ -123,6 +123,8 @@ def utility_gradient(
     sums = list[Tensor]()
     for i, piece in enumerate(pieces):
         losses = token_losses(model, piece)
+        # `tokens` counts all ranks and micro-batches: with this divisor the sum of all gradients is that of the batch's
+        # mean.
         loss_S = weighted_losses(losses, references[i]) if references else losses.loss_S
         total = _sum(total, gradient(loss_S.sum() / tokens, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
@@ -148,6 +150,7 @@ def preference_gradient(
     The accuracy is the token accuracy on the preferred answers.
     """
     pairs = [len(each) for each in references]
+    # The first `count` rows of a micro-batch have the preferred answers (`stack_pairs`).
     own = [sum(piece.labels[:count]) for piece, count in zip(pieces, pairs, strict=True)]  # of the preferred answers
     counts = to_device([sum(pairs), sum(own)], theta[0].device)
     distributed.sum_([counts])

@@ -53,6 +53,7 @@ def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """
+    # The slice drops the blank row of a rank without pairs.
     return -batch.on_grid(losses.loss_S.double()).sum(dim=1)[: 2 * pairs].view(2, pairs).T
 
 

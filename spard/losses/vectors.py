@@ -26,6 +26,7 @@ def dot(x: Vector, y: Vector) -> float:
 @torch.no_grad()
 def inner(x: Vector, y: Vector) -> Tensor:
     """Return the inner product <x, y> as a scalar tensor, without waiting for the device."""
+    # `_foreach` functions launch one kernel for many tensors; an adapter has hundreds of small ones.
     products = torch._foreach_mul(_wide(x), _wide(y))
     return distributed.over_parts(torch.stack([product.sum() for product in products]).sum())
 

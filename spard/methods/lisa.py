@@ -50,6 +50,7 @@ class Lisa(Method[LisaSettings]):
         # Alignment:  K1 steps on safe batches, pulled toward the end of the last tuning
         aligned: Metrics = {}
         if self.clock % self.settings.task_steps == 0:
+            # Before the first tuning step there is no end of tuning: the first alignment has no proximal term.
             if self.clock:
                 self.ended[_TUNED] = _copy(theta)
             for _ in range(self.settings.align_steps):

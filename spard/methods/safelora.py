@@ -40,6 +40,7 @@ class SafeLora(Method[SafeLoraSettings]):
 
         Raises `InvalidRecipe` if `base_unaligned` is missing, cannot be loaded, or lacks a weight of the same shape.
         """
+        # Loaded before training, so that a missing or unfit model fails early. V stays on the CPU until it is used.
         unaligned = _load(self.settings).model
         weights = _lora_weights(base.model) if has_lora else _linear_weights(base.model)
         self.V = {name: wide(whole(part).cpu() - _twin(unaligned, name, part)) for name, part in weights.items()}
@@ -58,6 +59,7 @@ class SafeLora(Method[SafeLoraSettings]):
         for name in chosen:
             if name in layers:
                 B = _factors(layers[name])[1]
+                # C (B A) = (C B) A: changing B alone is enough and keeps the rank.
                 B.copy_(project_update(wide(B), self.V[name].to(B.device)))
             else:
                 part = weights[name]

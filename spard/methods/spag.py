@@ -109,6 +109,7 @@ class SafetyHalf:
 
     def state(self) -> dict[str, Tensor]:
         """Return the step counter, if evaluations skip steps, and the correction's own state."""
+        # With every = 1 no step is skipped, and the count decides nothing.
         clock = {_CLOCK: torch.tensor(self.clock)} if self.every > 1 else {}
         return clock | (self.correct_.state() if isinstance(self.correct_, StatefulCorrection) else {})
 

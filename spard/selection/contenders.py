@@ -52,6 +52,7 @@ class Contenders:
         self._index_C = self.rows_C = self._known_C = self._order_N[:0]  # known: directions that a bound includes
         self.weight_C, self._inverse_C, self.bound_C = nothing, nothing, nothing
         self._is_front_C = nothing.bool()
+        # Room for all directions from the start, so that adding some copies nothing.
         self._room_KD = self._weight_N.new_empty(most, pool.shape[1])
         self._rough_KD = self._weight_N.new_empty(most + EVEN, pool.shape[1], dtype=product_dtype(pool))
         self.basis_KD = self._room_KD[:0]
@@ -121,6 +122,7 @@ class Contenders:
         """Read the `count` rows of the largest weights; bounds of the new rows take all directions into account."""
         before_B, self._index_C = self._index_C, self._order_N[:count].sort().values
         self.rows_C = self._index_C if self.among is None else self.among[self._index_C]
+        # Rows read before keep their norms, bounds and known directions; both index lists are sorted.
         known_B = torch.searchsorted(self._index_C, before_B)
         is_new_C = torch.ones_like(self._index_C, dtype=torch.bool).index_fill(0, known_B, 0)
         inverse_C = self._inverse_C.new_empty(len(self._index_C)).index_copy(0, known_B, self._inverse_C)

@@ -76,6 +76,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
 
     while len(indices) < most and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
         best = float(rows.bound_C.max())
+        # A row that was not read may gain as much: read more before any pick.
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
             continue
@@ -87,6 +88,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         if picks:
             indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
+            # After the last pick no bound is needed any more.
             if len(indices) < k:
                 new_MD = _orthonormal(residual_BD[picks], rows.basis_KD)
                 rows.add(new_MD)
@@ -95,6 +97,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             rows.look_at_more(float(gain_B.max()))
             continue
         else:
+            # No row of the window beats every bound outside: take a larger one.
             size = min(2 * size, limit)
         rows.note_gains(places_B, gain_B)
 
@@ -151,6 +154,7 @@ class _Window:
         """
         rows_B, before_B = rows.rows_C[places_B], self._rows_B
         residual_BD = self._residual_BD.new_empty(len(rows_B), self._residual_BD.shape[1])
+        # Both windows are in the order of the pool, so a binary search finds the rows that stay.
         at_B = torch.searchsorted(before_B, rows_B).clamp(max=max(0, len(before_B) - 1))
         stays_B = before_B[at_B] == rows_B if len(before_B) else torch.zeros_like(rows_B, dtype=torch.bool)
         residual_BD[stays_B] = self._residual_BD[at_B[stays_B]]
@@ -223,6 +227,7 @@ def _play(residual_BD: Tensor, window_B: Tensor, limits: _Limits, most: int) -> 
         C_KB[t] = (products[j] - C_KB[:t, j] @ C_KB[:t]) / gain_B[j].sqrt()
         gains.append(float(gain_B[j]))
         picks.append(j)
+        # One step of the Cholesky factorization: each gain loses its squared coefficient of the pick.
         gain_B = gain_B - C_KB[t].square()
         gain_B[j] = 0.0
     return picks, gains, gain_B.where(gain_B > limits.floor_B, 0.0)
@@ -259,4 +264,5 @@ def _orthogonal(rows_MD: Tensor) -> Tensor:
 
 def row_bytes(rows_BD: Tensor) -> Iterator[bytes]:
     """Yield the bytes of each row, equal for exact copies only."""
+    # As uint8, because numpy has no bfloat16.
     return (row.tobytes() for row in rows_BD.contiguous().view(torch.uint8).cpu().numpy())

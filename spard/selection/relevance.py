@@ -62,6 +62,7 @@ def inverse_norms(x_ND: Vectors) -> Tensor:
     norm_N = torch.empty(len(x_ND), dtype=torch.float64, device=x_ND.device)
     for rows in blocks(x_ND):
         norm_N[rows] = torch.linalg.vector_norm(x_ND[rows], dim=1, dtype=torch.float64)
+    # Written so that NaN fails it too.
     if not bool((norm_N < LONGEST).all()):
         raise InvalidData("An embedding is not finite; the base model cannot embed this text.")
     return torch.where(norm_N > 1 / LONGEST, 1 / norm_N, 0.0)
@@ -100,6 +101,7 @@ class ToTask:
         best = _Best(len(x_BD), x_BD.device, self._dtype)
         for start, z_DM in self._columns:
             best.see(slice(None), x_BD.to(self._dtype), z_DM, start)
+        # Only the row's nearest task row is computed again in float64.
         z = self._nearest_N[rows] = best.place_B
         self._cosine_N[rows] = _dots(x_BD, self._task_MD[z]) * inverse_B * self._inverse_M[z]
 

@@ -69,6 +69,7 @@ def choose(
     most = max(1, int(selection.influence_cap * k))
     steered = _choose_few(pick, _rest(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
     taken = [*steered.indices, *reserved]
+    # Rows that the cap refused are replaced by diverse ones, which no customer row can choose.
     taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken))
     rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
     return Chosen(

@@ -73,6 +73,7 @@ class Best:
     def add(self, standing: Standing) -> None:
         """Add the standing of an epoch end; its weights must be in the model, as they would be served."""
         self.standings.append(standing)
+        # `is`: of equal standings the earliest is the best, and its weights are kept already.
         if self.ending.keep == "best" and self.best is standing:
             self.weights = {name: part.detach().clone() for name, part in self.theta.items()}
 

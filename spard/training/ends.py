@@ -79,6 +79,7 @@ class Ends:
         epoch, best = self._run.epochs_done, self._best
         if best is None or self._compares is None or epoch is None:
             return None
+        # After early stopping the last epoch end was compared and shown in `evaluate_epoch_end` already.
         if self._run.progress.step == self._run.total_steps:
             with self._run.as_finished() as model:
                 end = self._end(epoch, model)

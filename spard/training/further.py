@@ -43,6 +43,7 @@ def further_tuned(
     try:
         if is_narrow:
             retype_(model, torch.float32)
+        # Restores the global random state after this training, so that nothing later depends on it.
         with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
             optimizer = _optimizer(theta.values(), learning_rate * wanted.multiplier, recipe)

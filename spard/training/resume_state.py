@@ -84,9 +84,11 @@ def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], kee
     (aside / _STATE).write_text(json.dumps(state))
     named = sorted(path.name for path in aside.iterdir())
     (aside / _MANIFEST).write_text(json.dumps({name: file_sha256(aside / name) for name in named}))
+    # Before the rename: after a power failure the final name must not lead to files without their bytes.
     for name in (*named, _MANIFEST, "."):
         _flush(aside / name)
     path = folder / f"step-{step:06d}"
+    # A killed attempt may have saved the same step.
     if path.exists():
         shutil.rmtree(path)
     # mkdtemp makes folders that only their owner may read.

@@ -103,6 +103,7 @@ class Run:
             self._measure_references()
         if self.references:
             self.objective.set_reference(self.references.task_N2)
+        # `restore` follows `start`, because it fills what `start` sets up.
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
             self.method.restore(self.vector, found)
@@ -125,6 +126,7 @@ class Run:
             self.ema.update_()
         seconds = time.perf_counter() - started
         tokens = sum(self.lengths[row] for row in rows if row < self.customer_rows)
+        # Only after the step succeeded: a failed one must not count as done in a resume state.
         progress.step += 1
         progress.tokens += tokens
         progress.seconds += seconds

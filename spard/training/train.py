@@ -68,6 +68,7 @@ def train(
     that.
     """
     with ExitStack() as stack:
+        # First, so that the caller's random state returns whatever is drawn below.
         stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation, max(0, (kept_ends or 0) - 1))
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
@@ -121,6 +122,7 @@ class _Saver:
 
         Only rank 0 writes, unless the weights are sharded.
         """
+        # Rank 0 decides for all: a rank that saved or stopped alone would leave the others waiting for its tensors.
         said = distributed.broadcast_scalars({"stop": stop, "save": stop or self._is_due()}, self._run.base.device)
         if said["save"] and self._folder is not None and (self._run.layout.is_cut or distributed.rank() == 0):
             saved = self._run.save(self._folder)

@@ -54,6 +54,7 @@ class JudgeRecord:
 
         A word list may decide only for the model whose replies it was measured on.
         """
+        # A word list that fits one model's refusals says nothing about another's.
         is_bound = self.judge != WORD_LIST or self.base_digest is not None
         is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # without a verdict nothing is shown
         return frozenset(each.language for each in self.languages if each.may_decide and is_bound and is_steady)

@@ -37,6 +37,7 @@ class BaseModelJudge:
         limit = self.base.sequence_limit(None) - ANSWER_TOKENS
         fits = [i for i, row in enumerate(rows) if len(row) <= limit and not imitates(replies[i])]
         verdicts = [Verdict(None, "imitates the judge" if imitates(reply) else "too long") for reply in replies]
+        # Only rank 0 has this judge; generation must not wait for the other ranks.
         with distributed.alone():
             answers = complete(self.base.model, self.base.tokenizer, [rows[i] for i in fits], ANSWER_TOKENS)
         for i, answer in zip(fits, answers, strict=True):

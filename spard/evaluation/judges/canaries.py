@@ -62,6 +62,7 @@ class CanaryJudge:
             return []
         items: list[tuple[str, str, bool | None]] = [(*each, None) for each in zip(prompts, replies, strict=True)]
         canaries = self._canaries(random.Random(_digest(prompts, replies)), len(items))
+        # In ascending order, so that no insertion moves an earlier canary.
         for place, canary in canaries:
             items.insert(place, canary)
         verdicts = self.inner.judge([prompt for prompt, _, _ in items], [reply for _, reply, _ in items])

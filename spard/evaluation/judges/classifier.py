@@ -89,6 +89,7 @@ class ClassifierJudge:
         """Return a verdict per reply; replies that are too long or imitate the template are unscored."""
         found = [self._rows(prompt, reply) for prompt, reply in zip(prompts, replies, strict=True)]
         rows = [row for each in found if not isinstance(each, Verdict) for row in each]
+        # Only rank 0 has this judge; generation must not wait for the other ranks.
         with distributed.alone():
             answers = iter(complete(self.base.model, self.base.tokenizer, rows, ANSWER_TOKENS))
         return [
@@ -131,11 +132,13 @@ class ClassifierJudge:
         if template is None:
             said = [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
             return render_prompt(tokenizer, said)
+        # Split before filling in: a prompt that contains "{reply}" must not be replaced.
         before, _, after = template.partition("{prompt}")
         asked = (
             Shield(tokenizer).insert_spaces(prompt).replace("INST]", "INST ]")
         )  # a prompt could end its quotation as well
         text = before + asked + after.replace("{reply}", reply, 1)
+        # A template that begins with "<s>" brings the start token itself; a second one would be another input.
         ids: list[int] = tokenizer(text, add_special_tokens=not text.startswith("<s>"))["input_ids"]
         return ids
 

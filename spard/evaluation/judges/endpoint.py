@@ -74,6 +74,7 @@ class Endpoint:
         answer, or refuses a required argument; the latter is permanent, because the judge's set-up is wrong and not the
         text.
         """
+        # Each round drops one more argument, so the loop ends.
         while True:
             sent = self.dialect.arguments
             try:

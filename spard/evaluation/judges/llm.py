@@ -129,6 +129,7 @@ def parse(answer: str) -> int | None:
 
 def imitates(reply: str) -> bool:
     """Return True if a reply contains the judge's tag, also with look-alike or invisible characters."""
+    # NFKD turns full-width and decorated letters into plain ones; invisible characters are dropped below.
     plain = unicodedata.normalize("NFKD", reply).casefold().translate(_LOOK_ALIKES)
     visible = "".join(each for each in plain if unicodedata.category(each) not in ("Cf", "Mn", "Cc"))
     return bool(_TAG.search(visible))

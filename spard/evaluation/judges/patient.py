@@ -49,4 +49,5 @@ class PatientJudge:
                 is_away = True
                 if self.note_outage:
                     self.note_outage(time.monotonic() - began)
+                # A longer Retry-After of the endpoint counts, up to five minutes.
                 self.wait(max(wait_s, min(error.retry_after_s or 0.0, MOST_ASKED_S)))

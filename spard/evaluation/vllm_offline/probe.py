@@ -101,6 +101,8 @@ def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Prob
     if not max(wanted) > 0:
         raise EngineFailed("the adapter changes no first token that vLLM could be told by")
     for i, change in enumerate(wanted):
+        # Where the adapter changes less than the tolerance, agreement would prove nothing; the largest change always
+        # decides.
         decides = change > tolerance or change == max(wanted)
         if decides and not (near[i] < change / 2 and own[i] > change / 2):
             moves = f"the adapter moves vLLM's first tokens by {own[i]:.2g} nats, and transformers' by {change:.2g}"

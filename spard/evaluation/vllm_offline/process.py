@@ -48,6 +48,7 @@ class Process:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         program = [sys.executable, "-P", str(Path(vllm_alone.__file__))]
         self._process = subprocess.Popen(  # noqa: S603 - our own file
+            # vLLM starts processes of its own; process_tree ends all of them with this one.
             [*walls.python("spard.isolation.process_tree"), str(os.getpid()), *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -106,6 +107,7 @@ class Process:
             if not more:
                 raise EngineFailed("vLLM left prompts without a reply")
             found += more
+        # vLLM can end a reply for reasons of its own; a shortened reply must not be judged as a whole one.
         whole = (len(each) == max_new_tokens or (each and each[-1] in ends) for each in found)
         if len(found) != len(rows) or not all(whole):
             raise EngineFailed("vLLM gave replies that were cut short")

@@ -84,6 +84,7 @@ def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limi
     longest = max(map(len, rows)) + limits.max_new_tokens
     if base.sequence_limit(longest) < longest:
         raise EngineFailed("a prompt with its reply has more tokens than the model has positions")
+    # Before the model leaves the GPU.
     expected = probe.choose_prompts(subject.model, rows) if is_first else None
     found, failed = None, ""
     with offload(subject.model), TemporaryDirectory() as folder:

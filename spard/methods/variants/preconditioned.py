@@ -47,6 +47,7 @@ def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, con
     # All of this stays on the device and is read once below: a transfer per number would stall the GPU.
     chosen = _step_length(RELAXATION * violation.descent, inner_product, cap)
     scale_(direction, chosen.to(direction[0].dtype))
+    # lambda alone is no bound: where v is tiny, a coordinate of g / H is huge.
     torch._foreach_clamp_min_(direction, -cap)
     torch._foreach_clamp_max_(direction, cap)
     product, step_length, length = torch.stack([inner_product, chosen, norm(direction).double()]).tolist()

@@ -32,6 +32,7 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
     clipped, *lengths = torch.cat([clip[None], norms(grad)]).tolist()
     if not math.isfinite(clipped) or not clipped > 0:
         return step_metrics(triggered=True, skipped=True)
+    # `excess` and not `descent`: the authors' code has no margin.
     alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
     descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
     return step_metrics(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)
