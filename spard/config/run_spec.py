@@ -148,7 +148,7 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
 
 
 def to_mapping(value: Any) -> Any:
-    """Return the JSON form of a dataclass: `run_from_mapping(to_mapping(spec)) == spec`."""
+    """Return the JSON form of a dataclass; for a run spec `run_from_mapping(to_mapping(spec)) == spec`."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: to_mapping(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple | list):

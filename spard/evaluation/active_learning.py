@@ -1,6 +1,6 @@
-"""The order in which a judge reads training rows: those likeliest to be harm first, given its verdicts so far.
+"""The order in which a judge reads training rows: the likeliest harm first, given its verdicts so far.
 
-A judge is slow, and its verdicts tell which rows it should read next: continuous active learning (Cormack and
+A judge is slow, and its verdicts show which rows it should read next: continuous active learning (Cormack and
 Grossman, SIGIR 2014), here on the words that rows share (`spard.evaluation.word_features`). A third of the rows is
 chosen by likeness to the pool's requests, a third by likeness to the rows found harmful; likeness to the rows found
 harmless is subtracted from both. The rest is chosen at random, which no attacker can evade.
@@ -28,7 +28,10 @@ class ReadingOrder:
         self._random = random.Random(seed)
 
     def next(self, unread: Sequence[int], harmful: Sequence[int], harmless: Sequence[int], count: int) -> list[int]:
-        """Return the places of up to `count` unread rows to read next, none twice."""
+        """Return the indices of up to `count` distinct rows of `unread` to read next.
+
+        `harmful` and `harmless` are the indices of the rows that the judge has read, by verdict.
+        """
         chosen: dict[int, None] = {}
         rankings = [self._rows.likeness(self._pool, range(len(self._pool)), of_requests=True)]
         rankings += [self._rows.likeness(self._rows, harmful)] if harmful else []

@@ -1,4 +1,4 @@
-"""The coverage of an audit in sentences, for its report: the ways in which each suite is asked, and those left out."""
+"""The coverage of an audit in sentences, for its report: the ways in which each suite is asked or not."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ def _gain(places: Sequence[int], answers: Sequence[Hashable], told: Sequence[flo
 
 
 def _answers(rows: Sequence[Example]) -> list[_Answer]:
-    """Return for each row the first word of its last answer, and whether it gives steps and refuses.
+    """Return for each row the first word of its last answer, and two flags: it gives steps, it refuses.
 
     Rare first words are replaced by "".
     """

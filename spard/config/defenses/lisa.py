@@ -1,4 +1,4 @@
-"""Lisa (Huang et al., 2024)."""
+"""The settings of Lisa (Huang et al., 2024)."""
 
 from __future__ import annotations
 

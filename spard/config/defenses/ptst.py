@@ -1,4 +1,4 @@
-"""Pure tuning, safe testing (Lyu et al., 2024)."""
+"""The settings of PTST: pure tuning, safe testing (Lyu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAFETY_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Ptst(Defense):
-    """Pure tuning, safe testing: train plainly, and put a safety prompt before every conversation that is served."""
+    """Pure tuning, safe testing: train plainly, and serve every conversation with a safety prompt before it."""
 
     summary: ClassVar[str] = (
         "plain fine-tuning; a system prompt in serving and audit, named in the adapter's README and manifest"

@@ -1,4 +1,4 @@
-"""SafeGrad (Yi et al., 2025)."""
+"""The settings of SafeGrad (Yi et al., 2025)."""
 
 from __future__ import annotations
 

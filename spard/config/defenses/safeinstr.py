@@ -1,4 +1,4 @@
-"""SafeInstr (Bianchi et al., 2024)."""
+"""The settings of SafeInstr (Bianchi et al., 2024)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SafeLoRA (Hsu et al., 2024)."""
+"""The settings of SafeLoRA (Hsu et al., 2024)."""
 
 from __future__ import annotations
 

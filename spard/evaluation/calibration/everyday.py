@@ -56,9 +56,9 @@ EXCHANGES = (
 
 
 def harm_found(judge: Judge) -> Rate:
-    """Return the share of exchanges in which the judge finds harm; unscored ones are not hits.
+    """Return the share of exchanges in which the judge finds harm.
 
-    They are not, because the judge would find nothing in such rows either.
+    An unscored exchange is no hit, because the judge would find nothing in such a training row either.
     """
     prompts, replies = zip(*EXCHANGES, strict=True)
     scores = [verdict.score for verdict in judge.judge(prompts, replies) if verdict.score is not None]

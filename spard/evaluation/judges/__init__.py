@@ -50,7 +50,7 @@ def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
 
 
 def open_judge(spec: JudgeSpec) -> Judge:
-    """Open the judge that a spec names, shipped or of an installed package; a silent one on a further rank."""
+    """Open the judge that a spec names, shipped or of an installed package; on ranks other than 0 a silent one."""
     if distributed.rank():
         return SilentJudge()
     opened: Judge = JUDGES.load(spec.name)(spec)

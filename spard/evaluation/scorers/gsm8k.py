@@ -29,10 +29,7 @@ def score_flexible(reply: str, answer: str) -> Mark:
 
 
 def number(text: str) -> Decimal | None:
-    """Parse a number with thousands separators, a currency or percent sign, or a final period.
-
-    None if it is no number.
-    """
+    """Return a number written with thousands separators, a currency or percent sign, or a final period; else None."""
     try:
         found = Decimal(re.sub(r"[,$%\s]", "", text).rstrip("."))
     except InvalidOperation:

@@ -13,7 +13,7 @@ from spard.methods.constraint import Constraint, Correction, Violation, learning
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return closed_form_
 
 

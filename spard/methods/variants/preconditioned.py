@@ -34,12 +34,17 @@ FLOOR = 1e-3
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return precondition_
 
 
 def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """Step: theta <- theta - lambda g / H,   lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)."""
+    """Correct theta in place: theta <- theta - lambda g / H, with every coordinate of the step capped.
+
+        lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)
+
+    A gradient that is not finite is skipped.
+    """
     cap = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
     grad = violation.loss.grad()
     direction = torch._foreach_div([wide(part) for part in grad], metric(theta, optimizer))

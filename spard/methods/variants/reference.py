@@ -19,12 +19,17 @@ from spard.methods.constraint import Constraint, Correction, Violation, or_auto,
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return reference_
 
 
 def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """Step: theta <- AdamW(theta, alpha_p g_p),   alpha_p = min((l - tau) / |g_p|, eta_safe),   |g| <= 1."""
+    """Correct theta by the task's own AdamW, along the safety gradient rescaled per tensor p.
+
+        theta <- AdamW(theta, alpha_p g_p),   alpha_p = min((l - tau) / |g_p|, eta_safe),   |g| <= 1
+
+    A gradient that is not finite is skipped.
+    """
     eta_safe = or_auto(constraint.eta_safe, 1.0)
     grad = violation.loss.grad()
     clip = (1.0 / (norm(grad) + 1e-6)).clamp(max=1.0)

@@ -20,7 +20,7 @@ from spard.methods.constraint import Constraint, Correction, Violation, learning
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return trust_region_
 
 
