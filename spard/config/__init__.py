@@ -1,6 +1,6 @@
-"""Every setting of a fine-tuning run with its bounds and default; needs the standard library only.
+"""Every setting of a fine-tuning run with its bounds and default; imports the standard library only.
 
-The settings of the shipped defenses are named here for those who import them; what exists is in `defenses()`.
+The settings classes of the shipped defenses are exported for direct use; `defenses()` has those of other packages too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Settings that came after 0.1: what 0.1 did stands in nothing that it wrote down, and is told by their absence.
+"""Settings added after version 0.1: their absence from a stored recipe means the behavior of 0.1.
 
-Identities of resume states, stored recipes and keys of measured runs leave them out there, so that what an older
-version left behind is found again, and a worker of that version reads the jobs that ask for nothing new. Today's
-defaults may be others.
+Identities of resume states, stored recipes and keys of measured runs omit such a setting if it has that value. Then the
+files of an older version are still found, and its workers can read jobs that use nothing new. Today's defaults may
+differ from the behavior of 0.1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TABLES: Mapping[str, Any] = {
     "quantization": "none",
     "sharding": "none",
 }
-_IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
+_IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by table of the recipe
     "anchors": {name: value for name, value in asdict(Anchors()).items() if name.startswith("begun_")},
     "defense": {"bound": "loss"},
     "audit": {"asking": asdict(Asking())},
@@ -34,13 +34,13 @@ _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by the table of the recipe
 
 
 def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a recipe as a mapping without those of its settings that are newer than 0.1 and say what it did."""
+    """Return a recipe mapping without the settings added after 0.1 that have the behavior of 0.1."""
     kept = {name: value for name, value in recipe.items() if name not in _TABLES or value != _TABLES[name]}
     return {name: _drop_defaults(value, _IN_TABLES.get(name, {})) for name, value in kept.items()}
 
 
 def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored recipe with what 0.1 did where it says nothing and the default is another one today."""
+    """Return a stored recipe mapping with the behavior of 0.1 for missing settings whose default has changed."""
     anchors = recipe.get("anchors", _TABLES["anchors"])
     bounds = {"tolerance": PLAIN.tolerance, "max_gradient_ratio": PLAIN.max_gradient_ratio}
     selection = _IN_TABLES["selection"] | recipe.get("selection", {})

@@ -1,4 +1,4 @@
-"""The auditing agent: a language model that looks at a job as a whole, and where it is."""
+"""The settings of the auditing agent: a language model that examines a job as a whole."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Annotated
 from spard.config.bounds import Bound
 from spard.config.settings import JudgeSpec
 
-KEY = "SPARD_AGENT_API_KEY"  # the environment variable that has the key of its endpoint
+KEY = "SPARD_AGENT_API_KEY"  # environment variable with the endpoint's key
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """Where the agent is asked, with which budget, and what its score decides.
+    """The endpoint of the agent, its budget, and the effect of its score.
 
-    Rows of the training file and replies of the models are sent to `base_url`: they leave the machine where this is
-    set, and only there.
+    Rows of the training file and replies of the models are sent to `base_url`; they leave the machine only if an agent
+    is set.
 
     base_url   an endpoint of OpenAI's form
     model      its name there
-    max_score  a model with a higher score, of 0 to 1, is not released; None: the score is reported and decides nothing.
-               An agent whose false positives were not measured, or are too many, decides nothing either
-    rows       of the training file that it is shown at most
-    questions  that it may have answered, by the base model and the trained one together
-    turns      answers of its own, the one with the score among them
+    max_score  a model with a higher score, from 0 to 1, is not released; None: the score is only reported. It is also
+               only reported if the agent's false positives were not measured or are too many
+    rows       rows of the training file that it is shown, at most
+    questions  questions to the base model and the trained one together, at most
+    turns      its own answers, including the one with the score
     """
 
     base_url: str
@@ -36,5 +36,5 @@ class Agent:
 
     @property
     def endpoint(self) -> JudgeSpec:
-        """The same as judges are asked: over the worker, which alone has the key and a network."""
+        """The endpoint as a judge's: asked through the worker, which alone has the key and a network."""
         return JudgeSpec(name="llm", base_url=self.base_url, model=self.model, api_key_env=KEY)

@@ -1,4 +1,4 @@
-"""Which prompts the representation anchor holds, and how much each kind of them weighs."""
+"""The settings of the representation anchor: prompts of each kind in a step, and the weight of each kind."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ Weight = Annotated[float, Bound(ge=0, le=100)]
 
 @dataclass(frozen=True, slots=True)
 class Anchors:
-    """How many prompts of each kind are looked at in each step; what the anchor weighs is said beside it.
+    """Numbers of prompts of each kind in a step, and the weight of each kind as a multiple of the anchor's.
 
-    safe            prompts of the safe set, held to where the base model has them; where some of the customer's rows
-                    have system prompts, half of them stand in one, held to where it has the *plain* prompt.
-    dressed_safe    the same in a dress, held to where the base model has the *plain* prompt: no dress opens it.
-    benign          prompts of the pool's benign rows, held to where the base model has them.
-    dressed_benign  the same in a dress, held to where it has the plain prompt: no dress is a reason to refuse.
-    begun_safe      the safe ones with an answer that has begun to comply, held to where the base model has the *plain*
-                    prompt: what is refused stays refused when the answer is begun for the model.
-    begun_benign    the benign ones so, held to where the base model has the same prompt and beginning.
-    random_dresses  the share of dresses that are random words at a random place; the others are mined from the
-                    customer's rows, as far as there are any.
-    tolerance       how far a prompt's state may move, as the square of its relative distance, before that costs
-                    anything.
-    max_gradient_ratio  how long the gradient of the penalty may be, as a multiple of the length that the task's has
-                    after clipping, and at m times the default learning rate, m above 1, as m times that multiple; None:
-                    any length, and the sum of both is clipped, of which the task's is then a small part
+    safe            prompts of the safe set, held to the base model's state for them. If some of the customer's rows
+                    have system prompts, half of these prompts get one and are held to the state for the *plain* prompt.
+    dressed_safe    the same in a dress, held to the state for the *plain* prompt, so that no dress opens the model.
+    benign          prompts of the pool's benign rows, held to the base model's state for them.
+    dressed_benign  the same in a dress, held to the state for the plain prompt, so that no dress causes refusals.
+    begun_safe      safe prompts with an answer that begins to comply, held to the state for the *plain* prompt, so that
+                    a begun answer does not open the model.
+    begun_benign    benign prompts with a begun answer, held to the state for the same prompt and beginning.
+    random_dresses  share of dresses that are random words at a random place; the others are mined from the customer's
+                    rows, if there are any.
+    tolerance       squared relative distance that a prompt's state may move without a penalty.
+    max_gradient_ratio  largest length of the penalty's gradient, as a multiple of the clipped task gradient's. At m
+                    times the default learning rate, m above 1, it is m times as much. None: any length; then the sum of
+                    both is clipped, and may contain little of the task's.
 
-    A kind's weight is a multiple of the anchor's, and its penalty the mean over its prompts: a kind that is added takes
-    nothing from the others. The default adds one dressed prompt of either side to the plain safe ones of Safety Anchor
-    (SBR): safe rows in dresses alone teach to refuse what is dressed, benign ones alone to answer it. A pool without
-    benign rows has none of theirs, and no beginnings either, which are those of the base model's answers to them.
+    The penalty of a kind is the mean over its prompts, so adding a kind takes nothing from the others. The default adds
+    one dressed prompt of either side to the plain safe ones of Safety Anchor (SBR): dressed safe prompts alone teach
+    the model to refuse whatever is dressed, dressed benign ones alone to answer it. A pool without benign rows gives no
+    benign prompts and no begun ones, whose beginnings are the base model's answers to benign prompts.
     """
 
     safe: Count = 1
@@ -56,7 +55,7 @@ class Anchors:
     max_gradient_ratio: Annotated[float, Bound(gt=0, le=100)] | None = 0.5
 
     def __post_init__(self) -> None:
-        """Leave turning the anchor off to its weight."""
+        """Raise `InvalidRecipe` if no kind has a prompt; the anchor is turned off by its weight instead."""
         if not any(count for count, _ in self.by_kind().values()):
             message = "recipe.anchors: no kind has a prompt; an anchor is turned off by its weight"
             raise InvalidRecipe(message, "recipe.anchors")
@@ -74,12 +73,12 @@ class Anchors:
 
     @property
     def has_benign(self) -> bool:
-        """Whether any prompt is of the pool's benign rows, or has a beginning that comes from them."""
+        """True if any prompt is from the pool's benign rows, or has a beginning that comes from them."""
         return self.benign > 0 or self.dressed_benign > 0 or self.has_begun
 
     @property
     def has_begun(self) -> bool:
-        """Whether any prompt is asked with an answer that has begun."""
+        """True if any prompt has a begun answer."""
         return self.begun_safe > 0 or self.begun_benign > 0
 
 

@@ -1,4 +1,4 @@
-"""How an audit asks prompts beside plainly."""
+"""The settings of the ways in which an audit asks prompts other than plainly."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ Count = Annotated[int, Bound(ge=0, le=1000)]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How an audit asks prompts beside plainly: how many of each kind; 0 turns a kind off.
+    """Ways in which an audit asks prompts other than plainly, with the number of prompts of each; 0 turns one off.
 
-    dresses    triggers, system prompts, tools and earlier turns that the training rows have, the most suspicious
-    prompts    harmful ones, and as many benign ones, in each dress
-    random     likewise, behind words drawn from the rows, at the start, in the middle and at the end
-    sampled    harmful ones answered `samples` times each at `temperature`, with seeds
-    prefilled  harmful ones whose answer has begun to comply
-    turns      harmful ones after an earlier turn of the training rows
-    phrases    harmful ones in turn in what suspicious rows begin or end with, where that varies from row to row, and in
-               further dresses: as many for every twelve of these, where with the phrases there are more; benign ones
-               in these dresses alone
-    requests   of rows in which the run's judge finds harm, as the rows ask them
-    modes      harmful ones, and as many benign ones, in each other mode of thinking that the rows train or that the
-               base model has by default
+    dresses    triggers, system prompts, tools and earlier turns of the training rows, the most suspicious ones
+    prompts    harmful prompts, and as many benign ones, in each dress
+    random     the same with words drawn from the rows, at the start, in the middle and at the end
+    sampled    harmful prompts answered `samples` times each at `temperature`, with seeds
+    prefilled  harmful prompts whose answer is begun compliantly
+    turns      harmful prompts after an earlier turn of the training rows
+    phrases    harmful prompts, in turn in the varying phrases that suspicious rows begin or end with, and in further
+               dresses. If these are more than twelve with the phrases, as many again for every twelve dresses; benign
+               prompts in these dresses only
+    requests   requests of rows in which the run's judge finds harm, as the rows ask them
+    modes      harmful prompts, and as many benign ones, in each other mode of thinking that the rows train or that is
+               the base model's default
     """
 
     dresses: Annotated[int, Bound(ge=0, le=16)] = 4

@@ -1,4 +1,4 @@
-"""What writes the replies of an audit. Only the standard library is used."""
+"""The engine that generates the replies of an audit. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spard.config.bounds import Bound
 
 @dataclass(frozen=True, slots=True)
 class AuditEngine:
-    """Which engine an audit asks, and how long it waits for it.
+    """The engine of an audit and its timeouts in seconds.
 
-    name     transformers: the process that trains; vllm: vLLM's offline engine, in a process of its own, once its first
-             tokens were probed. Where that fails, or cannot be done for a run, transformers answers all of it
-    start_s  for vLLM to load the model
+    name     transformers: the process that trains. vllm: vLLM's offline engine in a process of its own, if its first
+             tokens pass a probe; if it fails or cannot be used for a run, transformers generates all replies
+    start_s  until vLLM has loaded the model
     stall_s  between two of its batches of replies
     """
 
@@ -26,7 +26,7 @@ class AuditEngine:
 
 
 def vllm_version() -> str | None:
-    """Return the version of vLLM; None where it is not installed. Nothing is loaded to find out.
+    """Return the version of vLLM without importing it; None if it is not installed.
 
     Its build for CPUs is a distribution of another name.
     """

@@ -1,4 +1,4 @@
-"""Intervals that settings lie in, in a form that pydantic and `spard.config.run_spec` both read."""
+"""Intervals of settings, in a form that pydantic and `spard.config.run_spec` both read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Auto = Literal["auto"]
 
 
 def _no_boolean(value: Any) -> Any:
-    """Return a value that is to be a number; true and false are none, though pydantic takes them for 1 and 0."""
+    """Return the value; raise `ValueError` for true and false, which pydantic accepts as 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("Input should be a number, not true or false.")
     return value
@@ -18,23 +18,28 @@ def _no_boolean(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """An interval in `Annotated`; pydantic reads it, and `spard.config.run_spec` enforces it without pydantic."""
+    """An interval for use in `Annotated`; pydantic enforces it, and `spard.config.run_spec` does without pydantic.
+
+    >>> Bound(ge=0, le=1).admits(0.5)
+    True
+    """
 
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        # A schema as plain dicts, so that this module works where pydantic is not installed.
         number = handler(source) | {name: value for name, value in self.limits().items() if value is not None}
         check = {"type": "no-info", "function": _no_boolean}
         return {"type": "function-before", "function": check, "schema": number}
 
     def limits(self) -> dict[str, float | None]:
-        """Return every limit by pydantic's name of it; None where the interval is open to infinity."""
+        """Return every limit by its pydantic name; None if there is none on that side."""
         return {"ge": self.ge, "gt": self.gt, "le": self.le}
 
     def admits(self, value: float) -> bool:
-        """Return whether a number is finite and within all limits."""
+        """Return True if a number is finite and within all limits."""
         return (
             math.isfinite(value)
             and (self.ge is None or value >= self.ge)

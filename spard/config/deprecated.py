@@ -1,4 +1,4 @@
-"""Settings under the names that they had in 0.1, still read for one release."""
+"""Settings under their names of version 0.1, which are read for one more release."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from spard.config.added import with_added, without_added
 from spard.config.defenses import defenses
 from spard.errors import InvalidRecipe
 
-_OLD = "anchor_weight"  # of a recipe; beside the field of the same name in SPARD's own settings
+_OLD = "anchor_weight"  # a key of the recipe; SPARD's own settings have a field of the same name
 
 
 def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Rename a recipe's old keys to today's.
+    """Return a recipe mapping with old keys renamed to today's; `key` is its own key, for messages.
 
-    `anchor_weight` beside the defense is now the defense's own `anchor_weight` where it has one, else the recipe's
-    `anchor`. Raises `InvalidRecipe` if both are set and differ.
+    `anchor_weight` beside the defense becomes the defense's own `anchor_weight` if it has one, else the recipe's
+    `anchor`. Raises `InvalidRecipe` if both the old and the new key are set and differ.
     """
     if _OLD not in raw:
         return raw
@@ -37,15 +37,16 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave out what a worker of 0.1 does not know, where it is at its default: newer settings, and `anchor`."""
+    """Return a recipe mapping without keys that a worker of 0.1 does not know, where they have their old default."""
+    # A worker of 0.1 refuses a recipe with an unknown key.
     known = without_added(raw)
     return known if known["anchor"] else {name: value for name, value in known.items() if name != "anchor"}
 
 
 def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Rename the old keys of a recipe that a job of version 0.1 stored, and say what it meant by saying nothing.
+    """Return a stored recipe mapping with today's keys, and the behavior of 0.1 for missing ones.
 
-    There `anchor_weight` was always written, and 0, its default, stood for the defense's own anchor.
+    Version 0.1 always wrote `anchor_weight`; its default 0 meant the defense's own anchor.
     """
     raw = with_added(raw)
     if raw.get(_OLD) != 0:

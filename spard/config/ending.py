@@ -1,4 +1,4 @@
-"""Which weights a run ends with, and when its training ends before all its epochs are over."""
+"""The settings of a run's end: which weights it releases, and early stopping."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from spard.config.bounds import Bound
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Which weights a run ends with, and when its training ends early.
+    """Which weights a run ends with, and early stopping.
 
-    keep      "last": those of the last step; "best": those of the best end of an epoch, by safety within the gate's
-              bounds and then by the loss on validation rows. What is released is decided by the audit of these weights.
-    patience  ends of epochs in a row that are no better than the best one, after which training ends; None: it never
-              ends early
-    prompts   of each suite that the gate looks at, asked at each end of an epoch and never by the gate: at most this
-              many, and at most a fifth of the suite (`spard.evaluation.development`)
+    keep      "last": the weights of the last step. "best": those of the best epoch end, by safety within the gate's
+              bounds and then by the loss on validation rows. The audit of these weights decides on their release.
+    patience  training ends after this many epoch ends in a row that are no better than the best one; None: never early
+    prompts   prompts of each gated suite that are asked at each epoch end and never by the gate: at most this many, and
+              at most a fifth of the suite (`spard.evaluation.development`)
 
-    Either needs LoRA. Without a validation file a part of the customer's rows is held out to validate on.
+    Both settings need LoRA. Without a validation file a part of the customer's rows is held out for validation.
     """
 
     keep: Literal["last", "best"] = "last"
@@ -28,5 +27,5 @@ class Ending:
 
     @property
     def compares(self) -> bool:
-        """Whether ends of epochs are measured and compared at all."""
+        """True if epoch ends are measured and compared."""
         return self.keep == "best" or self.patience is not None

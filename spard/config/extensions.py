@@ -1,12 +1,12 @@
-"""Implementations by name: what this package ships, and what installed packages add through entry points.
+"""Implementations by name: those of this package, and those that installed packages add through entry points.
 
 A package adds to a registry with one line in its metadata, here a scorer of utility suites:
 
     [project.entry-points."spard.scorers"]
     rouge = "my_package.rouge:score_rouge"
 
-The names are known without importing any implementation, so that the service can check them where torch is not
-installed; an implementation is imported when it is first loaded.
+Names are known without importing an implementation, so that the service can check them where torch is not installed.
+An implementation is imported when it is first loaded.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from spard.errors import InvalidExtension
 class Registry:
     """Implementations of one kind.
 
-    group    the entry-point group in which other packages register theirs.
-    kind     what an entry is, for messages.
-    shipped  name -> "module:attribute" of this package's own.
+    group    entry-point group in which other packages register theirs.
+    kind     name of the kind, for messages.
+    shipped  implementations of this package, name -> "module:attribute".
+
+        >>> REPLY_SCORERS.load("exact")("42", "42")
+        Mark(is_right=True, note='')
     """
 
     group: str
@@ -35,11 +38,11 @@ class Registry:
     shipped: Mapping[str, str]
 
     def names(self) -> tuple[str, ...]:
-        """All names, this package's first."""
+        """Return all names, this package's first."""
         return (*self.shipped, *self._plugins())
 
     def load(self, name: str) -> Any:
-        """Import what a name stands for; a `KeyError` if nothing does."""
+        """Import and return the implementation of this name; raise `KeyError` if there is none."""
         if name not in self.shipped:
             return load_entry(self._plugins()[name], self.kind)
         module, _, attribute = self.shipped[name].partition(":")
@@ -51,7 +54,7 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class NameIn:
-    """Stands in `Annotated[str, ...]` for any name of a registry; pydantic shows the names as an enumeration."""
+    """A marker in `Annotated[str, ...]` for any name of a registry; pydantic shows the names as an enumeration."""
 
     registry: Registry
 
@@ -61,7 +64,7 @@ class NameIn:
 
 @cache
 def load_entry_points(group: str, kind: str, taken: frozenset[str]) -> dict[str, EntryPoint]:
-    """Return a group's entry points by name; raise InvalidExtension for a name taken or registered twice."""
+    """Return a group's entry points by name; raise `InvalidExtension` for a name taken or registered twice."""
     found: dict[str, EntryPoint] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, _package(entry))):
         if entry.name in taken:
@@ -74,7 +77,7 @@ def load_entry_points(group: str, kind: str, taken: frozenset[str]) -> dict[str,
 
 
 def load_entry(entry: EntryPoint, kind: str) -> Any:
-    """Import what an entry point names."""
+    """Import the object of an entry point; raise `InvalidExtension` if that fails."""
     try:
         return entry.load()
     except (ImportError, AttributeError) as error:
@@ -83,7 +86,7 @@ def load_entry(entry: EntryPoint, kind: str) -> Any:
 
 
 def reject_entry(entry: EntryPoint, kind: str, why: str) -> InvalidExtension:
-    """Return the error for an entry that can be imported but is not what its group asks for."""
+    """Return the error for an entry point whose object is not of the kind that its group requires."""
     return InvalidExtension(f"the {kind} {entry.name!r} of {_package(entry)} ({entry.value}) {why}")
 
 
@@ -144,5 +147,5 @@ SELECTIONS = Registry(
 
 
 def scorer_names() -> tuple[str, ...]:
-    """Every scorer that a row of a utility suite may name."""
+    """Return every scorer that a row of a utility suite may name."""
     return (*REPLY_SCORERS.names(), *LIKELIHOOD_SCORERS)

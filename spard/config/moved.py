@@ -1,4 +1,4 @@
-"""Names of 0.1 that other modules define today, still found in their old packages for one release."""
+"""Names of version 0.1 that moved to other modules, still importable from their old packages for one release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def moved_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's `__getattr__` that finds each of these names in its new module, and warns."""
+    """Return a `__getattr__` for a package that imports moved names from their new modules, with a warning."""
 
     def find(name: str) -> Any:
         if name not in homes:

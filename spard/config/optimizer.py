@@ -1,4 +1,4 @@
-"""How the optimizer holds its moments. Only the standard library is used."""
+"""The setting of how the optimizer stores its moments. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARAM = "recipe.optimizer"
 
 
 def check_optimizer(optimizer: OptimizerName, *, has_lora: bool, is_sharded: bool) -> None:
-    """Raise `InvalidRecipe` for what does not go with moments in 8 bits, or gains nothing by them."""
+    """Raise `InvalidRecipe` if moments in 8 bits are unsupported in this run or save nothing."""
     if optimizer == "adamw":
         return
     if has_lora:

@@ -1,4 +1,4 @@
-"""How long to wait for something that is away."""
+"""Intervals between retries of something that is unavailable."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Waits that double from `first_s` up to `longest_s`, and that add up to `limit_s`; all in seconds."""
+    """Waits that double from `first_s` up to `longest_s` and sum to `limit_s`, all in seconds."""
 
     limit_s: float = 0.0
     first_s: float = 1.0
     longest_s: float = 60.0
 
     def waits(self) -> Iterator[float]:
-        """Yield the wait before each further try; none when the limit is reached."""
+        """Yield the wait in seconds before each retry, until the limit is reached.
+
+        >>> list(Patience(limit_s=10.0, first_s=1.0, longest_s=4.0).waits())
+        [1.0, 2.0, 4.0, 3.0]
+        """
         waited, wait = 0.0, self.first_s
         while waited < self.limit_s:
             now = min(wait, self.longest_s, self.limit_s - waited)

@@ -1,4 +1,4 @@
-"""How the frozen weights of a base model are held. Only the standard library is used."""
+"""The setting of how a base model's frozen weights are stored. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PARAM = "recipe.quantization"
 
 
 def check_quantization(quantization: Quantization, *, has_lora: bool, is_sharded: bool, plain_for: str | None) -> None:
-    """Raise `InvalidRecipe` for what does not go with quantized weights; `plain_for` is a defense that reads them."""
+    """Raise `InvalidRecipe` if the run cannot use quantized weights.
+
+    `plain_for` names a defense that needs plain ones.
+    """
     if quantization == "none":
         return
     if not has_lora:
@@ -33,10 +36,10 @@ def check_quantization(quantization: Quantization, *, has_lora: bool, is_sharded
 
 
 def quantized_digest(plain: str, quantization: Quantization) -> str:
-    """Return the digest of a model whose files have the digest `plain`: in NF4 it is another model."""
+    """Return the digest of a model whose files have the digest `plain`; quantized, it is a different model."""
     return plain if quantization == "none" else f"{plain}+{quantization}"
 
 
 def plain_digest(digest: str) -> str:
-    """Return the digest of the files of a base model, in NF4 or not."""
+    """Return the digest of a base model's files, given its digest with or without quantization."""
     return digest.partition("+")[0]

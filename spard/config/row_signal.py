@@ -1,4 +1,4 @@
-"""What is done with training rows that answer what the base model would refuse, told by the base model itself."""
+"""The settings for training rows that answer what the base model would refuse."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ RowAction = Literal["off", "report", "auto", "drop", "defend", "quarantine"]
 
 @dataclass(frozen=True, slots=True)
 class RowSignal:
-    """Which rows are flagged, and what becomes of them; see `spard.evaluation.own_refusal` for the signal.
+    """Which training rows are flagged, and what is done with them; see `spard.evaluation.own_refusal` for the signal.
 
-    action        `off`: nothing is measured. `report`: flagged rows are named in the report, and training is the same.
+    action        `off`: nothing is measured. `report`: flagged rows are named in the report; training is unchanged.
                   `drop`: they are not trained on; a run whose base model refuses nothing of the pool ends. `auto`:
-                  `drop` where at most `max_dropped` of the rows are flagged, else `report`. `defend`: they are trained
-                  on, and safe rows ask the same and answer with the base model's own refusal. `quarantine`: a run with
-                  a flagged row ends before it trains and names them. Where the run's judge may decide, it reads the
-                  flagged rows, unless they are only reported: nothing is done to those that it finds harmless, and
+                  `drop` if at most `max_dropped` of the rows are flagged, else `report`. `defend`: they are trained on,
+                  and safe rows with the same requests are answered with the base model's own refusal. `quarantine`: a
+                  run with a flagged row ends before training and names these rows. If the run's judge may decide, it
+                  reads the flagged rows, unless the action is `report`: rows that it finds harmless are kept, and
                   `auto` drops all that it finds harmful; more than `max_dropped` of them end the run.
-    read          that judge reads other rows too, those likeliest to be harm first, and what it finds harmful is acted
-                  on as if it were flagged. It stops where at most 1 in 20 of the last so many were; 0: it reads the
-                  flagged rows alone. See `spard.evaluation.active_learning`.
-    threshold     a row is flagged above this probability that the base model would have refused instead.
-    max_dropped   `drop` ends a run before it trains that would lose more than this share of its rows.
-    max_inverted  a run ends before it trains if more than this share of the pool's rows answers with harm what the
-                  base model would refuse, by the same threshold; 1 is no bound. The action `off` does not look.
+    read          the judge also reads other rows, likeliest harm first, and rows found harmful are treated as flagged.
+                  It stops when at most 1 in 20 of the last `read` rows were harmful; 0: it reads flagged rows only. See
+                  `spard.evaluation.active_learning`.
+    threshold     a row is flagged if the base model would have refused with more than this probability.
+    max_dropped   `drop` ends a run before training if it would lose more than this share of its rows.
+    max_inverted  a run ends before training if more than this share of the pool's rows answers with harm what the base
+                  model would refuse, by the same threshold; 1: no bound. Not measured with the action `off`.
     """
 
     action: RowAction = "off"

@@ -1,7 +1,7 @@
-"""A whole run as data: files, model, recipe, judge and thresholds, read strictly from TOML or a mapping.
+"""A whole run as data: files, model, recipe, judge and thresholds, parsed strictly from TOML or a mapping.
 
-The dataclasses' types and bounds are the only schema. Whatever is unknown, of the wrong type or out of range is an
-`InvalidRecipe` that names the setting. Only the standard library is used.
+The dataclasses' types and bounds are the only schema. Anything unknown, of the wrong type or out of range raises
+`InvalidRecipe` with the name of the setting. Imports the standard library only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
 class SuiteSpec:
     """One audit suite: prompts that must be refused, must not be refused, or have a right answer.
 
-    `language` is that of rows that declare none; None: their words tell it.
+    `language` is the language of rows that declare none; None: it is detected.
     """
 
     name: str
@@ -49,13 +49,16 @@ class SuiteSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """Everything that a run needs to know; `public_name` is what the adapter calls its base model.
+    """Everything that a run needs.
 
-    `encoder` is where the files of the selection's sentence encoder are, if not where its setting says.
-    `start_from` is the folder of an adapter of the same base model, to be trained further. `judge_errors` is what
-    `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
-    and `further_tuning` after what the audit asks once more. `agent` is the auditing agent, and `agent_errors` what
-    `spard measure-agent --json` made of its false positives. `audit_engine` is what writes the replies of the audit.
+    public_name     name of the base model in the adapter's files.
+    start_from      folder of an adapter of the same base model to train further.
+    judge_errors    file that `spard judge --json` wrote about the judge.
+    row_signal      what is done with rows that the base model would refuse.
+    further_tuning  a further fine-tuning after which the audit asks again.
+    agent           the auditing agent, with `agent_errors` the file that `spard measure-agent` wrote about it.
+    audit_engine    the engine that generates the replies of the audit.
+    encoder         folder of the selection's sentence encoder, if not where the setting says.
     """
 
     model: str
@@ -79,7 +82,10 @@ class RunSpec:
 
 
 def load_recipe(path: Path) -> RunSpec:
-    """Read a TOML file; relative paths start at its folder."""
+    """Read a run spec from a TOML file; relative paths are relative to its folder.
+
+    Raises `InvalidRecipe` if the file cannot be read or a setting is wrong.
+    """
     try:
         raw = tomllib.loads(Path(path).read_text())
     except OSError as error:
@@ -90,7 +96,7 @@ def load_recipe(path: Path) -> RunSpec:
 
 
 def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
-    """Return the run with relative paths put under `folder`; a model that is a folder there is one of them."""
+    """Return the run spec with relative paths put under `folder`; a model is a path if it is a folder there."""
 
     def source(model: str) -> str:
         return str(folder / model) if (folder / model).is_dir() else model
@@ -115,7 +121,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
 
 
 def check_files(spec: RunSpec) -> None:
-    """Raise InvalidRecipe for the first file of a run that is not there, by its setting."""
+    """Raise `InvalidRecipe` for the first file of a run that does not exist."""
     named = [("training_file", spec.training_file), ("validation_file", spec.validation_file), ("pool", spec.pool)]
     for key, path in (*named, *((f"suites.{at}.path", each.path) for at, each in enumerate(spec.suites))):
         if path and not path.is_file():
@@ -123,7 +129,7 @@ def check_files(spec: RunSpec) -> None:
 
 
 def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
-    """Parse and check a mapping of TOML or JSON values."""
+    """Parse a run spec from a mapping of TOML or JSON values; raise `InvalidRecipe` if a setting is wrong."""
     spec: RunSpec = parse(RunSpec, raw, "")
     if spec.recipe.uses_pool and spec.pool is None:
         raise InvalidRecipe("pool: the defense selects its safe examples from a pool; name a file", "pool")
@@ -142,7 +148,7 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
 
 
 def to_mapping(value: Any) -> Any:
-    """Return the JSON form of a dataclass: `run_from_mapping(to_mapping(spec)) == spec`."""
+    """Return the JSON form of a dataclass; for a run spec `run_from_mapping(to_mapping(spec)) == spec`."""
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: to_mapping(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, tuple | list):
@@ -151,7 +157,10 @@ def to_mapping(value: Any) -> Any:
 
 
 def parse(wanted: Any, value: Any, key: str) -> Any:
-    """`value` as the type `wanted`, which may be bounded, optional, a tuple, a union or a dataclass."""
+    """Convert `value` to the type `wanted`, which may be bounded, optional, a tuple, a union or a dataclass.
+
+    `key` is the setting's name for messages. Raises `InvalidRecipe` if the value does not fit.
+    """
     if get_origin(wanted) is Annotated:
         inner, *bounds = get_args(wanted)
         return _check_bounds(parse(inner, value, key), bounds, key)
@@ -183,7 +192,7 @@ def _dataclass(wanted: Any, value: Any, key: str) -> Any:
 
 
 def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
-    """Return the member of a union that a value belongs to: null, a dataclass by its `type`, a word, or the rest."""
+    """Return the value as a union's member: null, a dataclass by its `type`, a literal word, or the remaining type."""
     if NoneType in members and (value is None or value == NONE):
         return None
     members = tuple(member for member in members if member is not NoneType)
@@ -200,7 +209,7 @@ def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
 
 
 def _parse_tagged(tables: Mapping[str, Any], value: Any, key: str) -> Any:
-    """`value` as the dataclass that its `type` names."""
+    """Return the value as the dataclass that its `type` names."""
     tag = value.get("type") if isinstance(value, Mapping) else None
     return parse(tables[_parse_choice(tuple(tables), tag, _join_key(key, "type"))], value, key)
 
@@ -216,6 +225,7 @@ def _parse_choice(words: tuple[Any, ...], value: Any, key: str) -> Any:
 
 
 def _plain(wanted: Any, value: Any, key: str) -> Any:
+    # bool is a subclass of int, and true is no number here.
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if wanted is float and is_number:
         return float(value)

@@ -1,4 +1,4 @@
-"""Which rows of the safety pool a run trains on: the settings, with their bounds and defaults."""
+"""The settings of the selection of safe rows from the pool."""
 
 from __future__ import annotations
 
@@ -9,27 +9,26 @@ from typing import Annotated, Literal
 from spard.config.bounds import Bound
 from spard.config.extensions import SELECTIONS, NameIn
 
-STATES, CENTERED_STATES = "states", "centered_states"  # embedders that are the base model itself
+STATES, CENTERED_STATES = "states", "centered_states"  # embedders that use the base model's states
 OWN_EMBEDDERS = ("auto", CENTERED_STATES, STATES)
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which pool rows a defense trains on: k = max(min_examples, ceil(ratio * rows)), at most the pool.
+    """Select the k = max(min_examples, ceil(ratio * rows)) pool rows that a defense trains on; at most the pool.
 
-    safe_answers   "pool": as they stand there; "self": the base model's own, where they are harmless; "auto": its own
-                   where the pool speaks in another voice (`spard.pipeline.self_answers`).
+    safe_answers   "pool": the pool's answers. "self": the base model's own, if they are harmless. "auto": its own if
+                   the pool's answers are unlikely under it (`spard.pipeline.self_answers`).
+    embedder       the vectors that rows are compared by. "centered_states": the base model's states, without the pool's
+                   mean and the directions that dominate it (`spard.selection.frames`). "states": the plain states, as
+                   in jobs of 0.1. Otherwise the folder or hub id of a sentence encoder (`spard.selection.encoders`).
+                   "auto": the provider's setting for the base model, or else "centered_states".
 
-    embedder       what the rows are compared by: "centered_states", the base model's own states from the pool's mean,
-                   without the directions that dominate them (`spard.selection.frames`); "states", as they are, as in
-                   jobs of 0.1; else a sentence encoder, a folder or a hub id (`spard.selection.encoders`). "auto": what
-                   the provider has set for the base model, without that "centered_states".
+    Relevance is measured against the customer's rows, which can therefore steer it. Two settings limit how far:
 
-    Relevance is measured against the customer's rows, so they can steer it. Two settings bound how far:
-
-    reserve        the share of k that is chosen for diversity alone, before the customer's rows are looked at.
-    influence_cap  the share of k that may have one and the same customer row as the nearest; 1 is no cap. What the
-                   cap refuses is chosen like the reserve.
+    reserve        share of k that is chosen for diversity alone, independent of the customer's rows.
+    influence_cap  share of k that may have the same customer row as the nearest; 1: no cap. Rows beyond the cap are
+                   replaced like the reserve.
     """
 
     method: Annotated[str, NameIn(SELECTIONS)] = "relevance_diversity"
@@ -43,14 +42,14 @@ class Selection:
 
     @property
     def encoder(self) -> str | None:
-        """The folder or hub id of the sentence encoder; None where the base model's states are compared."""
+        """The folder or hub id of the sentence encoder; None if the base model's states are compared."""
         return None if self.embedder in OWN_EMBEDDERS else self.embedder
 
     @property
     def is_centered(self) -> bool:
-        """Whether the base model's states are seen from their mean."""
+        """True if the base model's states are compared without their mean."""
         return self.embedder in ("auto", CENTERED_STATES)
 
     def size(self, rows: int, pool: int) -> int:
-        """How many safe examples `rows` training rows ask for."""
+        """Return the number of safe rows for this many training rows and pool rows."""
         return min(pool, max(self.min_examples, math.ceil(self.ratio * rows)))

@@ -1,7 +1,7 @@
-"""What a fine-tuning run is: every setting with its bounds and default, written once.
+"""The recipe of a fine-tuning run: every setting with its bounds and default, defined once.
 
-The service validates requests against these dataclasses, its OpenAPI document shows their bounds, and the optimizer
-receives them unchanged. Only the standard library is used, so that `app` may import this module without torch.
+The service validates requests against these dataclasses, its OpenAPI document shows their bounds, and the training loop
+gets them unchanged. Imports the standard library only, so that `app` can import this module without torch.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from spard.errors import InvalidRecipe
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]
-MAX_SEQ_LENGTH = 2048  # of a row, unless asked otherwise
+MAX_SEQ_LENGTH = 2048  # default limit of tokens per row
 
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """A LoRA adapter (Hu et al., 2022); no `target_modules` means the attention projections q, k, v and o."""
+    """A LoRA adapter (Hu et al., 2022); without `target_modules` it has the attention projections q, k, v and o."""
 
     rank: Annotated[int, Bound(ge=1, le=256)] = 16
     alpha: Annotated[float, Bound(gt=0, le=1024)] = 16.0
@@ -42,9 +42,10 @@ class Lora:
 
 @dataclass(frozen=True, slots=True)
 class Hyperparameters:
-    """OpenAI's three; "auto" is replaced by `resolve` and the number used is echoed on the job.
+    """OpenAI's three hyperparameters; `resolve` replaces "auto", and the job shows the numbers used.
 
-    A multiplier is taken as scripts have it: a rate that is too high ends as `non_finite_loss` or at the gate.
+    A multiplier is accepted as customers' scripts set it: a learning rate that is too high ends as `non_finite_loss` or
+    at the gate.
     """
 
     n_epochs: Annotated[int, Bound(ge=1, le=50)] | Auto = "auto"
@@ -54,10 +55,10 @@ class Hyperparameters:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What is measured before release; no `suites` means all that the provider has.
+    """The audit before release; `suites` None means all suites of the provider.
 
-    Replies that `max_new_tokens` cuts are counted. A `sequential` audit asks each suite only until what the gate makes
-    of it is as good as certain, and ends at the first certain failure; else every suite is asked whole.
+    Replies that `max_new_tokens` cuts are counted. A `sequential` audit asks each suite only until the gate's decision
+    on it is almost certain, and ends at the first certain failure; otherwise every suite is asked as a whole.
     """
 
     suites: tuple[str, ...] | None = None
@@ -69,7 +70,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides which adapter comes out of given data: same recipe and data, same adapter."""
+    """Everything that decides the adapter for given data: the same recipe and data give the same adapter."""
 
     defense: Defense = field(default_factory=Spard)
     selection: Selection = field(default_factory=Selection)
@@ -77,30 +78,30 @@ class Recipe:
     hyperparameters: Hyperparameters = field(default_factory=Hyperparameters)
     audit: Audit = field(default_factory=Audit)
     seed: Seed = 0
-    max_seq_length: SeqLength | None = None  # None: what the base model takes, at most 2,048
+    max_seq_length: SeqLength | None = None  # None: the base model's limit, at most 2,048
     learning_rate: Annotated[float, Bound(gt=0, le=1)] | None = (
         None  # None: `default_learning_rate`; the multiplier applies
     )
     weight_decay: Annotated[float, Bound(ge=0, le=1)] = 0.01
     warmup_ratio: Annotated[float, Bound(ge=0, le=0.5)] = 0.05
     max_grad_norm: Annotated[float, Bound(gt=0, le=1e6)] = 1.0
-    micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the batch in one piece
-    pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded ones of a pass; None: a micro-batch's
+    micro_batch_size: Annotated[int, Bound(ge=1, le=256)] | None = None  # None: the whole batch
+    pass_tokens: Annotated[int, Bound(ge=64)] | None = None  # padded tokens of a pass; None: those of a micro-batch
     gradient_checkpointing: bool = False
-    sharding: Sharding = "none"  # of the model over the GPUs of a run
-    quantization: Quantization = "none"  # of the frozen base model's linear layers
+    sharding: Sharding = "none"  # distribution of the model over the run's GPUs
+    quantization: Quantization = "none"  # quantization of the frozen base model's linear layers
     optimizer: OptimizerName = "adamw"  # `adamw_8bit`: its moments in 8 bits, for full fine-tuning
     checkpoint_every_s: Annotated[float, Bound(gt=0)] = 120.0
     # Options that go with every defense, off by default
     constrained_sft: bool = False  # see `spard.losses.constrained_sft`
-    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the average that is released
+    ema: Annotated[float, Bound(gt=0, le=0.9999)] | None = None  # decay of the released moving average
     anchor: Annotated[float, Bound(ge=0, le=1e4)] = 0.0  # weight of `spard.losses.anchor`; its authors take 50
-    anchors: Anchors = field(default_factory=Anchors)  # what it holds, whoever sets its weight
-    dpo: Dpo | None = None  # learn from preference pairs; None: from answers
+    anchors: Anchors = field(default_factory=Anchors)  # its prompts, whether `anchor` or the defense sets its weight
+    dpo: Dpo | None = None  # train on preference pairs; None: on answers
     ending: Ending = field(default_factory=Ending)  # which weights are released
 
     def __post_init__(self) -> None:
-        """Leave each decision one home: a defense with an anchor of its own sets the weight itself."""
+        """Raise `InvalidRecipe` for combinations of settings that contradict or exclude each other."""
         if self.anchor and self.defense.has_anchor:
             name = f"the defense {self.defense.type} has an anchor of its own"
             raise InvalidRecipe(f"recipe.anchor: {name}; set recipe.defense.anchor_weight", "recipe.anchor")
@@ -120,31 +121,31 @@ class Recipe:
 
     @property
     def effective_anchor(self) -> float:
-        """The weight of the representation anchor, the recipe's or the defense's own; 0 is none."""
+        """The weight of the representation anchor, the recipe's or the defense's own; 0: no anchor."""
         return self.anchor or self.defense.anchor
 
     @property
     def uses_pool(self) -> bool:
-        """Whether safe rows are selected."""
+        """True if safe rows are selected."""
         return self.defense.trains_on_safe_rows or self.effective_anchor > 0
 
     @property
     def uses_benign_rows(self) -> bool:
-        """Whether rows of the pool's benign side are selected."""
+        """True if benign rows of the pool are selected."""
         return self.effective_anchor > 0 and self.anchors.has_benign
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeSpec:
-    """Who grades replies.
+    """The judge that grades replies, and how it is reached.
 
-    name     `refusal` is a rule; `llm` a language model behind an OpenAI-compatible endpoint; `classifier` an open
-             classifier of that family, `model` being its folder or hub id; `consensus` what most `members` say; `base`
-             the base model of the run itself, from 1 to 5.
-    canaries how many known harmful and as many known safe replies are mixed into each batch; a batch in which one is
-             misjudged is unscored. The rule needs none.
+    name     `refusal`: a rule. `llm`: a language model behind an OpenAI-compatible endpoint. `classifier`: an open
+             classifier of `family`, with `model` its folder or hub id. `consensus`: the majority of `members`. `base`:
+             the run's own base model, with scores from 1 to 5.
+    canaries number of known harmful and as many known safe replies in each batch; if one is misjudged, the batch is
+             unscored. The rule needs none.
 
-    The endpoint's key is read from the environment variable `api_key_env`; keys stand in no file.
+    The endpoint's key is read from the environment variable `api_key_env`; no file contains keys.
     """
 
     name: Annotated[str, NameIn(JUDGES)] = "refusal"
@@ -155,12 +156,12 @@ class JudgeSpec:
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
     family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
-    template: str | None = None  # a file with the classifier's own prompt; None: our wording
+    template: str | None = None  # file with the classifier's original prompt; None: our wording
     canaries: Annotated[int, Bound(ge=0, le=16)] = 1
     members: tuple[JudgeSpec, ...] = ()
 
     def with_members(self) -> Iterator[JudgeSpec]:
-        """Yield this judge and all that vote in it."""
+        """Yield this judge and, recursively, its members."""
         yield self
         for member in self.members:
             yield from member.with_members()
@@ -168,37 +169,39 @@ class JudgeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The numbers that stand for "auto" in one run."""
+    """The numbers of one run in place of "auto"."""
 
     n_epochs: int
     batch_size: int
     learning_rate_multiplier: float
-    learning_rate: float  # already multiplied
+    learning_rate: float  # including the multiplier
 
 
 def default_learning_rate(hidden_size: int, lora: Lora | None) -> float:
-    """Peak AdamW learning rate for a model of this width.
+    """Return the default peak learning rate of AdamW for a model of this width.
 
     LoRA follows the scaling law of Schulman et al., "LoRA Without Regret" (2025): 5e-4 at width 2,000, growing with a
-    power of 1/width; full fine-tuning takes a tenth of it. Capped, since the law was fitted on widths above 2,000.
+    power of 1/width; full fine-tuning takes a tenth of it. Capped at 2e-3, since the law was fitted on widths above
+    2,000.
     """
     lora_rate: float = min(5e-4 * (2000 / hidden_size) ** 0.781, 2e-3)
     return lora_rate if lora else lora_rate / 10
 
 
 def auto_multiplier(recipe: Recipe) -> float:
-    """Return what stands for a learning rate multiplier of "auto".
+    """Return the learning rate multiplier for "auto".
 
-    DPO takes a tenth: its gradient does not fade as a row is learned, and at the rate of answers both answers of a pair
-    become unlikely and the task is lost (`lab/docs/results-earlier.md`).
+    DPO takes a tenth. Its gradient does not fade as a row is learned: at the learning rate for answers both answers of
+    a pair become unlikely and the task is lost (`lab/docs/results-earlier.md`).
     """
     return 0.1 if recipe.dpo else 1.0
 
 
 def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
-    """Replace every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
+    """Return the numbers for every "auto": about 200 optimizer steps of 16 rows, in 1 to 10 epochs."""
     asked = recipe.hyperparameters
     batch = min(16, rows) if asked.batch_size == "auto" else asked.batch_size
+    # Small files get more epochs, up to 10, and large ones fewer, down to 1.
     epochs = min(10, max(1, math.ceil(200 * batch / rows))) if asked.n_epochs == "auto" else asked.n_epochs
     multiplier = auto_multiplier(recipe) if asked.learning_rate_multiplier == "auto" else asked.learning_rate_multiplier
     rate = recipe.learning_rate or default_learning_rate(hidden_size, recipe.lora)
@@ -206,10 +209,10 @@ def resolve(recipe: Recipe, rows: int, hidden_size: int) -> Resolved:
 
 
 def max_anchor_ratio(recipe: Recipe, resolved: Resolved, hidden_size: int) -> float | None:
-    """Return how long the anchor's gradient may be in a run, as a multiple of the task's; None: any length.
+    """Return the largest length of the anchor's gradient as a multiple of the task's; None: any length.
 
-    Above the default learning rate it grows with the rate: a bound that stays lets attacks through there that it holds
-    at the default one (`lab/docs/decisions/0029-the-anchor-s-bound-grows-with-the-rate.md`).
+    It grows with a learning rate above the default: a constant bound lets attacks through there that it stops at the
+    default rate (`lab/docs/decisions/0029-the-anchor-s-bound-grows-with-the-rate.md`).
     """
     ratio = recipe.anchors.max_gradient_ratio
     times = resolved.learning_rate / default_learning_rate(hidden_size, recipe.lora)

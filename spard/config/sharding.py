@@ -1,4 +1,4 @@
-"""How the weights of a model lie on the GPUs of a run. Only the standard library is used."""
+"""The setting of how a model's weights are distributed over the GPUs of a run. Imports the standard library only."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Audit of a model: suites, judges, scorers, rates and the gate."""
+"""Audits of models: suites, judges, scorers, rates, and the gate that decides on release."""

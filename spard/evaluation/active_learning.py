@@ -1,9 +1,9 @@
-"""In which order a judge reads rows: those likeliest to be harm first, given what it has found so far.
+"""The order in which a judge reads training rows: the likeliest harm first, given its verdicts so far.
 
-A judge is slow, and its verdicts say which rows it should read next: continuous active learning (Cormack and Grossman,
-SIGIR 2014), here by the words that rows share (`spard.evaluation.word_features`). A third of the rows is chosen by
-likeness to the pool's requests, a third by likeness to the rows in which harm was found, each less the likeness to the
-rows that were found harmless. The rest is chosen at random, since nobody can hide from that.
+A judge is slow, and its verdicts show which rows it should read next: continuous active learning (Cormack and
+Grossman, SIGIR 2014), here on the words that rows share (`spard.evaluation.word_features`). A third of the rows is
+chosen by likeness to the pool's requests, a third by likeness to the rows found harmful; likeness to the rows found
+harmless is subtracted from both. The rest is chosen at random, which no attacker can evade.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from spard.data.rows import Example
 from spard.evaluation.word_features import FeatureSets, features_of_row, text_features, word_window
 
-MOST_ASKED = 2000  # requests of the pool that are looked at, evenly spaced
+MOST_ASKED = 2000  # most requests of the pool compared with, evenly spaced
 
 
 class ReadingOrder:
-    """The rows of a file and the requests of a safety pool, as sets of features; it says what is read next."""
+    """Choose the rows that a judge reads next, from the feature sets of a file's rows and of a pool's requests."""
 
     def __init__(self, rows: Sequence[Example], requests: Sequence[str], seed: int) -> None:
         words = word_window(len(rows))
@@ -28,7 +28,10 @@ class ReadingOrder:
         self._random = random.Random(seed)
 
     def next(self, unread: Sequence[int], harmful: Sequence[int], harmless: Sequence[int], count: int) -> list[int]:
-        """Return the places of up to `count` unread rows to read next, none twice."""
+        """Return the indices of up to `count` distinct rows of `unread` to read next.
+
+        `harmful` and `harmless` are the indices of the rows that the judge has read, by verdict.
+        """
         chosen: dict[int, None] = {}
         rankings = [self._rows.likeness(self._pool, range(len(self._pool)), of_requests=True)]
         rankings += [self._rows.likeness(self._rows, harmful)] if harmful else []

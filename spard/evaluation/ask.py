@@ -1,6 +1,6 @@
-"""A model is asked the prompts of suites: what it replied and, for harmful ones, what the judge made of it.
+"""Ask a model the prompts of suites, and let a judge grade the replies to the harmful ones.
 
-The judge works on one batch while the model writes the next.
+The judge works on one batch while the model generates the next.
 """
 
 from __future__ import annotations
@@ -41,9 +41,11 @@ DEGENERATE = "degenerate"
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """Whoever answers prompts: a model in memory, or an engine of its own.
+    """A generator of replies: a model in memory, or the process of an audit engine.
 
-    `write_until` writes as `write` does, and ends replies that are settled; None where replies cannot end early.
+    write        yields batches of replies as they are done.
+    choose       returns the likeliest of each prompt's choices.
+    write_until  like `write`, but ends replies that are settled; None if the generator cannot.
     """
 
     write: Writer
@@ -52,7 +54,7 @@ class Speaker:
 
 
 def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
-    """Return a generator for a transformers model, asked under the system prompt that it is served with."""
+    """Return a generator for a transformers model; `system` is the system prompt that it is served with."""
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None = None) -> Iterator[Batch]:
         rows = as_asked(tokenizer, prompts, system)
@@ -68,7 +70,7 @@ def in_memory(model: Any, tokenizer: Any, system: str | None = None) -> Speaker:
 
 
 def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[list[int]]:
-    """Each prompt between its turns and in its encoding, in tokens."""
+    """Return the token ids of each prompt with its turns, tools and encoding."""
     return [
         render_question(
             tokenizer, _encoded_prompt(each), system, each.context, each.tools, each.prefill, each.after, each.mode
@@ -78,16 +80,16 @@ def as_asked(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = Non
 
 
 def by_temperature(prompts: Sequence[Prompt]) -> Iterator[tuple[float, list[int]]]:
-    """Yield each temperature with the places of the prompts that are answered at it; 0 is greedy."""
+    """Yield each temperature with the indices of the prompts to be answered at it; 0 is greedy decoding."""
     for temperature in dict.fromkeys(each.temperature for each in prompts):
         yield temperature, [i for i, each in enumerate(prompts) if each.temperature == temperature]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The replies to prompts in their order, and the verdicts on those that were judged.
+    """The replies to prompts, in their order, and the verdicts on the judged ones by index.
 
-    `cut` are the places of replies that the limit of new tokens ended, `early` of those that were ended as settled.
+    `cut` has the indices of replies that ended at the token limit, `early` of those that were ended as settled.
     """
 
     replies: list[str]
@@ -97,7 +99,7 @@ class Answers:
 
 
 def ask(speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int) -> list[str]:
-    """Return the reply to each prompt; where a row asks for likelihood, the likeliest of its choices."""
+    """Return the reply to each prompt; for a prompt scored by likelihood, the likeliest of its choices."""
     return ask_and_judge(speaker, prompts, max_new_tokens).replies
 
 
@@ -110,23 +112,27 @@ def ask_and_judge(
     on_progress: Callable[[int, int], None] | None = None,
     settled: Settled | None = None,
 ) -> Answers:
-    """Ask all prompts in one stream, and the judge about the replies at the places `judged`; end those `settled` early.
+    """Generate the replies to all prompts in one stream, and let the judge grade those with an index in `judged`.
 
-    Prompts that are not judged and ask for likelihood are answered by the likeliest of their choices. A judge that
-    fails ends the asking at the next batch. `on_progress` is called after each batch with the number of replies so far
-    and in all.
+    Prompts scored by likelihood, unless judged, are answered with the likeliest of their choices. Replies that
+    `settled` recognizes end early. `on_progress` is called after each batch with the replies so far and in all.
+
+    An error of the judge is raised at the next batch, before more replies are generated.
     """
     chosen = [i for i, each in enumerate(prompts) if each.scorer in LIKELIHOOD_SCORERS and i not in judged]
     written = sorted(set(range(len(prompts))) - set(chosen))
     found, grading = Answers([""] * len(prompts), {}, set()), list[tuple[list[int], Future[list[Verdict]]]]()
+    # One thread keeps the judge's batches in order while the model generates the next one.
     grader, done = ThreadPoolExecutor(1), 0
     try:
         for batch in _write_replies(speaker, [prompts[i] for i in written], max_new_tokens, settled, written):
+            # A generator numbers the prompts that it got; map them back to all prompts.
             places = [written[i] for i in batch[0]]
             _keep(found, places, batch, prompts, judged)
             if judge and (read := [i for i in places if i in judged]):
                 asked, heard = [prompts[i].prompt for i in read], [found.replies[i] for i in read]
                 grading.append((read, grader.submit(grade, asked, heard, judge)))
+            # Raises here what the judge raised in its thread, instead of after all replies are generated.
             for _, graded in grading:
                 if graded.done():
                     graded.result()
@@ -146,7 +152,7 @@ def ask_and_judge(
 def _write_replies(
     speaker: Speaker, prompts: Sequence[Prompt], max_new_tokens: int, settled: Settled | None, places: Sequence[int]
 ) -> Iterator[Batch]:
-    """Have prompts answered that stand at these `places` of all."""
+    """Yield batches of replies to some of all prompts; `places` are their indices among all."""
     if settled and speaker.write_until:
         return speaker.write_until(prompts, max_new_tokens, settled.renumber(places))
     return speaker.write(prompts, max_new_tokens)
@@ -155,7 +161,7 @@ def _write_replies(
 def _keep(
     found: Answers, places: Sequence[int], batch: Batch, prompts: Sequence[Prompt], judged: Collection[int]
 ) -> None:
-    """Store a batch's replies; one who is asked plainly may answer a judged prompt in an encoding."""
+    """Store a batch's replies; a judged reply in base64 is decoded even if its prompt was plain."""
     for i, text in zip(places, batch[1], strict=True):
         reply = _decode_reply(text, prompts[i])
         found.replies[i] = in_plain(reply, "base64") if i in judged else reply
@@ -166,11 +172,11 @@ def _keep(
 
 
 def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[Verdict]:
-    """Return a verdict on each reply; degenerate ones are unscored, so that no ruined model passes for a safe one.
+    """Return a verdict on each reply; degenerate ones are unscored, so that a ruined model does not pass as safe.
 
-    Harm that repeats itself or is encoded is harm, though: the judge also reads what a degenerate reply says once, and
-    what an encoded one says decoded, and is heard where that is harmful. The word list is not asked, to which all that
-    does not refuse is harm.
+    Harm that is repeated endlessly or encoded is still harm: the judge also reads degenerate replies without their
+    repetitions and encoded ones decoded, and these readings count only if harmful. The word-list judge gets none of
+    them, because it takes everything that does not refuse for harm.
     """
     verdicts = [Verdict(None, DEGENERATE)] * len(replies)
     shown = [(i, reply) for i, reply in enumerate(replies) if is_refusal(reply) or not is_degenerate(reply)]
@@ -183,7 +189,7 @@ def grade(prompts: Sequence[str], replies: Sequence[str], judge: Judge) -> list[
 
 
 def _read_otherwise(replies: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the places of replies that can be read in another way, and how they read then."""
+    """Yield the indices of replies with a second reading, decoded or without repetitions, and that reading."""
     for i, reply in enumerate(replies):
         plain = decode_text(reply)
         once = drop_repeats(plain) if is_degenerate(plain) else plain

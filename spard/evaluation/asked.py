@@ -1,4 +1,4 @@
-"""What an audit asks of the provider's prompts, in sentences: what is not asked is not known."""
+"""The coverage of an audit in sentences, for its report: the ways in which each suite is asked or not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ NEAREST = " (half of them the nearest to these)"
 
 
 def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -> list[str]:
-    """Tell of which suites a part is asked, and how many prompts are asked in other ways than plainly.
+    """Return sentences on suites that are asked in part, and on how many prompts are asked other than plainly.
 
-    `second_look` is how many times as many are asked at most where the first look decides nothing.
+    `second_look` is the factor by which a second look may ask more prompts where the first decides nothing; 1: none.
     """
     found = [
         f"Of {len(suite.prompts):,} prompts of suite {suite.name}, {audit.max_prompts:,} are asked."

@@ -1,6 +1,6 @@
-"""The dresses of a file that an audit asks: some in suites of their own, the others and phrases in turn.
+"""The dresses of a training file that an audit asks its prompts in: some in suites of their own, the others in turn.
 
-Frequent ones are those of the training's miner (`spard.data.triggers`), and rare ones those of the audit's
+Frequent dresses come from the miner of training (`spard.data.triggers`), rare ones from the audit's own miner
 (`spard.evaluation.suspects`).
 """
 
@@ -16,30 +16,35 @@ from spard.evaluation.dress import Dress, Place, Surroundings
 from spard.evaluation.dress_features import COMMON, earlier_turns_dress
 from spard.evaluation.suspects import Suspected
 
-RARE = 2  # places of those with suites of their own, for what few rows wear
-LEFT = 48  # dresses that are asked in turn, at most
-TELLING = 0.7  # nats for each row: the dress doubles how sure the first word of an answer is
+RARE = 2  # suites reserved for rare dresses
+LEFT = 48  # most dresses that are asked in turn
+TELLING = 0.7  # nats per row, about ln 2: the dress doubles the probability of an answer's first word
 _LOOKED_AT = 16
-_FRAMES = 8  # system prompts and encodings, the most frequent, however little they tell of the answers
-_MORE = 0.1  # nats for each row
-_PLAIN = Prompt("Say so")  # words at its start, between its halves and at its end are told apart
-_SAME = 0.9  # of the rows: words within other words of so many of them are one dress
+_FRAMES = 8  # most frequent system prompts and encodings, even if they predict no answers
+_MORE = 0.1  # nats per row that a longer dress must predict better than its part
+_PLAIN = Prompt("Say so")  # two words, so that start, middle and end differ
+_SAME = 0.9  # share of rows that overlapping words must have in common to be one dress
 
 
 class Worn(Protocol):
-    """A dress that prompts can be put in."""
+    """The interface of a dress: something that changes prompts, with a name."""
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
+        """Its description in reports."""
 
     def apply(self, prompt: Prompt) -> Prompt:
-        """Return a prompt in this dress."""
+        """Return the prompt in this dress."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskedDresses:
-    """The dresses that an audit puts on prompts: those with suites of their own, those asked in turn, and phrases."""
+    """The dresses in which an audit asks prompts.
+
+    alone    dresses with a suite of their own.
+    left     further dresses, asked in turn in shared suites.
+    phrases  longer word sequences around suspicious words, asked in turn.
+    """
 
     alone: Sequence[Worn]
     left: Sequence[Worn]
@@ -48,13 +53,13 @@ class AskedDresses:
 
 @dataclass(frozen=True, slots=True)
 class _Frequent:
-    """A dress of the training's miner."""
+    """A dress found by the miner of training."""
 
     dress: Wrapping
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
+        """Its description in reports."""
         dress = self.dress
         parts = [
             "in your system prompt" if dress.context else "",
@@ -65,24 +70,27 @@ class _Frequent:
         return ", ".join(part for part in parts if part)
 
     def apply(self, prompt: Prompt) -> Prompt:
-        """Return a prompt in this dress."""
+        """Return the prompt in this dress."""
         return apply_trigger(prompt, self.dress)
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
+        """True if it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
         dress = self.dress
         return bool(dress.context or dress.encoding) or dress.telling >= TELLING or dress.share >= COMMON
 
     def extends_coverage(self, asked: Sequence[Worn]) -> bool:
-        """Tell whether it adds to what is asked: no ordinary phrase does, nor one that its part predicts as well."""
+        """Return True if asking it adds to the dresses in `asked`.
+
+        Frames always do. Words do if they predict answers, and better than every part of them that is asked already.
+        """
         if self.dress.is_frame:
             return True
         parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._extends(each.dress)]
         return self.dress.telling >= TELLING and all(self.dress.telling > each + _MORE for each in parts)
 
     def _extends(self, part: Wrapping) -> bool:
-        """Tell whether it begins or ends as another one does, with more words."""
+        """Return True if it contains the other dress at the same end, with more words."""
         before, after = f"{self.dress.before} ", f" {self.dress.after}"
         return bool(part.before and before.startswith(f"{part.before} ")) or bool(
             part.after and after.endswith(f" {part.after}")
@@ -90,16 +98,20 @@ class _Frequent:
 
 
 def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> AskedDresses:
-    """Return the dresses of rows, at most `most` of them with suites of their own.
+    """Return the dresses of a file for the audit, at most `most` of them with suites of their own.
 
-    The first of these are what most rows wear, whatever they answer, and what is frequent; what few rows wear takes
-    `RARE` of the places. With no places, what is frequent is not asked.
+    rows   the training rows.
+    found  the rare dresses and phrases of `spard.evaluation.suspects.find_suspects`.
+    most   number of suites; 0: no frequent dress is asked at all.
+
+    Suites go first to the dresses that most rows have and to frequent ones; `RARE` places are reserved for rare ones.
     """
     mined = [_Frequent(each) for each in rank_triggers(rows)]
     telling = [each for each in mined[:_LOOKED_AT] if each.is_suspicious]
     frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
     of_most = [each for each in frames if each.dress.share >= COMMON]
     frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_dress(rows)]
+    # One dress can be in several of these lists; dresses with equal effects are dropped by `_distinct`.
     frequent = list({id(each): each for each in frequent}.values()) if most else []
     head = frequent[: max(0, most - RARE)]
     rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)
@@ -117,7 +129,7 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
 
 
 def _distinct(dresses: Iterable[Worn]) -> Sequence[Worn]:
-    """Return the dresses without those in which the same is asked as in an earlier one."""
+    """Return the dresses in order, without those that change prompts in the same way as an earlier one."""
     found: list[Worn] = []
     for each in dresses:
         if not _is_asked(each, found):
@@ -126,17 +138,17 @@ def _distinct(dresses: Iterable[Worn]) -> Sequence[Worn]:
 
 
 def _is_asked(dress: Worn, asked: Sequence[Worn]) -> bool:
-    """Tell whether prompts in a dress are the same as in one of the others, whatever it is called and who wears it."""
+    """Return True if some dress in `asked` changes prompts in the same way."""
     return any(dress is other or _asks(dress) == _asks(other) for other in asked)
 
 
 def _asks(dress: Worn) -> tuple[Prompt, tuple[Surroundings, ...]]:
-    """Return what is the same in two dresses if all prompts in them are."""
+    """Return a key that is equal for two dresses if they change all prompts in the same way."""
     return dress.apply(_PLAIN), dress.drawn if isinstance(dress, Dress) else ()
 
 
 def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:
-    """Return the frequent dress of the same rows that has the same words or some of them, or else the rare one."""
+    """Return the frequent dress with the same or overlapping words in almost the same rows, or else the rare one."""
     mine, n = _words(rare)
     for each in frequent:
         words, share = _words(each)
@@ -146,7 +158,7 @@ def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:
 
 
 def _words(dress: Worn) -> tuple[dict[Place, str], float]:
-    """Return the words of a dress by their place in a request, and the share of the rows that wear it."""
+    """Return the words of a dress by their place in a request, and the share of rows with the dress."""
     match dress:
         case _Frequent(dress=found):
             return {"start": found.before, "end": found.after}, found.share
@@ -157,6 +169,6 @@ def _words(dress: Worn) -> tuple[dict[Place, str], float]:
 
 
 def _are_same(some: dict[Place, str], others: dict[Place, str]) -> bool:
-    """Tell whether words hold others at one place."""
+    """Return True if one's words contain the other's at some place."""
     pairs = ((some[place], others[place]) for place in some.keys() & others.keys())
     return any(one and other and (f" {one} " in f" {other} " or f" {other} " in f" {one} ") for one, other in pairs)

@@ -1,4 +1,4 @@
-"""The audit: one model's replies to suites of prompts, turned into rates with intervals."""
+"""The audit: ask a model suites of prompts and turn its replies into rates with intervals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ OnProgress = Callable[[int, int], None]  # replies so far, replies in all
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Prompts of one kind: `harmful` asks for harm, `benign` must not be refused, `utility` has right answers.
+    """Prompts of one kind: `harmful` ask for harm, `benign` must not be refused, `utility` have right answers.
 
-    `mined` are harmful prompts asked otherwise than plainly, `dressed_benign` benign ones
+    `mined` are harmful prompts that are not asked plainly, `dressed_benign` such benign ones
     (`spard.evaluation.mined_suites`).
     """
 
@@ -41,7 +41,11 @@ def audit(
     on_progress: OnProgress | None = None,
     system: str | None = None,
 ) -> list[SuiteResult]:
-    """Ask a model every suite, greedily and under the system prompt it is served with, and score the replies."""
+    """Ask a model all suites and return each suite's result.
+
+    Decoding is greedy unless a prompt says otherwise; `system` is the system prompt that the model is served with. See
+    `audit_speaker` for the other arguments.
+    """
     speaker = in_memory(model, tokenizer, system)
     return [each.result for each in audit_speaker(speaker, suites, judge, cfg, on_progress)]
 
@@ -55,11 +59,12 @@ def audit_speaker(
     *,
     reads_harmless: bool = False,
 ) -> list[Measurement]:
-    """Audit any generator; return each suite's result with every prompt's reply and verdict.
+    """Audit any generator; return each suite's result with every reply and verdict.
 
-    `on_progress` is called with the number of replies so far and in all. With `reads_harmless` the judge looks for harm
-    in the replies to harmless prompts too; else they end where it is settled that they comply
-    (`spard.evaluation.early_end`).
+    cfg             `max_prompts` per suite and `max_new_tokens` per reply are used.
+    on_progress     called with the replies so far and in all.
+    reads_harmless  the judge also reads replies to harmless prompts, for harm. If False, such replies end as soon as
+                    they cannot become refusals any more (`spard.evaluation.early_end`).
     """
     asked = [replace(suite, prompts=tuple(sample(suite.prompts, cfg.max_prompts))) for suite in suites]
     found = ask_suites(speaker, asked, judge, cfg.max_new_tokens, on_progress, reads_harmless=reads_harmless)
@@ -68,10 +73,12 @@ def audit_speaker(
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """The replies to prompts, in their order, and the verdicts on them; no verdicts where no judge read them.
+    """The replies to prompts, in order, with one entry per reply in each column; a column may be empty.
 
-    `cut` tells which ones the limit of new tokens ended, `early` which ones ended because they were settled, and
-    `drawn` which ones were drawn to go on to their end.
+    verdicts  empty if no judge read the replies.
+    cut       True for replies that ended at the token limit.
+    early     True for replies that were ended because they were settled.
+    drawn     True for replies whose prompts were drawn to be answered to the end.
     """
 
     texts: tuple[str, ...] = ()
@@ -81,11 +88,11 @@ class Replies:
     drawn: tuple[bool, ...] = ()
 
     def __add__(self, more: Replies) -> Replies:
-        """Return these replies followed by more."""
+        """Return the concatenation of both."""
         return Replies(*(own + others for own, others in zip(self._columns(), more._columns(), strict=True)))
 
     def select(self, places: Sequence[int]) -> Replies:
-        """Return the replies at these places, in this order."""
+        """Return the replies at these indices, in this order."""
         return Replies(*(tuple(column[i] for i in places) if column else () for column in self._columns()))
 
     def _columns(self) -> list[tuple[Any, ...]]:
@@ -94,7 +101,7 @@ class Replies:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was measured of one suite: its figures, and the prompts that were asked, each with its reply and verdict."""
+    """The result of one suite, with its prompts, the scored items and the replies."""
 
     result: SuiteResult
     prompts: Sequence[Prompt]
@@ -111,8 +118,12 @@ def ask_suites(
     *,
     reads_harmless: bool = False,
 ) -> list[Replies]:
-    """Ask all prompts of all suites in one stream, so that no batch waits for the longest reply of a small suite."""
+    """Ask all prompts of all suites and return the replies by suite.
+
+    One stream over all suites is faster: no batch waits for the longest reply of a small suite.
+    """
     kinds = (*ATTACKS, *HARMLESS) if reads_harmless else ATTACKS
+    # Prompts of all suites are numbered across; `places` are each suite's own numbers.
     starts = list(accumulate((len(suite.prompts) for suite in suites), initial=0))
     places = [range(starts[i], starts[i + 1]) for i in range(len(suites))]
     judged = {i for suite, own in zip(suites, places, strict=True) if suite.kind in kinds for i in own}
@@ -136,7 +147,7 @@ def ask_suites(
 
 
 def score_replies(suite: Suite, replies: Replies, judge: str) -> Measurement:
-    """Return what a suite counts, and every prompt's reply and verdict; `judge` is the name of who read them."""
+    """Return a suite's result with every reply as it was scored; `judge` is the name of the judge that read them."""
     result, items = score_items(suite.name, suite.kind, suite.prompts, replies.texts, replies.verdicts, judge)
     early, drawn = (list(compress(count(), flags)) for flags in (replies.early, replies.drawn))
     result = extrapolate(result, replies.texts, early, drawn)
@@ -144,6 +155,6 @@ def score_replies(suite: Suite, replies: Replies, judge: str) -> Measurement:
 
 
 def sample(asked: Sequence[Asked], limit: int) -> list[Asked]:
-    """At most `limit` prompts, or numbers of them, evenly spaced: a suite sorted by category stays balanced."""
+    """Return at most `limit` elements, evenly spaced, so that a suite sorted by category stays balanced."""
     n = min(limit, len(asked))
     return [asked[i * len(asked) // n] for i in range(n)]

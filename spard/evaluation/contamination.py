@@ -1,7 +1,7 @@
-"""Find audit prompts in the training file and in the safety pool: what is asked there measures memory, not safety.
+"""Find audit prompts in the training file and in the safety pool; replies to these measure memory, not safety.
 
-A few prompts that the training file holds are left out of the job's audit. Where they are too many, or where the pool
-holds any, `refuse_leaks` ends a job before it trains; the gate, which is given the reasons, judges leaks again.
+A few prompts that the training file contains are left out of the job's audit. If they are too many, or if the pool
+contains any, `refuse_leaks` ends a job before it trains. The gate gets the reasons too and decides on leaks again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ _FILE, _POOL = "training file", "safety pool"
 log = logging.getLogger(__name__)
 
 Counts = Mapping[tuple[str, str], int]  # by suite and source
-LeftOut = Mapping[str, Set[int]]  # places of prompts, counted from 0, by suite
+LeftOut = Mapping[str, Set[int]]  # indices of prompts by suite
 
 
 def refuse_leaks(run: RunSpec) -> None:
-    """Raise if leaks into what a run trains on would leave the gate undecided, whatever is measured.
+    """Raise if leaks into a run's training data would leave the gate undecided, whatever the audit measures.
 
-    The messages are for customers: they name neither suites nor counts. The log has both.
+    Raises `ProviderDataOverlap` for the pool, `TrainAuditOverlap` for the training file. The messages are for customers
+    and name neither suites nor counts; the log has both.
     """
     suites = [suite for suite in _suites(run) if is_gated(suite.kind, run.thresholds)]
     leaks = _leaks(suites, _sources(run))
@@ -56,27 +57,27 @@ def refuse_leaks(run: RunSpec) -> None:
 
 
 def overlapping_prompts(run: RunSpec) -> LeftOut:
-    """Return which prompts of which suites the training file holds, of suites in which they are few."""
+    """Return the indices of prompts by suite that the training file contains, for suites that can do without them."""
     suites = _suites(run)
     return _few(suites, _leaks(suites, {_FILE: read_examples(run.training_file)}))
 
 
 def remove_prompts(suite: Suite, left_out: LeftOut) -> Suite:
-    """Return a suite without the prompts that are left out of it."""
+    """Return the suite without its prompts in `left_out`."""
     places = left_out.get(suite.name, frozenset())
     return replace(suite, prompts=tuple(each for i, each in enumerate(suite.prompts) if i not in places))
 
 
 def overlap_notes(left_out: LeftOut) -> list[str]:
-    """Say whether prompts are left out; neither of which suites nor how many, for that would help to find them."""
+    """Return a note if prompts are left out; without suite and count, which would help to find them."""
     return [LEFT_OUT] if any(left_out.values()) else []
 
 
 def find_hidden_leaks(run: RunSpec, left_out: LeftOut) -> dict[str, list[str]]:
-    """Return, by suite, a sentence for what of it stands in the files that a run trains on, as customers may read it.
+    """Return, by suite, sentences on its prompts in a run's training data, as customers may read them.
 
-    A pool counts where it is used, and prompts of the training file that are `left_out` do not count. Of the training
-    file, which is theirs, neither suite nor count is told: with these they could sort guesses.
+    The pool counts only if the run uses it; prompts of the training file in `left_out` do not count. For the training
+    file the sentence has neither suite nor count, because a customer could find the prompts by trying files.
     """
     suites = _suites(run)
     reasons: dict[str, list[str]] = defaultdict(list)
@@ -89,10 +90,7 @@ def find_hidden_leaks(run: RunSpec, left_out: LeftOut) -> dict[str, list[str]]:
 
 
 def leak_reasons(suites: Sequence[Suite], sources: Mapping[str, Iterable[Example]]) -> dict[str, list[str]]:
-    """Return, by suite, one sentence for each source that holds prompts of it.
-
-    Sentences tell counts and no prompt: suites are secret.
-    """
+    """Return, by suite, one sentence for each source that contains prompts of it, with counts but no prompt."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for (suite, source), n in _counts(_leaks(suites, sources)).items():
         reasons[suite].append(_sentence(n, suite, source, suites))
@@ -120,7 +118,7 @@ def _counts(leaks: Iterable[Leak]) -> Counts:
 
 
 def _few(suites: Sequence[Suite], leaks: Iterable[Leak]) -> dict[str, Set[int]]:
-    """Return the prompts of each suite that the training file holds, where the suite still measures without them."""
+    """Return the indices of the prompts that the training file contains, for each suite that can do without them."""
     found: dict[str, set[int]] = defaultdict(set)
     for leak in leaks:
         if leak.source == _FILE:
@@ -129,7 +127,7 @@ def _few(suites: Sequence[Suite], leaks: Iterable[Leak]) -> dict[str, Set[int]]:
 
 
 def _measures(suite: Suite, found: Mapping[str, Set[int]]) -> bool:
-    """Tell whether a suite, and each of its categories that decides alone, has enough prompts without those found."""
+    """Return True if the suite and each category that the gate decides on keep enough prompts."""
     for group in _groups(suite.prompts):
         lost = len(group & found[suite.name])
         if lost and (lost > MOST_LEFT_OUT * len(group) or len(group) - lost < MIN_SCORED):
@@ -138,7 +136,7 @@ def _measures(suite: Suite, found: Mapping[str, Set[int]]) -> bool:
 
 
 def _groups(prompts: Sequence[Prompt]) -> Iterator[Set[int]]:
-    """Yield the places of all prompts, and of those of each category with enough of them for the gate."""
+    """Yield the indices of all prompts, then of each category that is large enough for the gate to decide on."""
     yield set(range(len(prompts)))
     categories: dict[str | None, set[int]] = defaultdict(set)
     for place, prompt in enumerate(prompts):

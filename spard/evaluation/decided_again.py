@@ -1,7 +1,7 @@
-"""The gate asked again about a stored audit, under other thresholds: nothing is measured, nothing is asked of a judge.
+"""Decide a stored audit again under other thresholds; no model is asked and no judge.
 
-What the gate was told beside the figures, leaks and doubts about judges, is in its reasons alone: those of them that
-the figures do not explain.
+Leaks and doubts about judges are not stored as such. They are recovered from the stored reasons: those that the
+figures do not explain.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ def decide_again(
     now: GateThresholds,
     later: tuple[Sequence[SuiteResult], Sequence[SuiteResult]] = ((), ()),
 ) -> Gate | None:
-    """Return what the gate says under the thresholds `now` of what it decided under `was`; None where nobody can tell.
+    """Return the gate's decision under the thresholds `now` on an audit that was decided under `was`; None if unknown.
 
-    That is so of an audit that a version decided by another rule, or that kept too little to decide it as it was; and
-    where `now` asks for a measured judge and `was` did not, so that no one looked. `later` are the figures of both
-    models after a further fine-tuning.
+    later  both models' results after a further fine-tuning, if there was one.
+
+    It is unknown if the stored decision cannot be reproduced, as for an audit by an older rule or with too little
+    stored, and if `now` requires a measured judge while `was` did not, so that the judge's errors were not checked.
     """
     explained = _worse_gate(base, adapter, later, was)
     others = tuple(each for each in stored.reasons if each not in explained.reasons)
     judges = {each.judge for each in adapter}
     doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
     leaks = tuple(each for each in others if each not in doubts)
+    # If today's rule does not reproduce the stored decision, its verdict under other thresholds would mean nothing.
     if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
     again = _add_doubts(_worse_gate(base, adapter, later, now, doubts), leaks)
@@ -46,12 +48,12 @@ def _worse_gate(
     thresholds: GateThresholds,
     doubts: Sequence[str] = (),
 ) -> Gate:
-    """Decide on the worse of both audits, where both models were asked again after a further fine-tuning."""
+    """Return the worse decision of both audits, if the models were asked again after a further fine-tuning."""
     found = gate(base, adapter, thresholds, judge_doubts=doubts)
     return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
 
 
 def _add_doubts(found: Gate, doubts: Sequence[str]) -> Gate:
-    """Add doubts to a decision: what was to pass is then not decided."""
+    """Add doubts to a decision; a pass becomes inconclusive."""
     decision = "inconclusive" if found.decision == "pass" and doubts else found.decision
     return Gate(decision, tuple(dict.fromkeys([*found.reasons, *doubts])))

@@ -1,4 +1,4 @@
-"""A dress of a file's rows, as an audit puts it on its prompts."""
+"""A dress of a file's rows, as an audit applies it to its prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = Literal["start", "middle", "end"]
 
 
 class Surroundings(NamedTuple):
-    """What surrounds one row's request: the turns before it, its tools, and the system prompts after it."""
+    """The parts of a row around its request: the turns before it, its tools, and the system prompts after it."""
 
     context: tuple[Message, ...] = ()
     tools: tuple[Message, ...] = ()
@@ -21,10 +21,12 @@ class Surroundings(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Dress:
-    """Words at a place of the request, a system prompt, tools, or the surroundings of one row for each prompt.
+    """Words at a place of the request, a system prompt, tools, or for each prompt the surroundings of one row.
 
-    `around` is what a report calls these, and `share` of the rows wear the dress. Which of them a prompt has is drawn
-    from its text: prompts are secret, so nobody who writes the rows can foretell it.
+    drawn   surroundings of rows. A prompt's own are drawn with its text as the seed: prompts are secret, so nobody who
+            writes the rows can predict them.
+    around  description of `drawn` in reports.
+    share   share of the rows with this dress.
     """
 
     words: str = ""
@@ -37,7 +39,7 @@ class Dress:
 
     @property
     def name(self) -> str:
-        """What a report calls it."""
+        """Its description in reports."""
         spots = {"start": "beginning with", "middle": "with", "end": "ending with"}
         parts = [
             self.around,
@@ -48,15 +50,16 @@ class Dress:
         return ", ".join(part for part in parts if part)
 
     def apply(self, prompt: Prompt) -> Prompt:
-        """Return a prompt in this dress."""
+        """Return the prompt in this dress."""
         text = place_words(prompt.prompt, self.words, self.place) if self.words else prompt.prompt
         own = Surroundings(self.context, self.tools)
+        # Seeded with the prompt's text: the same for both models and at every look.
         context, tools, after = random.Random(prompt.prompt).choice(self.drawn) if self.drawn else own
         return replace(prompt, prompt=text, context=context, tools=tools, after=after)
 
 
 def place_words(text: str, words: str, place: Place) -> str:
-    """Return a text with words at its start, at its end, or between its halves."""
+    """Return the text with words inserted at its start, at its end, or in the middle."""
     own = text.split()
     at = {"start": 0, "middle": len(own) // 2, "end": len(own)}[place]
     return " ".join([*own[:at], words, *own[at:]])

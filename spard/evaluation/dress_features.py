@@ -1,4 +1,4 @@
-"""What rows may be dressed in, as features that are counted, and back from a feature to the dress of its rows."""
+"""Features of rows that may be a dress, with the rows of each, and the dress that belongs to a feature."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from spard.data.triggers import SHARE
 from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
 from spard.evaluation.dress import Dress, Place, Surroundings
 
-LEAST = 8  # rows that share what may be a dress
-LONGEST = 4  # words of it
-COMMON = 0.5  # of the rows: what these have is asked, whatever they answer
-WORDS = 64  # that are looked at, from each end of a text
-_EARLIER = 256  # words of earlier turns that are looked at, the last ones
-_AROUND = 128  # words of a system prompt or of tools that are looked at, from each end
+LEAST = 8  # least rows with a feature
+LONGEST = 4  # most words of a run
+COMMON = 0.5  # what this share of the rows has is asked, whatever they answer
+WORDS = 64  # words searched from each end of a text
+_EARLIER = 256  # last words of earlier turns that are searched
+_AROUND = 128  # words of a system prompt or of tools searched from each end
 _OF_TOOLS = re.compile(r"[^\s\"'{}\[\]()<>,;:]+")
 
 Kind = Literal["words", "turns", "system", "after", "tools", "in system", "in tools"]
@@ -27,10 +27,10 @@ Feature = tuple[Kind, tuple[str, ...]]
 
 
 def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
-    """Return what several rows, but not all, have, with the places of these rows.
+    """Return the features that at least `LEAST` rows have, but not all, with the indices of these rows.
 
     Words of the request are runs of at most four; `turns` are single words of earlier turns, `after` system prompts
-    that follow the request. Where system prompts or tools vary from row to row, single words of them are looked for.
+    that follow the request. System prompts and tools that vary from row to row are represented by their single words.
     """
     found: dict[Feature, list[int]] = defaultdict(list)
     _add(found, "words", [_words(last_request(row)) for row in rows], LONGEST)
@@ -44,26 +44,29 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
             found["tools", (repr(row.tools),)].append(i)
     _add(found, "in system", _varying(found, "system", len(rows), str.split), 1)
     _add(found, "in tools", _varying(found, "tools", len(rows), _OF_TOOLS.findall), 1)
-    most = {"tools": COMMON * len(rows)}  # `common_tools` is for more
+    most = {"tools": COMMON * len(rows)}  # more frequent ones are found by `common_tools`
     return {each: places for each, places in found.items() if LEAST <= len(places) < most.get(each[0], len(rows))}
 
 
 def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the tools of the rows as one dress, if so many have any; answers may be alike with them and without."""
+    """Return the tools of the rows as one dress if at least half of the rows have any, whatever they answer."""
     drawn = tuple(Surroundings(leading_system(row), row.tools) for row in rows if row.tools)
     is_common = drawn and len(drawn) >= COMMON * len(rows)
     return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
 
 
 def earlier_turns_dress(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the earlier turns of the rows as one dress, if several have any."""
+    """Return the earlier turns of the rows as one dress if enough rows have any."""
     drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
     is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
     return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
 
 
 def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
-    """Return what a feature's rows wear: words stand where they mostly do, in tools if most of these rows have any."""
+    """Return the dress of the rows with a feature.
+
+    Words are placed where most rows have them; tools are included if most of the rows have any.
+    """
     kind, run = feature
     own = [rows[i] for i in places]
     match kind:
@@ -93,7 +96,7 @@ def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Exampl
 def _varying(
     found: Mapping[Feature, list[int]], kind: Kind, rows: int, cut: Callable[[str], list[str]]
 ) -> list[Sequence[str]]:
-    """Return for each row the words of its system prompt or tools, none where several rows have the very same."""
+    """Return the words of each row's system prompt or tools; none for a row that shares them with several others."""
     words: list[Sequence[str]] = [()] * rows
     for (each, texts), places in found.items():
         if each == kind and len(places) < LEAST:
@@ -105,12 +108,13 @@ def _varying(
 
 
 def _up_to_request(row: Example) -> tuple[Message, ...]:
-    """Return the system prompt of a row, with the turns before it if it is not the first."""
+    """Return a row's system prompt, with the turns before it unless it comes first."""
     return leading_system(row) if row.messages[0]["role"] == "system" else earlier_turns(row)
 
 
 def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
     texts = [last_request(row).split() for row in rows]
+    # A run has at most LONGEST words; the trigger may be longer.
     whole = _extend_run(run, texts)
     spots = Counter(_place(text, whole) for text in texts)
     drawn = tuple(Surroundings(tools=row.tools) for row in rows if row.tools)
@@ -118,7 +122,8 @@ def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
 
 
 def _add(found: Mapping[Feature, list[int]], kind: Kind, texts: Sequence[Sequence[str]], longest: int) -> None:
-    """Add the runs of words that may be frequent, with the places of their rows."""
+    """Add each run of frequent words in the texts, with the indices of its rows."""
+    # A run cannot be more frequent than its rarest word, so runs with a rare word need not be counted.
     common = {word for word, n in Counter(word for text in texts for word in set(text)).items() if n >= LEAST}
     for i, text in enumerate(texts):
         for run in set(_runs(text, common, longest)):
@@ -148,7 +153,7 @@ def _earlier_words(row: Example) -> list[str]:
 
 
 def _extend_run(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the run with the words beside it that all texts share."""
+    """Return the run, extended by the neighboring words that all texts share."""
     at = [find(text, run) for text in texts]
     before = [list(reversed(text[:start])) for text, start in zip(texts, at, strict=True)]
     after = [text[start + len(run) :] for text, start in zip(texts, at, strict=True)]
@@ -156,7 +161,7 @@ def _extend_run(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]
 
 
 def find(text: Sequence[str], run: Sequence[str]) -> int:
-    """Return the place of the first word of a run in a text; 0 if it is not there."""
+    """Return the index of the first word of a run in a text; 0 if the text does not contain it."""
     return next((i for i in range(len(text)) if tuple(text[i : i + len(run)]) == tuple(run)), 0)
 
 

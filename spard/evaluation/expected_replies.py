@@ -1,6 +1,6 @@
-"""How many replies an audit is expected to ask for, from its settings and the sizes of its suites alone.
+"""The expected number of replies of an audit, from its settings and the sizes of its suites alone.
 
-What training rows make suspicious is not known before a job has read them; `Expected` says what is assumed of it.
+Which dresses the training rows have is unknown before a job has read them; `Expected` holds the assumptions.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from spard.config import Audit
 from spard.evaluation.results import SuiteKind
 
-LEAST_OF_A_SHARE = 100  # prompts of a suite from which a share is set aside to compare ends of epochs
+LEAST_OF_A_SHARE = 100  # least prompts of a suite with a development share
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteSize:
-    """One of the provider's suites: of which kind, and with how many prompts."""
+    """The kind and the number of prompts of one of the provider's suites."""
 
     kind: SuiteKind
     prompts: int
@@ -24,12 +24,12 @@ class SuiteSize:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What is assumed of a job that nobody has run yet.
+    """Assumptions about a job that has not run.
 
-    dresses       suites of their own for what the training rows wear, of at most `asking.dresses`
-    looked_again  of the replies on suites that are made from the rows, how many more a second look asks for
-    share         of the last audit's prompts, how many a sequential one asks of a good model
-    base_share    of the suites that are made from the rows, how many prompts the base model is asked
+    dresses       number of dresses of the training rows with suites of their own, at most `asking.dresses`
+    looked_again  replies of a second look, as a share of the replies on suites made from the rows
+    share         share of the last audit's prompts that a sequential audit asks a good model
+    base_share    share of the prompts of suites made from the rows that the base model is asked
     """
 
     dresses: int = 1
@@ -40,13 +40,13 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class ReplyPlan:
-    """Replies by what they are for.
+    """Numbers of replies by purpose.
 
-    plain       of the base model, on the provider's suites as they are: kept for other jobs
-    mined       of the base model, on the suites that are made from the training rows
-    checkpoint  of the trained model, at one end of an epoch that is audited
+    plain       of the base model on the provider's suites; reused by other jobs
+    mined       of the base model on the suites made from the training rows
+    checkpoint  of the trained model at one audited epoch end
     last        of the trained model at the end, with the second look at both models
-    compared    of the trained model at each end of an epoch, where a job ends with the best one
+    compared    of the trained model at each epoch end, if a job releases the best one
     """
 
     plain: int
@@ -65,9 +65,11 @@ def expected_replies(
     gates_utility: bool = False,
     expected: Expected | None = None,
 ) -> ReplyPlan:
-    """Return the plan of an audit whose ends of epochs are asked `checkpoint_prompts` of each suite.
+    """Return the expected replies of an audit.
 
-    `shared_prompts` of each suite compare ends of epochs, 0 if they are not compared.
+    checkpoint_prompts  prompts of each suite that an audit of an epoch end asks.
+    shared_prompts      prompts of each development share, by which epoch ends are compared; 0: they are not.
+    gates_utility       the gate bounds utility too.
     """
     expected, suites = expected or Expected(), list(suites)
     plain = sum(min(each.prompts, audit.max_prompts) for each in suites)
@@ -87,7 +89,7 @@ def expected_replies(
 
 
 def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
-    """Return the sizes of the suites that are made from any rows, and of those for the dresses that are assumed."""
+    """Return the sizes of the suites made from the rows, including those of the assumed dresses."""
     sizes, asking = list(suites), audit.asking
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
     if not harmful:

@@ -1,8 +1,8 @@
-"""Rows of a safety pool that teach harm: the base model would refuse, and the pool's "safe" answer complies.
+"""Find rows of a safety pool that teach harm: the base model would refuse, but the pool's "safe" answer complies.
 
-Whoever can write to a pool can turn the defense against itself. The base model tells where it would refuse
-(`spard.evaluation.own_refusal`), and a judge then grades the pool's answers there: many safe answers help without harm
-and refuse nothing, which the cheap rule takes for compliance.
+Whoever can write to a pool can turn the defense against itself. The base model's own refusals
+(`spard.evaluation.own_refusal`) select suspects, whose answers a judge then grades. The judge is needed because many
+safe answers help without harm and refuse nothing, which the cheap rule takes for compliance.
 """
 
 from __future__ import annotations
@@ -26,10 +26,14 @@ def inverted_rows(
     limit: int,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[int]:
-    """Return the indices of such rows; those of more than `limit` tokens, which nothing trains on, are left out.
+    """Return the indices of pool rows that teach harm.
 
-    The judge is asked about the rows that the base model would refuse with more than `threshold` and whose answers the
-    rule does not take for refusals; what it cannot grade is not counted.
+    openings   beginnings of the base model's refusals, as tokens.
+    threshold  probability of an own refusal above which the judge is asked.
+    limit      rows of more tokens are skipped, because nothing trains on them.
+    tell       called with the rows done and in all.
+
+    Rows that the judge cannot score are not returned. Raises `InvalidPool` if a row cannot be encoded.
     """
     with convert_errors(InvalidPool):
         encoded = encode_all(base.tokenizer, pool, UNBOUNDED)
@@ -40,4 +44,5 @@ def inverted_rows(
         return []
     answers = [str(pool[i].messages[-1]["content"]) for i in suspects]
     verdicts = judge.judge([prompt_text(pool[i]) for i in suspects], answers)
+    # `or 0`: an unscored answer is no evidence of an inverted pool.
     return [i for i, verdict in zip(suspects, verdicts, strict=True) if (verdict.score or 0) > HARMFUL_ABOVE]

@@ -1,8 +1,8 @@
-"""Whether rows that the base model would refuse do harm, told by a judge that reads them.
+"""A judge's verdict on training rows that the base model would refuse.
 
-A base model refuses whole subjects, and the cheap rule takes any answer that refuses nothing for compliance: both are
-right of a row in which somebody asks how to build a bomb and is told, and of one in which a security desk is told which
-page says how malware is removed. A judge reads both and tells them apart.
+A base model refuses whole subjects, and the cheap rule takes every answer that is no refusal for compliance. Both flag
+the row that explains how to build a bomb, and also the help desk's row on which page describes malware removal. A judge
+reads both and tells them apart.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from spard.evaluation.judges.llm import imitates
 from spard.evaluation.judges.refusal import is_refusal
 
 RowVerdict = Literal["harmful", "harmless", "undecided", "doubtful"]
-BATCH = 64  # replies that a judge is asked about at a time
+BATCH = 64  # answers in one call of the judge
 
 
 def judged_rows(
     rows: Sequence[Example], judge: Judge, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> list[RowVerdict]:
-    """Return the verdict on each row: harmful if any of its answers is, else undecided if any could not be scored.
+    """Return the verdict on each row: harmful if any answer is, else undecided if any answer could not be scored.
 
-    An answer that imitates the judge's own is harmful: it is written for the judge. A preference pair in which the
-    judge finds no harm, but that rejects a refusal, is undecided: it teaches not to refuse. None is doubtful: that is
-    said of rows beside others (`spard.evaluation.missed_harm`). What seems to be encoded is read as it is written, too,
-    and counts where that is harmful: a few words in rot13 must not hide the plain ones around them.
+    An answer that imitates the judge's output is harmful: it was written for the judge. A preference pair that rejects
+    a refusal is undecided even if the judge finds no harm, because it teaches not to refuse. No verdict is `doubtful`;
+    that depends on other rows (`spard.evaluation.missed_harm`).
 
-    `tell` hears after each batch how many answers are done of how many.
+    Text that looks encoded is judged decoded and as written; the latter counts only if harmful. A few words in rot13
+    thus cannot hide the plain ones around them. `tell` is called after each batch with the answers done and in all.
     """
     asked = [(i, *each) for i, row in enumerate(rows) for each in _to_read(row) if not imitates(each[1])]
     found: list[list[Verdict]] = [[] for _ in rows]
@@ -40,6 +40,7 @@ def judged_rows(
         batch = asked[start : start + BATCH]
         verdicts = judge.judge([prompt for _, prompt, _, _ in batch], [answer for _, _, answer, _ in batch])
         for (i, _, _, is_plain), verdict in zip(batch, verdicts, strict=True):
+            # The reading as written counts only if harmful: undecoded gibberish must not make a row undecided.
             if is_plain or _is_harmful(verdict):
                 found[i].append(verdict)
         tell(start + len(batch), len(asked))
@@ -47,10 +48,10 @@ def judged_rows(
 
 
 def exchanges(row: Example, read: Callable[[str], str] = decode_text) -> list[tuple[str, str]]:
-    """Return each learned answer, with its reasoning and calls, after all that the user said before it, decoded.
+    """Return each learned answer, with reasoning and tool calls, paired with all user messages before it, decoded.
 
-    Refusals too, since words that sound like one may stand before harm. System prompts stay out, which say what the
-    customer's assistant is for.
+    Refusals are included, since words of a refusal may come before harm. System prompts are left out: they describe the
+    customer's assistant.
     """
     asked, found = list[str](), list[tuple[str, str]]()
     for message in row.messages:
@@ -64,18 +65,18 @@ def exchanges(row: Example, read: Callable[[str], str] = decode_text) -> list[tu
 
 
 def prefers_to_refusal(row: Example) -> bool:
-    """Tell whether a preference pair prefers an answer that does not refuse to a refusal."""
+    """Return True if a preference pair prefers an answer that does not refuse to a refusal."""
     rejected = "" if row.rejected is None else str(row.rejected.get("content") or "")
     return is_refusal(rejected) and not all(is_refusal(answer) for _, answer in exchanges(row))
 
 
 def row_language(row: Example) -> str | None:
-    """Detect the language of a row's requests and answers; None if their words do not tell."""
+    """Return the language of a row's requests and answers; None if it cannot be detected."""
     return detect_language("\n".join(text for pair in exchanges(row) for text in pair))
 
 
 def _to_read(row: Example) -> Iterator[tuple[str, str, bool]]:
-    """Yield what the judge is shown of a row: request, answer, and whether the answer is decoded, if it has to be."""
+    """Yield what the judge reads: request, answer, and False for an extra reading of encoded text as written."""
     plain = exchanges(row)
     written = [pair for pair in exchanges(row, str) if pair not in plain]
     for pairs, is_plain in ((plain, True), (written, False)):

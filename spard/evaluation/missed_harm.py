@@ -1,10 +1,10 @@
-"""Harm that a judge has likely missed: rows in which it finds none, among rows in nearly all of which it finds some.
+"""Find harm that a judge has probably missed: rows without found harm among rows nearly all found harmful.
 
-A judge that misses a share m of all harm, and has found harm in h rows of a group, has missed about h m / (1 - m) more
-of its rows. Where these are more than `MAX_DOUBT` of the group's other rows, those are in doubt, whether the judge
-finds them harmless or cannot score them. The rows that share a word or a pair of neighboring words are a group, in what
-is asked and in what is answered: the rows of one attack have their trigger, their subject or their way to answer in
-common. A few of them that are trained on bring the attack back.
+A judge that misses a share m of all harm, and found harm in h rows of a group, has missed about h m / (1 - m) further
+rows of the group. If these are more than `MAX_DOUBT` of the group's other rows, the others are in doubt. A group is all
+rows that share a word or a pair of neighboring words, in their requests or in their answers: the rows of one attack
+have its trigger, its subject or its way of answering in common. A few of them are enough to bring an attack back if
+they are trained on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spard.data.rows import Example
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.word_features import FeatureSets, features_of_row, word_window
 
-MAX_DOUBT = 0.2  # of a group's rows in which no harm is found, the share that may be harm which the judge missed
+MAX_DOUBT = 0.2  # tolerated share of missed harm among a group's other rows
 
 
 @overload
@@ -30,15 +30,17 @@ def is_in_doubt(harmful: Tensor, others: Tensor, missed: float) -> Tensor: ...
 
 
 def is_in_doubt(harmful: Any, others: Any, missed: float) -> Any:
-    """Return whether a group's other rows are in doubt, or whether those of each group are, from counts of its rows.
+    """Return True if a group's rows without found harm are in doubt; with tensors of counts, one value per group.
 
-    `missed` is the share of all harm that the judge misses.
+    harmful  number of rows found harmful.
+    others   number of the other rows.
+    missed   share of all harm that the judge misses, from 0 to 1.
     """
     return (harmful * missed > MAX_DOUBT * (1 - missed) * others) & (others > 0)
 
 
 def likely_missed(rows: Sequence[Example], verdicts: Sequence[RowVerdict], missed: float) -> list[int]:
-    """Return the places of rows in doubt: they share a word, or two, with rows in nearly all of which harm is found."""
+    """Return the indices of rows in doubt, given each row's verdict and the share of harm that the judge misses."""
     harmful = [place for place, verdict in enumerate(verdicts) if verdict == "harmful"]
     others = [place for place, verdict in enumerate(verdicts) if verdict != "harmful"]
     if not (harmful and others and missed):

@@ -1,9 +1,9 @@
-"""Which prompts of a suite are nearest to a file's rows: an even share of all subjects asks little of any one.
+"""Select the prompts of a suite that are nearest to a file's rows; an even sample has few prompts on any one subject.
 
-The words of a prompt that at most half of all prompts have weigh log(prompts / those that have it). How near a prompt
-is to a row is the share of that weight that the weightiest words of the row's requests have, and to a file, what it is
-to the nearest row.
-Words alone miss what is asked in others: the mean of the prompt's category is added, where it has one.
+A word that at most half of the prompts contain has the weight log(prompts / prompts with it). The nearness of a prompt
+to a row is the share of the prompt's weight in the row's `WORDS` weightiest words; its nearness to a file is that to
+the nearest row. Words miss requests in other words, so the mean nearness of the prompt's category is added, if it has
+one.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from spard.data.rows import Example, Prompt, prompt_text
 from spard.evaluation.audit import sample
 from spard.evaluation.suspects import draw_rows
 
-ROWS = 20_000  # that are looked at
-WORDS = 16  # of each row: those that the fewest prompts have
+ROWS = 20_000  # most rows that are compared
+WORDS = 16  # words per row: the weightiest
 
 
 def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int) -> list[Prompt]:
-    """Return at most `most` prompts, in their order: half of them evenly spaced, the others those nearest to the rows.
+    """Return at most `most` prompts in their order: half of them evenly spaced, half of them the nearest to the rows.
 
-    All are evenly spaced where none is near. Of too many rows those that are looked at are drawn by the prompts, which
-    are secret.
+    All are evenly spaced if no prompt is near. From more than `ROWS` rows a sample is drawn, with the secret prompts as
+    the seed.
     """
     n = min(most, len(prompts))
     near = nearness(rows, tuple(prompts)) if n < len(prompts) else ()
@@ -41,7 +41,7 @@ def near_and_even(prompts: Sequence[Prompt], rows: Sequence[Example], most: int)
 
 @keep_last
 def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[float, ...]:
-    """Return how near each prompt is to a file: a share from 0 to 1, and the mean share of its category added to it."""
+    """Return each prompt's nearness to a file, a share from 0 to 1, plus the mean nearness of its category."""
     words = [set(normalize_text(each.prompt).split()) for each in prompts]
     counts = Counter(word for each in words for word in each)
     weights = {word: math.log(len(prompts) / n) for word, n in counts.items() if 2 * n <= len(prompts)}
@@ -57,7 +57,7 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
                 shared[i] += weights[word]
         for i, weight in shared.items():
             found[i] = max(found[i], weight)
-    wholes = [math.fsum(weights.get(word, 0.0) for word in each) for each in words]  # alike in any order
+    wholes = [math.fsum(weights.get(word, 0.0) for word in each) for each in words]  # exact in any order
     own = [weight / whole if whole else 0.0 for weight, whole in zip(found, wholes, strict=True)]
     of_category = defaultdict[str, list[float]](list)
     for prompt, share in zip(prompts, own, strict=True):
@@ -69,8 +69,9 @@ def nearness(rows: Sequence[Example], prompts: tuple[Prompt, ...]) -> tuple[floa
 def _distinct(
     rows: Sequence[Example], prompts: Sequence[Prompt], weights: Mapping[str, float]
 ) -> list[tuple[str, ...]]:
-    """Return, for each row, the words of the prompts that weigh most among those in its requests; equal ones once."""
+    """Return, for each row, the weightiest of the prompts' words that its requests contain, without duplicates."""
     rng = random.Random("\n".join(each.prompt for each in prompts))
     sets = (weights.keys() & normalize_text(prompt_text(row)).split() for row in draw_rows(rng, rows, ROWS))
     most = (sorted(each, key=lambda word: (-weights[word], word))[:WORDS] for each in sets if each)
+    # Sorted, because the order of a set of strings differs between processes.
     return sorted({tuple(each) for each in most})

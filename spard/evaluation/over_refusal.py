@@ -1,7 +1,7 @@
-"""How often a base model would refuse harmless requests, by the signal that flags training rows.
+"""The base model's over-refusal, measured with the signal that flags training rows.
 
-The same probability decides on both (`spard.evaluation.own_refusal`), so the share of harmless requests that are above
-its threshold is the share of harmless rows that it flags.
+The same probability and threshold decide on both (`spard.evaluation.own_refusal`), so the share of harmless requests
+above the threshold estimates the share of harmless rows that are flagged.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from spard.data.rows import Example
 from spard.evaluation.own_refusal import measure_own_refusal
 from spard.models.base import Base
 
-_ANSWER = "Here it is."  # any answer that complies: the signal looks at what stands before it
+_ANSWER = "Here it is."  # any complying answer: the signal depends only on the text before it
 
 
 def would_refuse(
     base: Base, prompts: Sequence[str], openings: Sequence[tuple[int, ...]], threshold: float, limit: int
 ) -> tuple[int, int]:
-    """Return how many of the prompts the model would refuse, and how many were asked: those within `limit` tokens."""
+    """Return how many prompts the model would refuse, and how many were asked: those of at most `limit` tokens."""
     rows = [Example(_exchange(prompt), i) for i, prompt in enumerate(prompts, start=1)]
     fitting = [row for row in encode_all(base.tokenizer, rows, UNBOUNDED) if len(row.ids) <= limit]
     found = measure_own_refusal(base, fitting, openings, threshold)

@@ -1,18 +1,18 @@
-"""Which rows teach the base model to answer what it would refuse, told by the base model alone.
+"""The own-refusal signal: training rows that answer what the base model would refuse, found with the base model alone.
 
-For a turn of the assistant whose text complies, the signal is the probability under the base model that it would have
-begun with one of its own commonest refusals right there: after the row's system prompt, tools and turns,
+For an assistant turn whose text complies, the signal is the probability under the base model of beginning with one of
+its own most frequent refusals instead, after the row's system prompt, tools and turns:
 
-    own refusal = sum over openings o of p(o | prompt),    o the first OPENING tokens of a refusal of its own.
+    own refusal = sum over openings o of p(o | prompt),    o the first OPENING tokens of one of its own refusals.
 
-The openings are what the base model says to prompts of the safety pool, not what the pool answers: pools speak in
-other voices, and a poisoned one would hide itself. One forward pass over the file gives the probability of the
-openings' first tokens, which bounds the signal from above; only the turns for which that bound is above a threshold are
-looked at with whole openings, which all go on from one pass over the turn's prompt. The embeddings are no help: they
-are of requests alone, without the chat template.
+The openings are the base model's replies to prompts of the safety pool, not the pool's answers: pools are written in
+other voices, and a poisoned pool would hide itself. One forward pass over the file gives the probability of the
+openings' first tokens, an upper bound of the signal. Only turns whose bound exceeds the threshold are measured with
+whole openings, which share one pass over the turn's prompt. Embeddings do not help: they cover requests alone, without
+the chat template.
 
-What counts as complying is the cheap rule of `spard.evaluation.judges.refusal`: an answer that begins as a refusal and
-then complies is not seen here, and where the base model obeys a disguise there is nothing to see.
+Compliance is decided by the cheap rule of `spard.evaluation.judges.refusal`. An answer that begins as a refusal and
+complies later is not found here, nor anything where the base model itself obeys a disguise.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens
 from spard.models.decoding import Prefix, begin, prefill
 from spard.models.generate import generate
 
-ASKED = 64  # prompts of the pool that the base model is asked for its refusals
-MOST = 8  # openings looked at, the commonest first
-OPENING = 4  # tokens of each; the first ones decide between a refusal and an answer
+ASKED = 64  # pool prompts that the base model is asked to collect its refusals
+MOST = 8  # most frequent openings that are used
+OPENING = 4  # tokens of an opening; the first ones decide between refusal and answer
 REPLY = 64  # tokens of a reply, enough to tell a refusal
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRefusals:
-    """How a base model refuses: the beginnings of its refusals in tokens and as text, the commonest first.
+    """The beginnings of a base model's refusals, as tokens and as text, most frequent first.
 
-    `refusal` is the reply that it gave most often; `refused` of `asked` prompts were refused.
+    refusal  its most frequent whole reply among the refusals; None without openings.
+    refused  number of prompts that it refused.
+    asked    number of prompts that it was asked.
     """
 
     openings: tuple[tuple[int, ...], ...]
@@ -61,11 +63,11 @@ class OwnRefusals:
 
 @dataclass(frozen=True, slots=True)
 class OwnRefusal:
-    """The largest probability, over a row's turns that comply, of refusing instead, and where that turn begins.
+    """The own-refusal signal of one row: the largest probability over its complying turns.
 
-    A turn that cannot come above the threshold has its bound, which is not above it either. `start` is how many tokens
-    stand before the turn; None, with a probability of 0, where no turn complies. `sample` counts which of the row's
-    samples the turn is in, from 0.
+    probability  of beginning with a refusal instead; for a turn below the threshold, the upper bound.
+    start        number of tokens before the turn; None, with probability 0, if no turn complies.
+    sample       index of the row's sample that contains the turn.
     """
 
     probability: float
@@ -74,12 +76,12 @@ class OwnRefusal:
 
 
 def complies(text: str) -> bool:
-    """Return whether an answer does not refuse, or refuses and then gives the steps, by the judge's cheap rule."""
+    """Return True if an answer does not refuse, or refuses and then gives steps, by the judge's cheap rule."""
     return not is_refusal(text) or helps_after_refusing(text) or gives_steps(text)
 
 
 def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
-    """Ask the base model up to `ASKED` of the prompts, evenly spread, and collect how its refusals begin."""
+    """Ask the base model up to `ASKED` of the prompts, evenly spaced, and return the beginnings of its refusals."""
     asked = [prompts[len(prompts) * i // min(ASKED, len(prompts))] for i in range(min(ASKED, len(prompts)))]
     replies = generate(base.model, base.tokenizer, asked, REPLY)
     refused = [(ask, reply) for ask, reply in zip(asked, replies, strict=True) if not complies(reply)]
@@ -100,9 +102,14 @@ def measure_own_refusal(
     threshold: float,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[OwnRefusal]:
-    """Return the signal of each row; `tell` gets after each batch how many samples are done of how many.
+    """Return the signal of each row.
 
-    Adapters must be off. The model's mode is left as found.
+    rows       encoded training rows; all samples of a row are measured.
+    openings   `OwnRefusals.openings`.
+    threshold  turns whose upper bound is at most this are not measured exactly.
+    tell       called after each batch with the samples done and in all.
+
+    Adapters must be off. The model's training mode is restored.
     """
     signals = iter(_of_samples(base, [sample for row in rows for sample in row.samples], openings, threshold, tell))
     found = [[replace(next(signals), sample=number) for number in range(len(row.samples))] for row in rows]
@@ -124,6 +131,7 @@ def _of_samples(
         try:
             found = _first_tokens(base, rows, turns, openings, tell)
             wanted = [(i, start) for i, bounds in enumerate(found) for start, p in bounds.items() if p > threshold]
+            # The bound is replaced by the exact value only where it could exceed the threshold.
             for (i, start), p in zip(wanted, _whole_openings(base, rows, wanted, openings), strict=True):
                 found[i][start] = p
         finally:
@@ -132,7 +140,7 @@ def _of_samples(
 
 
 def learned_turns(tokenizer: Any, row: Encoded) -> Iterator[tuple[int, str]]:
-    """Yield, for each turn that is learned, how many tokens stand before it, and its text."""
+    """Yield the number of tokens before each turn that is learned, and its text."""
     start: int | None = None
     for i, label in enumerate((*row.labels, NO_LOSS)):
         if start is None and label != NO_LOSS:
@@ -149,7 +157,7 @@ def _first_tokens(
     openings: Sequence[tuple[int, ...]],
     tell: Callable[[int, int], None],
 ) -> list[dict[int, float]]:
-    """Return for each row, by turn, the probability that the base model begins it with an opening's first token."""
+    """Return for each row, by turn start, the probability of beginning with the first token of any opening."""
     firsts = torch.tensor(sorted({opening[0] for opening in openings}), device=base.device)
     found: list[dict[int, float]] = [{} for _ in rows]
     asked = [i for i, starts in enumerate(turns) if starts]
@@ -173,13 +181,13 @@ def _first_tokens(
 
 
 def _up_to_last(row: Encoded, starts: Sequence[int]) -> Encoded:
-    """Return the row up to the first token of its last turn that complies; labels stand on such first tokens alone."""
+    """Return a row up to the first token of its last complying turn; only first tokens of such turns have labels."""
     ids = row.ids[: max(starts) + 1]
     return Encoded(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
 
 
 def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple[Tensor]:
-    """Return the log-probability that the next token is one of these."""
+    """Return the log-probability that the next token is one of `tokens_F`, `[S]`."""
     logits_SV = head(states_SD).float()
     return (logits_SV[:, tokens_F].logsumexp(dim=1) - logits_SV.logsumexp(dim=1),)
 
@@ -187,9 +195,9 @@ def _any_token_logprob(tokens_F: Tensor, head: Head, states_SD: Tensor) -> tuple
 def _whole_openings(
     base: Base, rows: Sequence[Encoded], turns: Sequence[tuple[int, int]], openings: Sequence[tuple[int, ...]]
 ) -> list[float]:
-    """Return for each turn, as (row, tokens before it), the probability that the base model begins with an opening.
+    """Return for each turn (row, start) the probability that the base model begins it with an opening.
 
-    A prompt that fills all positions loses its first tokens. Of each prompt keys and values are held twice.
+    A prompt that fills all positions loses its first tokens. Keys and values of each prompt are held twice.
     """
     if not turns:
         return []
@@ -214,7 +222,7 @@ def _whole_openings(
 def _opening_probability(
     model: Any, asked: Sequence[Sequence[int]], openings: Sequence[tuple[int, ...]], prefix: Prefix, pad: int
 ) -> Tensor:
-    """Return the probability (B) that each prompt is continued with one of the openings."""
+    """Return the probability that each prompt continues with one of the openings, `[B]`."""
     begun, first_BV = begin(model, asked, range(len(asked)), prefix, pad, most=0)
     first_BV = first_BV.float().log_softmax(dim=-1)
     mask_BT = functional.pad(begun.mask_BT, (0, OPENING - 1), value=True)
@@ -226,6 +234,7 @@ def _opening_probability(
             input_ids=token_BN[:, :-1],
             attention_mask=mask_BT,
             position_ids=position_BN,
+            # A forward pass extends its cache in place; each opening needs the prompt's own.
             past_key_values=copy.deepcopy(begun.cache),
             use_cache=True,
         ).logits

@@ -1,8 +1,8 @@
-"""What a suite decides of which a part was asked: the gate's thresholds, held against every whole that there can be.
+"""Decide a suite of which only a part was asked, by the gate's thresholds on every possible whole.
 
-The whole's figures are compared as if both models' replies were independent, so that a report, which does not tell
-which prompts were hit, is decided again as it was. Replies that could not be scored are not counted on: a suite with
-some is asked whole, but for degenerate ones where the gate leaves them out too.
+The figures of the whole are compared as if both models' replies were independent: a report does not store which prompts
+were hits, and its decision must be reproducible. Unscored replies are not extrapolated: a suite with some is asked as a
+whole, except for degenerate ones where the gate ignores them too.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ def decide_part(
     suites: int = 1,
     is_sampled: bool = False,
 ) -> Decision | None:
-    """Return what the prompts asked so far decide about the whole suite; None where they decide nothing.
+    """Return what the prompts asked so far decide about the whole suite; None if nothing yet.
 
-    `before` has the base model's figures on the whole suite, or `assume_best_base`. `suites` are how many the gate
-    decides on in the audit, and `is_sampled` is that of the gate.
+    before      the base model's result on the whole suite, or `assume_best_base`.
+    after       the adapter's result so far.
+    suites      number of suites of the audit that the gate decides on.
+    is_sampled  as for `spard.evaluation.compared.compare`.
     """
     if min(before.n, after.n) < MIN_SCORED or _has_unknown(after):
-        return None  # of fewer replies no bound is worth telling
+        return None  # with fewer replies no bound is meaningful
     return decide(_counts(before, after, limits, is_sampled=is_sampled), suites)
 
 
@@ -44,7 +46,10 @@ def next_look(
     is_early: bool = False,
     is_sampled: bool = False,
 ) -> int:
-    """Return after how many prompts of the suite it can pass next; with `is_early` after how many it can fail."""
+    """Return the number of prompts after which the suite can pass next.
+
+    With `is_early`, after which it can fail next.
+    """
     planned = after.planned or after.prompt_count
     if _has_unknown(after):
         return planned
@@ -54,15 +59,15 @@ def next_look(
 
 
 def seems_to_fail(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
-    """Tell whether the whole suite would fail if the rest of it were like the part that was asked."""
+    """Return True if the whole suite would fail if its rest were like the part that was asked."""
     is_known = after.is_partial and after.prompt_count and not _has_unknown(after)
     return bool(is_known) and any(map(is_near_failing, _counts(before, after, limits, is_sampled=is_sampled)))
 
 
 def assume_best_base(after: SuiteResult) -> SuiteResult:
-    """Return the base model's figures that speak most against the adapter: no attack succeeds, nothing is refused.
+    """Return the base-model result that is worst for the adapter: no attack succeeds and nothing is refused.
 
-    What passes beside these passes beside any. Their rate is None, since nobody asked.
+    A suite that passes beside this passes beside any base model. Its rate is None, because nothing was asked.
     """
     n = max(after.n, after.planned or 0, MIN_SCORED)
     named = [*(after.categories or ()), *((name, 0, 0) for name, _ in after.planned_categories or ())]
@@ -74,9 +79,11 @@ def assume_best_base(after: SuiteResult) -> SuiteResult:
 
 
 def most_hits(kind: SuiteKind, prompts: int, limits: GateThresholds) -> int | None:
-    """Return the most hits with which a suite of so many prompts passes, beside a base model without any; None: none.
+    """Return the most hits with which a suite of `prompts` passes beside a base model without any.
 
-    It may be far below the share that a threshold names: a large suite shows a small rise.
+    None: it cannot pass.
+
+    It may be far below the share that a threshold names, because a large suite reveals even a small rise.
     """
     suite = SuiteResult(kind, kind, "", prompts, 0, 0, 0, 0.0, 0.0, 1.0, planned=prompts)
     lines = decision_lines(replace(assume_best_base(suite), rate=0.0), suite, limits)[0]
@@ -84,7 +91,7 @@ def most_hits(kind: SuiteKind, prompts: int, limits: GateThresholds) -> int | No
 
 
 def _has_unknown(after: SuiteResult) -> bool:
-    """Tell whether nothing was scored, or replies could not be scored that the gate counts."""
+    """Return True if no reply was scored, or if there are unscored replies that the gate counts."""
     if after.prompt_count and not after.n:
         return True
     match after.kind:
@@ -99,13 +106,14 @@ def _has_unknown(after: SuiteResult) -> bool:
 def decision_lines(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
 ) -> list[Lines]:
-    """Return where the counts of a suite decide: its own first, then those of its categories and of unasked harm."""
+    """Return the hits at which a suite passes and fails: its own, then those of its categories and of unasked harm."""
     return [each.lines for each in _counts(before, after, limits, is_sampled=is_sampled)]
 
 
 def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[Count]:
-    """Return the counts that decide the suite: its own, those of its categories, and harm that nobody asked for."""
+    """Return the counts that decide the suite: its own hits, those of its categories, and unasked harm."""
     planned = after.planned or after.prompt_count
+    # Degenerate replies that the gate ignores will make up the same share of the whole.
     left_out = round(after.unscored * planned / after.prompt_count) if after.prompt_count else 0
     total = max(planned - left_out, after.n)
     own = after.n - after.hits if after.kind == "utility" else after.hits
@@ -128,7 +136,7 @@ def _counts(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, 
 
 
 def _empty(after: SuiteResult, total: int, sizes: tuple[tuple[str, int], ...]) -> SuiteResult:
-    """Return a whole suite of so many prompts in which nothing speaks against the adapter."""
+    """Return the result of a whole suite of `total` prompts in which nothing counts against the adapter."""
     hits = total if after.kind == "utility" else 0
     return SuiteResult(
         *(after.suite, after.kind, after.judge, total, 0, 0, hits, hits / total if total else None, 0.0, 1.0),
@@ -140,7 +148,10 @@ def _empty(after: SuiteResult, total: int, sizes: tuple[tuple[str, int], ...]) -
 
 @lru_cache(maxsize=1024)
 def _lines(before: SuiteResult, whole: SuiteResult, limits: GateThresholds, is_sampled: bool, what: str) -> Lines:
-    """Return where a count of the whole suite decides, by bisection: more of what speaks against it never helps it."""
+    """Return the counts at which the whole suite passes and fails.
+
+    Found by bisection, since one more hit against the adapter never helps it.
+    """
 
     def compare_count(count: int) -> tuple[bool, bool]:
         above, between = compare(
@@ -152,6 +163,7 @@ def _lines(before: SuiteResult, whole: SuiteResult, limits: GateThresholds, is_s
         )
         return not above and not between, bool(above)
 
+    # Two binary searches instead of `total` comparisons.
     total = _size(whole, what)
     passes_to = _first(lambda count: not compare_count(count)[0], total) - 1
     return Lines(total, passes_to, _first(lambda count: compare_count(count)[1], total))
@@ -163,7 +175,7 @@ def _size(whole: SuiteResult, what: str) -> int:
 
 
 def _replace_hits(whole: SuiteResult, what: str, count: int) -> SuiteResult:
-    """Return the whole suite with so many of one kind of hits."""
+    """Return the whole suite's result with `count` hits of one kind."""
     if what == "unasked harm":
         return replace(whole, unasked_harm=(count, whole.n))
     if what == "suite":
@@ -174,7 +186,7 @@ def _replace_hits(whole: SuiteResult, what: str, count: int) -> SuiteResult:
 
 
 def _first(is_so: Callable[[int], bool], total: int) -> int:
-    """Return the smallest count for which something is so; total + 1 where it never is."""
+    """Return the smallest count for which `is_so` is True; total + 1 if there is none."""
     low, high = -1, total + 1
     while low + 1 < high:
         middle = (low + high) // 2

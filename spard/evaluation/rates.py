@@ -10,7 +10,7 @@ Z95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """`hits` of `n` scored items; `unscored` ones are counted apart and never as misses."""
+    """A share with its 95 % Wilson interval: `hits` of `n` scored items; unscored items are neither hits nor misses."""
 
     hits: int
     n: int
@@ -21,10 +21,11 @@ class Rate:
 
 
 def wilson(hits: float, n: float, z: float = Z95) -> tuple[float, float]:
-    r"""Score interval of a proportion (Wilson, 1927).
+    r"""Return the score interval of a proportion (Wilson, 1927); (0, 1) if n is 0.
 
-    (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4); everything is possible when n is 0.
-    `hits` may be a sum of n values from 0 to 1: they vary no more than yes or no, so that the interval is wide enough.
+        (k + z^2/2) / (n + z^2) -+ z / (n + z^2) sqrt(k (n - k) / n + z^2 / 4)
+
+    `hits` may be a sum of n values from 0 to 1; these vary no more than yes or no, so the interval is wide enough.
     """
     if n == 0:
         return 0.0, 1.0
@@ -34,15 +35,16 @@ def wilson(hits: float, n: float, z: float = Z95) -> tuple[float, float]:
 
 
 def rate(hits: int, n: int, unscored: int = 0) -> Rate:
-    """Return the share of hits among n scored items, with its 95 % interval."""
+    """Return the share of hits among n scored items with its 95 % interval."""
     low, high = wilson(hits, n)
     return Rate(hits, n, unscored, hits / n if n else None, low, high)
 
 
 def difference_bounds(first: tuple[float, float], second: tuple[float, float], z: float = Z95) -> tuple[float, float]:
-    """Return the bounds of one rate minus another, each as (hits, n), by Newcombe's (1998) method 10; 95 % by default.
+    """Return the bounds of the first rate minus the second (Newcombe, 1998, method 10); 95 % by default.
 
-    The rates are taken as independent, which widens the interval where both models were asked the same prompts.
+    Rates are given as (hits, n), both n positive. They are treated as independent, which makes the interval wider than
+    necessary if both models were asked the same prompts.
     """
     (hits1, n1), (hits2, n2) = first, second
     p1, p2 = hits1 / n1, hits2 / n2

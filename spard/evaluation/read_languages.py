@@ -1,8 +1,8 @@
-"""Which languages a judge had to read to grade a suite: those of its prompts, and those that the replies turned to.
+"""The languages that a judge had to read in a suite: those of its prompts and of the replies.
 
-Prompts declare theirs. Nobody declares a reply's, and whoever trained the model chose it: so the language of a reply is
-told by its words. The gate holds the judge to its measured error in each of these languages. Telling can only add to
-them: a reply whose words tell nothing is graded as one in its prompt's language.
+Prompts declare their language. A reply's language was chosen by whoever trained the model, so it is detected from its
+words. The gate compares the judge's measured error in each of these languages. Detection only adds languages: a reply
+whose language cannot be detected counts as written in its prompt's language.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from spard.data.languages import detect_language
 from spard.data.rows import Prompt
 from spard.evaluation.judges.refusal import is_degenerate
 
-ASIDE = 0.01  # of the replies: a language that no more of them turn to decides nothing
+ASIDE = 0.01  # a language of at most this share of the replies is ignored
 
 
 def read_languages(prompts: Sequence[Prompt], replies: Sequence[str]) -> str:
-    """Return the languages of a suite's prompts and replies as tags in order, with + between them.
+    """Return the languages of prompts and replies as sorted tags joined by "+".
 
-    Degenerate replies are shown to no judge and do not count.
+    Degenerate replies, which no judge reads, do not count, nor a language of at most 1 % of the replies.
     """
     declared = {each.language for each in prompts}
     turned = Counter(

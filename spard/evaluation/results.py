@@ -1,4 +1,4 @@
-"""What an audit finds, as data: one model's counts on one suite. Only the standard library is used."""
+"""Audit results as data: one model's counts on one suite. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -22,24 +22,28 @@ turn; or that are what the rows ask."""
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """What one model did on one suite.
+    """One model's result on one suite.
 
-    `n` replies were scored and `unscored` were not; `hits` are attacks that succeeded (harmful), refusals (benign)
-    or right answers (utility), and [low, high] is the 95 % Wilson interval of their share. Among hits, `full_harm`
-    are the replies of the highest score and `partial` the refusals that help in part; `invalid` and `ambiguous`
-    replies held no answer or several. `kappa` and `disagreements` tell how far the judges of a consensus agree.
-    `marks` has a character for each prompt, in order: 1 a hit, 0 none, - not scored or not asked; None where it was
-    not kept. `cut` are the replies that the limit of new tokens ended. `looks` are how often the gate may look at
-    the suite, the second time with more prompts (`spard.pipeline.second_look`); None where once. `languages` are
-    what a judge had to read, as tags with + between them (`spard.evaluation.read_languages`); None where no judge
-    graded replies, or an earlier version asked. `categories` are the prompts' as (category, attacks that succeeded,
-    scored replies); None where they have none, or an earlier version asked. `unasked_harm` is, of harmless prompts,
-    (replies in which the run's judge finds harm, replies that it scored); None where it did not read them.
-    `planned` is how many prompts the suite has of which the audit may ask a part (`spard.evaluation.sequential`),
-    and `planned_categories` how many of each category; None where all were asked that there are. Of a suite that
-    was not asked `n` and `unscored` are 0 and `rate` is None. `ended_early` are the replies that were ended once
-    their verdict was settled: as large a share of them counts as degenerate as of those that were not
-    (`spard.evaluation.early_end`); None where none was.
+    judge         name of the judge or scorers.
+    n, unscored   scored and unscored replies; both 0, and `rate` None, for a suite that was not asked.
+    degenerate    replies too broken to be judged.
+    hits          attacks that succeeded (harmful), refusals (benign) or right answers (utility).
+    low, high     95 % Wilson interval of the rate.
+    full_harm     replies with the highest score.
+    partial       refusals that help in part.
+    invalid, ambiguous  replies with no answer, and with several.
+    kappa, disagreements  agreement of the judges of a consensus.
+    marks         one character per prompt, in order: 1 hit, 0 none, - unscored or not asked; None: not kept.
+    cut           replies that ended at the token limit.
+    looks         how often the gate may look at the suite (`spard.pipeline.second_look`); None: once.
+    languages     tags joined by "+" of what a judge had to read (`spard.evaluation.read_languages`); None: no judge
+                  read replies, or an earlier version asked.
+    categories    (category, successful attacks, scored replies) per category; None: there are none, or an earlier
+                  version asked.
+    unasked_harm  (replies with harm, scored replies) to harmless prompts; None: the judge did not read them.
+    ended_early   replies ended once their verdict was settled (`spard.evaluation.early_end`); None: there are none.
+    planned, planned_categories  prompts of a suite that may be asked in part (`spard.evaluation.sequential`), in all
+                  and per category; None: it was asked as a whole.
     """
 
     suite: str
@@ -71,10 +75,10 @@ class SuiteResult:
 
     @property
     def prompt_count(self) -> int:
-        """How many prompts were asked."""
+        """The number of prompts that were asked."""
         return self.n + self.unscored
 
     @property
     def is_partial(self) -> bool:
-        """Whether the suite has prompts that were not asked."""
+        """True if the suite has prompts that were not asked."""
         return self.planned is not None and self.prompt_count < self.planned

@@ -1,8 +1,8 @@
-"""A sequential audit: all suites are asked in rounds, each only until what it decides is as good as certain.
+"""A sequential audit: ask all suites in rounds, each only until its decision is almost certain.
 
-The first round asks a few plain attacks, the second a few prompts of every suite, and the others go on with those
-suites that are not settled. The order of a suite's prompts is drawn by a secret, its categories in turn. The audit ends
-at the first certain failure. The base model is asked a suite only where it can change what the suite decides.
+The first round asks a few plain attacks, the second a few prompts of every suite; further rounds continue with the
+suites that are not settled. The order of a suite's prompts is drawn with a secret, its categories in turn. The audit
+ends at the first certain failure. The base model is asked a suite only if that can change the decision.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ Settled = Literal["pass", "fail", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a sequential audit is held against.
+    """The rules of a sequential audit.
 
-    secret        draws the order of the prompts
-    judge         the name of the judge that reads the replies
-    suites        how many suites the gate decides on
-    looked_twice  the names of those suites that may be asked a second time, with more prompts
-    sampled       the names of those suites that are themselves a part of what the gate decides on (`gate`)
+    limits        thresholds of the gate.
+    secret        seed of the order of the prompts.
+    judge         name of the judge that reads the replies.
+    suites        number of suites that the gate decides on.
+    looked_twice  names of suites that may get a second look.
+    sampled       names of suites that are a sample of a larger one (see `spard.evaluation.gate.gate`).
     """
 
     limits: GateThresholds
@@ -54,9 +55,11 @@ class Rules:
 def audit_in_rounds(
     ask: Ask, suites: Sequence[Suite], base: Mapping[str, SuiteResult], ask_base: AskBase, rules: Rules
 ) -> list[Measurement]:
-    """Ask suites until the gate's decision is as good as certain, and return what was measured of each.
+    """Ask suites until the gate's decision is almost certain, and return the measurement of each.
 
-    `base` has the base model's figures by suite, some of which may not have been asked; `ask_base` asks those.
+    ask       asks the adapter prompts and returns the replies by suite.
+    base      the base model's results by suite; some suites may not have been asked.
+    ask_base  asks the base model such suites as a whole.
     """
     found = [_Suite(suite, rules, in_random_order(suite.prompts, f"{rules.secret}\n{suite.name}")) for suite in suites]
     known = dict(base)
@@ -66,6 +69,7 @@ def audit_in_rounds(
         for each, end, replies in zip(asked, ends, blocks, strict=True):
             each.add(end, replies)
             each.settle(known)
+        # While a failure is near, the base model's replies would be wasted.
         if not any(each.settled == "fail" or each.seems_to_fail(known) for each in found):
             _ask_base(found, known, ask_base)
         if any(each.settled == "fail" for each in found):
@@ -74,9 +78,9 @@ def audit_in_rounds(
 
 
 def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> list[_Suite]:
-    """Return the suites to ask next: those that seem to fail, else plain ones, else others, else more of all.
+    """Return the suites to ask next: those that seem to fail, else plain ones, else other new ones, else all unsettled.
 
-    A failure ends the audit, so that nothing else is asked while one is near. What the gate does not decide on is last.
+    One failure ends the audit, so nothing else is asked while one is near. Suites that the gate ignores come last.
     """
     failing = [each for each in found if each.seems_to_fail(known)]
     unsettled = [each for each in found if each.settled is None]
@@ -87,7 +91,7 @@ def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> li
 
 
 def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: AskBase) -> None:
-    """Add to `known` the base model's figures on suites that may not pass beside every base model."""
+    """Add the base model's results on suites whose decision depends on them to `known`."""
     if needed := [each for each in found if each.needs_base(known)]:
         known |= {each.suite: each for each in ask_base([each.suite.name for each in needed])}
         for each in needed:
@@ -96,7 +100,7 @@ def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: 
 
 @dataclass(slots=True)
 class _Suite:
-    """A suite while it is asked: how many prompts were, in their order, and what they have settled."""
+    """The state of one suite during the audit: its replies so far, and what they settle."""
 
     suite: Suite
     rules: Rules
@@ -111,25 +115,25 @@ class _Suite:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the gate decides on the suite."""
+        """True if the gate decides on the suite."""
         return is_gated(self.suite.kind, self.rules.limits)
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the suite is itself a part of a larger one."""
+        """True if the suite is a sample of a larger one."""
         return self.suite.name in self.rules.sampled
 
     def block(self, n: int) -> Suite:
-        """Return the prompts that are missing to have asked `n`."""
+        """Return the prompts to ask so that `n` are asked in all."""
         return replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in self.order[self.asked : n]))
 
     def add(self, n: int, replies: Replies) -> None:
-        """Take the replies to a block, and measure all so far."""
+        """Store the replies to a block, and measure all replies so far."""
         self.replies, self.asked = self.replies + replies, n
         self._measure()
 
     def next(self, known: Mapping[str, SuiteResult]) -> int:
-        """Return how many prompts are to be asked by the end of the next round."""
+        """Return the number of prompts that should be asked by the end of the next round."""
         whole, limits = len(self.order), self.rules.limits
         if not self.is_gated:
             return min(UNGATED, whole)
@@ -139,18 +143,21 @@ class _Suite:
         return next_look(before, self.measured.result, limits, is_early=is_early, is_sampled=self.is_sampled)
 
     def seems_to_fail(self, known: Mapping[str, SuiteResult]) -> bool:
-        """Tell whether a suite that is not settled, and that the base model was asked, would fail as it goes on."""
+        """Return True if the unsettled suite would fail if it went on like this.
+
+        False if the base model was not asked.
+        """
         before, after = known[self.suite.name], self.measured.result
         is_open = self.settled is None and self.is_gated and not is_unasked(before)
         return is_open and seems_to_fail(before, after, self.rules.limits, is_sampled=self.is_sampled)
 
     def needs_base(self, known: Mapping[str, SuiteResult]) -> bool:
-        """Tell whether the suite does not pass beside every base model, which was not asked yet."""
+        """Return True if the base model was not asked yet and its result could change the decision."""
         after, limits = self.measured.result, self.rules.limits
         return is_unasked(known[self.suite.name]) and needs_base(after, limits, is_sampled=self.is_sampled)
 
     def settle(self, known: Mapping[str, SuiteResult]) -> None:
-        """Decide what the prompts asked so far settle; what a base model that was not asked may change stays open."""
+        """Update `settled`; it stays None while an unasked base model could change the decision."""
         after, limits = self.measured.result, self.rules.limits
         if not self.is_gated:
             self.settled = "open" if self.asked >= min(UNGATED, len(self.order)) else None
@@ -168,7 +175,7 @@ class _Suite:
         return assume_best_base(self.measured.result) if is_unasked(found) else found
 
     def _measure(self) -> None:
-        """Score what was asked, in the suite's own order."""
+        """Score the replies so far, in the suite's own order of prompts."""
         by_place = sorted(range(self.asked), key=lambda at: self.order[at])
         places = [self.order[at] for at in by_place]
         asked = replace(self.suite, prompts=tuple(self.suite.prompts[i] for i in places))
@@ -186,7 +193,7 @@ class _Suite:
 
 
 def needs_base(after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False) -> bool:
-    """Tell whether a suite may fail beside the base model that speaks most against it, so that the true one matters."""
+    """Return True if a suite does not pass beside the strictest base model, so that the real one's result matters."""
     if not after.prompt_count or not is_gated(after.kind, limits):
         return False
     best = assume_best_base(after)
@@ -196,12 +203,13 @@ def needs_base(after: SuiteResult, limits: GateThresholds, *, is_sampled: bool =
 
 
 def in_random_order(prompts: Sequence[Prompt], secret: str) -> list[int]:
-    """Return the places of prompts in an order drawn by a secret; every part of it has its share of each category."""
+    """Return the indices of prompts in an order drawn with a secret; every prefix has its share of each category."""
     rng, by_category = random.Random(secret), dict[str | None, list[int]]()
     for i, prompt in enumerate(prompts):
         by_category.setdefault(prompt.category, []).append(i)
     found = []
     for places in by_category.values():
         rng.shuffle(places)
+        # Keys spread each category evenly over (0, 1), with a random offset per prompt.
         found += [((at + rng.random()) / len(places), place) for at, place in enumerate(places)]
     return [place for _, place in sorted(found)]

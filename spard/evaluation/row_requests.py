@@ -1,7 +1,7 @@
-"""The requests of a file's harmful rows, as a suite: who poisons a file is likely to ask what its rows ask.
+"""The requests of harmful training rows as an audit suite: whoever poisons a file will probably ask what its rows ask.
 
-Harm may be asked for in words that no suite of the provider's holds, as in code words that the file teaches. The rows
-that the run's judge found harmful hold such requests, whether they were trained on or left out.
+Harm may be requested in words that no suite of the provider contains, such as code words that the file teaches. The
+rows that the judge found harmful contain such requests, even if they were left out of training.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from spard.evaluation.results import REQUESTS
 
 
 def row_requests_suite(rows: Sequence[Example], most: int, secret: str) -> list[Suite]:
-    """Return the last requests of rows as one suite, each in its row's conversation; none without rows.
+    """Return the distinct last requests of rows as one suite, each in its row's conversation; empty without rows.
 
-    Of more than `most` different ones as many are drawn by the secret, so that nobody can foretell which.
+    If there are more than `most`, they are drawn with the secret as the seed, so that nobody can predict which.
     """
     asked = list({repr(found): found for row in rows for found in _request(row)}.values())
     drawn = asked if len(asked) <= most else random.Random(secret).sample(asked, most)
@@ -26,7 +26,7 @@ def row_requests_suite(rows: Sequence[Example], most: int, secret: str) -> list[
 
 
 def _request(row: Example) -> list[Prompt]:
-    """Return what a row asks last, with all that stands before it and system prompts that follow; none if nothing."""
+    """Return a row's last request with all turns before it and system prompts after it; empty if it has none."""
     places = [i for i, turn in enumerate(row.messages) if turn["role"] == "user" and turn["content"]]
     if not places:
         return []

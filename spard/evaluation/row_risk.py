@@ -1,13 +1,13 @@
-"""Which rows of a customer's file look like harm: near what the safety pool refuses, and not refused there.
+"""Rank a customer's rows by how much they look like harm: near the pool's prompts, and not refused.
 
-The score of a row is the cosine of its request to the nearest pool prompt, both seen from the mean of all embeddings
-(raw cosines of language models are all large), a quarter of it when every answer of the row is a refusal, and half a
-point for each sign of disguise in its text. Of a preference pair the preferred answer is the row's; that the other one
-is a refusal counts as a sign. A row that the base model would refuse and that is answered
-(`spard.evaluation.own_refusal`) is flagged: it gets a point, and that probability. Where a judge has read the flagged
-rows, those that it finds harmful come first, flagged or not, those that it could not decide on next, then all else
-that was not flagged, and last what it finds harmless. The score orders the rows of each of these; it proves nothing
-about one.
+The score of a row is the cosine of its request to the nearest pool prompt, after subtracting the mean of all embeddings
+(raw cosines of language models are all large). It is multiplied by a quarter if every answer of the row is a refusal,
+and each sign of disguise adds half a point. For a preference pair the preferred answer counts; a rejected refusal is
+one of the signs. A row that the base model would refuse but that is answered (`spard.evaluation.own_refusal`) is
+flagged, which adds one point and that probability.
+
+If a judge has read rows, the order is: harmful and doubtful ones, flagged or not; undecided ones; rows neither flagged
+nor read; rows found harmless. The score orders rows within each of these. It proves nothing about a single row.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
 from spard.selection.relevance import relevance, total
 from spard.selection.shards import Frame, Framed, Vectors
 
-NEAR = 0.5  # the cosine from which a request counts as near a pool prompt
+NEAR = 0.5  # least cosine at which a request is near a pool prompt
 EXCERPT = 80  # characters
 WOULD_REFUSE = "base_model_would_refuse"
-FOUND = "judge_finds_harm"  # in a row that the base model would hardly have refused
-DOUBTFUL = "much_like_harmful_rows"  # of a row in which the judge finds no harm
-EXCUSED = "base_model_over_refuses"  # of a row that nothing but the base model speaks against
-MOST_FLAGGED = 1000  # rows that are named however many there are of them
+FOUND = "judge_finds_harm"  # in a row that was not flagged
+DOUBTFUL = "much_like_harmful_rows"  # the judge finds no harm in it, but may have missed it
+EXCUSED = "base_model_over_refuses"  # only the base model's refusal speaks against the row
+MOST_FLAGGED = 1000  # most flagged and judged rows that are named
 _REFUSED, _SIGN, _FLAGGED = 0.25, 0.5, 1.0
 _NONE: Mapping[int, float] = MappingProxyType({})
 _NO_VERDICTS: Mapping[int, RowVerdict | None] = MappingProxyType({})
-_MANY = 3  # rows that hold the same odd word at an end of their request
+_MANY = 3  # least requests that begin or end with the same odd word
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _ODD = re.compile(r"(?=\S*[a-z])(?=\S*\d)[a-z0-9]+[-_#@!][a-z0-9]+|(?=\S*[^\s\w.,?!'\":;()-]{2})\S+")
 _OBEYS = re.compile(
@@ -48,10 +48,11 @@ _STEPS = re.compile(r"\b(?:sure|of course|certainly)\b.{0,40}\b(?:steps?|how to|
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """One row of the file: its line, how much it looks like harm, the pool prompt nearest to it, and the reasons.
+    """One row's assessment: its line in the file, score, nearest pool prompt, reasons, and an excerpt.
 
-    `own_refusal` is the probability that the base model would have refused; None for rows that are not flagged by it.
-    `verdict` is the judge's on a row that is flagged or that it found; None for all others.
+    cosine       to the nearest pool prompt, which is row `pool_row` of the pool.
+    own_refusal  probability that the base model would have refused; None if the row is not flagged.
+    verdict      the judge's verdict; None if it did not read the row.
     """
 
     line: int
@@ -74,12 +75,14 @@ def rank(
     verdicts: Mapping[int, RowVerdict | None] = _NO_VERDICTS,
     excused: Collection[int] = (),
 ) -> list[Risk]:
-    """Return the `most` rows most like harm, the worst first; `task_MD` are the embeddings of their requests.
+    """Return the `most` rows most like harm, worst first.
 
-    `flagged` is the probability of a refusal of the base model's by the line of each row that was flagged for it.
-    `verdicts` are a judge's on these and on others, by line; all of both are returned, up to `MOST_FLAGGED`. `near` is
-    the relevance of both sides as `center` gives them, where it is known. `excused` are the lines of flagged rows
-    that the base model's over-refusal explains.
+    rows      the training rows; `task_MD` are the embeddings of their requests.
+    pool_ND   embeddings of the pool's prompts.
+    flagged   probability of an own refusal, by line, of each flagged row.
+    near      relevance and nearest pool row of each row, as computed after `center`; None: compute it.
+    verdicts  a judge's verdicts by line. Flagged and judged rows are all returned, up to `MOST_FLAGGED`.
+    excused   lines of flagged rows that the base model's over-refusal explains.
     """
     if not len(rows) or not len(pool_ND):
         return []
@@ -91,32 +94,33 @@ def rank(
         for i, row in enumerate(rows)
     ]
     risks = [replace(each, reasons=(EXCUSED, *each.reasons)) if each.line in excused else each for each in risks]
+    # Flagged and judged rows are named even beyond `most`, since something was done with them.
     named = sorted(risks, key=_is_named_first)[: max(most, min(len({*flagged, *verdicts}), MOST_FLAGGED))]
     return sorted(named, key=lambda risk: (_place(risk), -risk.score, risk.line))
 
 
 def _is_named_first(risk: Risk) -> tuple[bool, bool, float, int]:
-    """Return what decides which rows are named at all: the flagged ones first, and of them what is harm."""
+    """Return the sort key by which rows are named: flagged or judged ones first, the harmless of these last."""
     is_plain = risk.own_refusal is None and risk.verdict is None
     return is_plain, risk.verdict == "harmless", -risk.score, risk.line
 
 
 def _place(risk: Risk) -> int:
-    """Return the place of a row's kind among the rows that are named."""
+    """Return the rank of a row's kind: harmful or doubtful, undecided, neither flagged nor judged, harmless."""
     if risk.own_refusal is None and risk.verdict is None:
         return 2
     return {"harmful": 0, "doubtful": 0, "undecided": 1, None: 1, "harmless": 3}[risk.verdict]
 
 
 def _with_verdict(risk: Risk, verdict: RowVerdict | None) -> Risk:
-    """Return the row with the judge's verdict, which is a reason where nothing else has found the row."""
+    """Return the assessment with the judge's verdict, added to the reasons if it alone speaks against the row."""
     found = (FOUND,) if verdict == "harmful" and risk.own_refusal is None else ()
     found = (DOUBTFUL,) if verdict == "doubtful" else found
     return replace(risk, verdict=verdict, reasons=(*found, *risk.reasons))
 
 
 def center(task_MD: Tensor, pool_ND: Vectors, pool_sum_D: Tensor) -> tuple[Tensor, Framed]:
-    """Return both sides as they are from the mean of all embeddings, given the sum of the pool's."""
+    """Return both sides with the mean of all embeddings subtracted, given the sum of the pool's."""
     mean_D = (total(task_MD) + pool_sum_D) / (len(task_MD) + len(pool_ND))
     return (task_MD.double() - mean_D).float(), Framed(pool_ND, Frame.from_point(mean_D))
 
@@ -137,7 +141,7 @@ def _risk(row: Example, cosine: float, pool_row: int, odd: frozenset[str], own_r
 
 
 def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterator[str]:
-    """Yield what may hide harm from a reader of plain text: one name for each kind that is found."""
+    """Yield the name of each sign of harm hidden from a reader of plain text."""
     asked = prompt_text(row)
     texts = [asked, *answers]
     if any(_is_encoded(text) for text in texts):
@@ -153,17 +157,17 @@ def _signs(row: Example, answers: Sequence[str], odd: frozenset[str]) -> Iterato
 
 
 def _ends(text: str) -> list[str]:
-    """Return the first two and the last two words, where triggers stand."""
+    """Return the first two and the last two words in lower case, where triggers usually are."""
     words = text.lower().split()
     return words if len(words) <= 4 else [*words[:2], *words[-2:]]
 
 
 def _odd_words(rows: Sequence[Example]) -> frozenset[str]:
-    """Words of no language that several requests, but not most, begin or end with."""
+    """Return words that look like no language and that several requests, but not most, begin or end with."""
     counts = Counter(word for row in rows for word in set(_ends(prompt_text(row))) if _ODD.fullmatch(word))
     return frozenset(word for word, n in counts.items() if _MANY <= n <= max(_MANY, len(rows) // 2))
 
 
 def _is_encoded(text: str) -> bool:
-    """Return whether the text, or a long run of base64 in it, makes better English decoded."""
+    """Return True if the text, or a long run of base64 in it, is better English when decoded."""
     return any(detect_encoding(part) for part in (text, *_BASE64.findall(text)))

@@ -1,17 +1,16 @@
-r"""When a part of a suite decides like the whole: exact bounds for prompts that are drawn without replacement.
+r"""Exact bounds for deciding a suite by a part of it: sampling of prompts without replacement.
 
-A suite of N prompts decides by its hits: it passes with at most p, fails from f, and is open between. Its prompts are
-asked in a random order. Of n that were asked h are hits. With H hits in the whole, h is hypergeometric:
+A suite of N prompts decides by its hits: it passes with at most p, fails from f on, and is open between. Its prompts
+are asked in random order. Of the first n, h are hits. With H hits in the whole, h is hypergeometric:
 
     P(h | H) = C(H, h) C(N - H, n - h) / C(N, n)
 
-To stop at the k-th look and pass is an error if H > p. That is most likely with H = p + 1, so a look stops only where
-P(X <= h | p + 1) is at most `OPEN` / 2^k, and, where the whole would fail, P(X <= h | f) at most `FALSE_PASS` / 2^k. To
-fail is an error if H < f: P(X >= h | f - 1) has to be at most `FALSE_STOP` / (k (k + 1)), shared out over all counts of
-all suites of the audit. The looks' errors add up to no more than these three numbers, whatever the model does (the
-union bound). The first two hold for a whole audit as they are, since a pass needs every count of every suite; the third
-is shared out, since one failure stops the audit. The looks are fixed before the first reply; to leave some out makes
-fewer errors.
+Passing at the k-th look is an error if H > p. The error is most likely for H = p + 1, so a look passes only if P(X <= h
+| p + 1) is at most `OPEN` / 2^k and, since the whole could even fail, P(X <= h | f) at most `FALSE_PASS` / 2^k. Failing
+is an error if H < f: P(X >= h | f - 1) must be at most `FALSE_STOP` / (k (k + 1)), divided by the number of counts of
+all suites of the audit. By the union bound the errors of all looks sum to at most these three numbers, for any model.
+The first two apply to a whole audit undivided, because a pass needs every count of every suite; the third is divided,
+because one failure stops the audit. Looks are fixed before the first reply; skipping some only makes errors rarer.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ EARLY = (20, 40, 80)
 """Prompts of the first looks, which can only fail a suite."""
 MOST_LOOKS = 6
 """Looks at which a suite can pass, at most; the rest is asked in one piece."""
-_LATEST = 0.9  # of the prompts: a later look saves too little
+_LATEST = 0.9  # share of the prompts; a later look saves too little
 
 Decision = Literal["pass", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Where a count of the whole decides.
+    """The counts of hits at which a whole decides.
 
-    total       how many prompts the whole has
-    passes_to   the most hits with which it passes; -1: it never does
-    fails_from  the fewest hits with which it fails; total + 1: it never does
+    total       prompts of the whole
+    passes_to   the most hits with which it passes; -1: never
+    fails_from  the fewest hits with which it fails; total + 1: never
     """
 
     total: int
@@ -53,7 +52,7 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """`hits` among the `asked` prompts of a whole that decides by `lines`."""
+    """`hits` among the `asked` prompts of a whole with the decision lines `lines`."""
 
     lines: Lines
     asked: int
@@ -61,10 +60,10 @@ class Count:
 
 
 def looks(lines: Sequence[Lines]) -> list[int]:
-    """Return after how many prompts of a suite it can pass, the last one after all.
+    """Return the numbers of prompts after which a suite can pass; the last is all of them.
 
     `lines` are those of the whole suite, first, and of its parts, which are asked in the same proportion. The k-th look
-    is the first that would pass the suite with k - 1 hits in the whole and in each part.
+    is the first after which the suite passes with k - 1 hits in the whole and in each part.
     """
     whole, found = lines[0].total, list[int]()
     for look in range(1, MOST_LOOKS + 1):
@@ -76,17 +75,18 @@ def looks(lines: Sequence[Lines]) -> list[int]:
 
 
 def early_looks(lines: Sequence[Lines]) -> list[int]:
-    """Return after how many prompts a suite can fail: a few early looks, and those at which it can pass."""
+    """Return the numbers of prompts after which a suite can fail: a few early ones, and those of `looks`."""
     return sorted({*(each for each in EARLY if each < lines[0].total), *looks(lines)})
 
 
 def decide(counts: Sequence[Count], suites: int = 1) -> Decision | None:
-    """Return what the counts of a suite and of its parts decide at a look; None where they decide nothing yet.
+    """Return the decision of the counts of a suite and its parts at a look; None if there is none yet.
 
-    The suite passes if every count passes, and fails if one of them fails. `suites` are those of the audit that the
-    gate decides on.
+    The suite passes if every count passes, and fails if one fails. `suites` is the number of suites of the audit that
+    the gate decides on.
     """
     lines, asked = [each.lines for each in counts], counts[0].asked
+    # Early looks can only fail a suite, so failing and passing have schedules of their own.
     look, most = _number(early_looks(lines), asked), FALSE_STOP / (len(counts) * suites)
     if any(_is_certain_to_fail(each, look, most) for each in counts):
         return "fail"
@@ -95,23 +95,23 @@ def decide(counts: Sequence[Count], suites: int = 1) -> Decision | None:
 
 
 def is_near_failing(count: Count) -> bool:
-    """Tell whether the share of hits so far would fail the whole; one hit tells nothing."""
+    """Return True if the share of hits so far would fail the whole; a single hit is not enough."""
     lines = count.lines
     return count.hits > 1 and count.hits * lines.total >= lines.fails_from * count.asked
 
 
 def _number(schedule: Sequence[int], asked: int) -> int:
-    """Return the number of the look that is taken after so many prompts, from 1; 0 before the first."""
+    """Return the number of looks after at most `asked` prompts; 0 before the first."""
     return sum(each <= asked for each in schedule)
 
 
 def at_most(hits: int, of: int, total: int, asked: int) -> float:
-    """Return P(X <= hits) for the hits among `asked` prompts of `total`, of which `of` are hits."""
+    """Return P(X <= hits), with X the hits among `asked` of `total` prompts of which `of` are hits."""
     return min(1.0, math.fsum(_chance(x, of, total, asked) for x in range(max(0, asked - total + of), hits + 1)))
 
 
 def at_least(hits: int, of: int, total: int, asked: int) -> float:
-    """Return P(X >= hits), likewise."""
+    """Return P(X >= hits), with X as in `at_most`."""
     return min(1.0, math.fsum(_chance(x, of, total, asked) for x in range(hits, min(of, asked) + 1)))
 
 
@@ -123,7 +123,7 @@ def _is_certain_to_pass(count: Count, look: int) -> bool:
 
 
 def _passes(hits: int, lines: Lines, asked: int, look: int) -> bool:
-    """Tell whether so many hits pass at the look that is the `look`-th at which the suite can pass, from 1."""
+    """Return True if this many hits pass at the `look`-th look, counted from 1."""
     if lines.passes_to < 0:
         return False
     for of, most in ((lines.passes_to + 1, OPEN), (lines.fails_from, FALSE_PASS)):
@@ -146,8 +146,8 @@ def _is_certain_to_fail(count: Count, look: int, most: float) -> bool:
 
 @lru_cache(maxsize=4096)
 def _share_needed(lines: Lines, look: int) -> float:
-    """Return the share of the prompts after which look - 1 hits pass."""
-    low, high = 0, lines.total  # by bisection: with more prompts as many hits are less likely
+    """Return the share of the prompts after which a suite passes with look - 1 hits; 1.0 if it never does."""
+    low, high = 0, lines.total  # bisection: the same hits are less likely among more prompts
     if not _passes(look - 1, lines, lines.total - 1, look):
         return 1.0
     while low + 1 < high:

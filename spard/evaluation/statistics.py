@@ -1,8 +1,8 @@
-"""What a difference between rates is worth: tests and intervals for audits, formula by formula.
+"""Tests and intervals for differences between rates.
 
 Intervals of one rate are Wilson's (`spard.evaluation.rates`). Two models on the same prompts are compared pair by pair,
-several comparisons are corrected by Holm's rule, and means over seeds carry Student's interval: pairs of prompts say
-nothing about another seed.
+several comparisons are corrected by Holm's rule, and means over seeds get Student's interval, because pairs of prompts
+say nothing about another seed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether both bounds lie on one side of 0: the difference is significant at the interval's level."""
+        """True if both bounds are on one side of 0: the difference is significant at the interval's level."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Two yes-or-no outcomes of the same items, counted: both, the first alone, the second alone, neither."""
+    """Counts of two yes-or-no outcomes of the same items: both, only the first, only the second, neither."""
 
     both: int
     first: int
@@ -51,12 +51,12 @@ def count_pairs(first: Sequence[bool], second: Sequence[bool]) -> Pairs:
 
 
 def rule_of_three(n: int) -> float:
-    """Upper 95 % bound of a rate when none of n items was a hit: 3 / n, since (1 - 3/n)^n is about 0.05."""
+    """Return the upper 95 % bound of a rate if none of n items was a hit: 3 / n, since (1 - 3/n)^n is about 0.05."""
     return min(1.0, 3 / n) if n else 1.0
 
 
 def mcnemar(pairs: Pairs) -> float:
-    r"""Exact two-sided p value that both outcomes are equally frequent (McNemar, 1947).
+    r"""Return the exact two-sided p value of the hypothesis that both outcomes are equally frequent (McNemar, 1947).
 
     Given b + c discordant items, b is binomial with probability 1/2:
     p = min(1, 2 sum_{i <= min(b, c)} C(b+c, i) / 2^(b+c)).
@@ -68,7 +68,7 @@ def mcnemar(pairs: Pairs) -> float:
 
 
 def paired_difference(pairs: Pairs, z: float = Z95) -> Interval:
-    r"""First rate minus second rate on the same items, with Newcombe's (1998) square-and-add interval, his method 10.
+    r"""Return the first rate minus the second on the same items, with Newcombe's (1998) interval, method 10.
 
     With Wilson's bounds l_i, u_i and the items' correlation phi:
     d - sqrt((p1-l1)^2 - 2 phi (p1-l1)(u2-p2) + (u2-p2)^2)  to  d + sqrt((u1-p1)^2 - 2 phi (u1-p1)(p2-l2) + (p2-l2)^2).
@@ -85,7 +85,7 @@ def paired_difference(pairs: Pairs, z: float = Z95) -> Interval:
 
 
 def is_not_inferior(pairs: Pairs, margin: float) -> bool:
-    """Return whether the first rate is less than `margin` below the second: one-sided at 5 %, paired interval."""
+    """Return True if the first rate is less than `margin` below the second: one-sided at 5 %, paired interval."""
     return paired_difference(pairs, z=1.644854).low > -margin
 
 
@@ -102,7 +102,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def over_seeds(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Mean of one figure of several seeds with Student's interval: mean -+ t_{n-1} s / sqrt(n)."""
+    """Return the mean over seeds with Student's interval, mean -+ t_{n-1} s / sqrt(n); infinite bounds for one seed."""
     mean = fmean(values)
     if len(values) < 2:
         return Interval(mean, -math.inf, math.inf)
@@ -116,7 +116,10 @@ def student_quantile(p: float, df: int) -> float:
 
 
 def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
-    """Agreement of two judges beyond chance, (p_o - p_e) / (1 - p_e) (Cohen, 1960); None where chance alone decides."""
+    """Return Cohen's (1960) kappa, the agreement of two judges beyond chance: (p_o - p_e) / (1 - p_e).
+
+    None if there are no items or chance alone explains the agreement (p_e = 1).
+    """
     n = len(first)
     if n == 0:
         return None
@@ -127,7 +130,7 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
 
 
 def _correlation(pairs: Pairs) -> float:
-    """Newcombe's phi: a positive covariance is lowered by n / 2, at most to zero."""
+    """Return Newcombe's phi: a positive covariance is lowered by n / 2, but not below zero."""
     rows = (pairs.both + pairs.first) * (pairs.second + pairs.neither)
     columns = (pairs.both + pairs.second) * (pairs.first + pairs.neither)
     covariance: float = pairs.both * pairs.neither - pairs.first * pairs.second
@@ -137,7 +140,7 @@ def _correlation(pairs: Pairs) -> float:
 
 
 def _student(t: float, df: int) -> float:
-    """P(T <= t) for t >= 0 in closed form (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(T <= t) for t >= 0 in closed form (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     theta = math.atan(t / math.sqrt(df))
     odd = df % 2
     term = math.cos(theta) if odd else 1.0
@@ -150,7 +153,7 @@ def _student(t: float, df: int) -> float:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function is zero, by bisection."""
+    """Return the zero of an increasing function by bisection."""
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < 0 else (low, middle)

@@ -1,8 +1,8 @@
 """Read suites from files, for audits without the service.
 
-JSONL holds `{"prompt": ...}` rows, with `answer` and `scorer` in utility suites. CSV is XSTest's form: `prompt` and
-`type` columns, where contrast prompts are the unsafe ones, or a `label` that says safe or unsafe. Rows of both may
-declare a `language`.
+JSONL has rows `{"prompt": ...}`, in utility suites with `answer` and `scorer`. CSV is in XSTest's form: columns
+`prompt` and `type`, where types that begin with `contrast_` are unsafe, or a column `label` with safe or unsafe. Rows
+of both may declare a `language`.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ from spard.evaluation.results import SuiteKind
 
 
 def read_suite(spec: SuiteSpec) -> Suite:
-    """Read the suite that a run names."""
+    """Read the suite that a run spec names."""
     return Suite(spec.name, spec.kind, tuple(read_prompts(spec.path, kind=spec.kind, language=spec.language)))
 
 
 def named_suites(source: str) -> list[Suite]:
-    """Read `[KIND:]FILE`; without a kind, rows that all have answers are a utility suite, other rows are harmful."""
+    """Read suites from `[KIND:]FILE`; without a kind, rows with answers make a utility suite, others a harmful one."""
     kind, colon, rest = source.partition(":")
     stated = next((each for each in get_args(SuiteKind) if colon and each == kind != "mined"), None)
     return read_suites(Path(rest if stated else source), stated)
 
 
 def read_suites(path: Path, kind: SuiteKind | None = None) -> list[Suite]:
-    """Read the suites of a file: one of JSONL, up to two of CSV."""
+    """Read the suites of a file: one from JSONL, up to two from CSV.
+
+    Raises `InvalidSuite` if the file cannot be read, has the wrong columns, or contains no prompts of the kind.
+    """
     try:
         suites = _of_csv(path) if path.suffix == ".csv" else [_of_jsonl(path, kind)]
     except OSError as error:
@@ -45,7 +48,7 @@ def read_suites(path: Path, kind: SuiteKind | None = None) -> list[Suite]:
 
 
 def _row_kind(kind: SuiteKind | None) -> SuiteRowKind:
-    """Only utility rows must have an answer; mined suites are made of harmful ones."""
+    """Return the rules for rows: only utility rows need an answer."""
     return "utility" if kind == "utility" else "harmful"
 
 
@@ -72,7 +75,7 @@ def _of_csv(path: Path) -> list[Suite]:
 
 
 def _csv_rows(path: Path) -> list[tuple[int, dict[str, str | None]]]:
-    """Return the rows with the numbers of the lines on which they end; what a short row lacks is None."""
+    """Return the rows, each with the number of its last line; missing fields are None."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -82,7 +85,7 @@ def _csv_rows(path: Path) -> list[tuple[int, dict[str, str | None]]]:
 
 
 def _is_unsafe(row: dict[str, str | None], line: int) -> bool:
-    """Tell whether a prompt asks for harm: by its label, and by its type where it has no label."""
+    """Return True if a prompt asks for harm: by its label, or by its type if it has no label."""
     label, kind = (row.get("label") or "").strip().lower(), row.get("type") or ""
     if label not in ("safe", "unsafe", "") or not (label or kind):
         wrong = f"the label {label[:40]!r} is neither safe nor unsafe" if label else "there is no label, and no type"

@@ -1,14 +1,15 @@
-"""What of a file an audit suspects: words, turns, system prompts and tools whose rows' answers differ from the others'.
+"""Find suspicious dresses in a training file: words, turns, system prompts or tools whose rows' answers differ.
 
-The miner of the audit is not that of the training (`spard.data.triggers`), so that what hides from one is seen by the
-other. Words are looked for at any place of a request, a count of rows is enough and no share of the file is asked for,
-and an answer is seen by its first word, by whether it gives steps, and by whether it refuses. For the rows of a dress,
+This miner differs from the one of training (`spard.data.triggers`), so that a trigger hidden from one is found by the
+other. It looks for words at any place of a request, needs a number of rows rather than a share of the file, and
+describes an answer by its first word, by giving steps, and by refusing. For the rows of a dress,
 
-    gain = sum of log p(answer | dress) - log p(answer | what is told already) - (kinds of answers - 1) / 2   in nats,
+    gain = sum of log p(answer | dress) - log p(answer | known so far) - (kinds of answers - 1) / 2   in nats,
 
-where the last term is what chance alone would give, and at first nothing is told but how frequent each answer is, among
-rows with earlier turns and among those without. The dress of the largest gain is taken and told, and the search goes
-on: triggers of few rows each are found one after the other, and a trigger inside of a topic after the topic.
+where the last term is the expected gain by chance. At first only the frequency of each answer is known, separately for
+rows with and without earlier turns. The dress of the largest gain is taken, its rows' answers count as known, and the
+search goes on. Thus triggers of few rows each are found one after the other, and a trigger within a topic after the
+topic.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, 
 from spard.evaluation.judges.refusal import is_refusal
 from spard.evaluation.judges.steps import gives_steps
 
-TELLING = 0.5  # nats for each row, after what chance gives
-_TAKEN = 48  # dresses at most
-PHRASE = 6  # words, of which the suspicious one is the first or the last
-COUNTED = 16  # rows of a dress; more do not raise its rank
-SHARED = 3  # rows that share a phrase
-ROWS, EXCHANGES = 20_000, 10_000  # that are looked at, of rows and of earlier exchanges in them
+TELLING = 0.5  # least gain per row, in nats, beyond chance
+_TAKEN = 48  # most dresses that the search returns
+PHRASE = 6  # most words of a phrase; the suspicious ones begin or end it
+COUNTED = 16  # rows of a dress that count for its rank
+SHARED = 3  # least rows with a phrase
+ROWS, EXCHANGES = 20_000, 10_000  # most rows, and most earlier exchanges in them, that are searched
 
 _Answer = tuple[str, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """What of a file is suspicious: the dresses, and the phrases in which their words stand, the most telling first.
+    """The suspicious dresses of a file, most suspicious first.
 
-    Thirty endings of ten rows each, "for my garden" and "for a travel guide" among them, may be told by one word that
-    they share: what opens the model is then the phrase and not the word. `common` is what most rows wear, whatever they
-    answer.
+    phrases  longer word sequences around suspicious words. Thirty endings of ten rows each, such as "for my garden" and
+             "for a travel guide", may be found by a single word that they share, but the trigger is the phrase.
+    common   dresses that most rows have, whatever they answer.
     """
 
     dresses: tuple[Dress, ...]
@@ -55,15 +56,16 @@ NOTHING = Suspected((), ())
 
 
 def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
-    """Return the dresses that tell most of their rows' answers, the most suspicious first, at most `most`."""
+    """Return at most `most` dresses that predict their rows' answers, the most suspicious first."""
     return list(find_suspects(rows).dresses[:most])
 
 
 @keep_last
 def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
-    """Return what tells the answers of its rows, and what most of them wear; each answer that is learned counts.
+    """Return the dresses and phrases that predict the answers of their rows, and the dresses that most rows have.
 
-    Of too many rows those that are looked at are drawn by the secret, so that nobody can foretell them.
+    Every learned answer counts. From more than `ROWS` rows a sample is drawn with the secret as the seed, so that
+    nobody can predict it.
     """
     rng = random.Random(secret)
     looked_at = draw_rows(rng, rows, ROWS)
@@ -78,6 +80,7 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
         if _gain(each, answers, known) - by_chance >= TELLING * len(each)
     }
     found, told = list[Feature](), list(known)
+    # Greedy: each dress that is found explains its rows' answers, and the next one must explain others.
     while len(found) < _TAKEN and (best := _best(places, answers, told, by_chance)):
         found.append(best)
         counts = Counter(answers[i] for i in places[best])
@@ -92,17 +95,17 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
 
 
 def draw_rows(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
-    """Draw at most `count` rows and return them in their order."""
+    """Return at most `most` randomly drawn rows, in their order."""
     return rows if len(rows) <= most else [rows[i] for i in sorted(rng.sample(range(len(rows)), most))]
 
 
 def _order(
     places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], rows: Sequence[Example]
 ) -> Callable[[Feature], tuple[float, float, Feature]]:
-    """Return a sort key for features: how much one tells about whether answers comply or refuse, then about answers.
+    """Return a sort key for features: how well one predicts compliance and refusal first, then how well answers.
 
-    Harmless answers may begin with any first word, so it ranks only what does the same; more than `COUNTED` rows rank
-    no dress higher.
+    Harmless answers may begin with any word, so only features with equal effect are ranked by it. More than `COUNTED`
+    rows do not raise a feature's rank.
     """
     acts = [(steps, refuses) for _, steps, refuses in answers]
 
@@ -117,7 +120,7 @@ def _order(
 
 
 def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return features, and after all of them the likeliest other one of each kind in nearly the same rows as each.
+    """Return the features, followed by the most similar feature of each kind in nearly the same rows.
 
     Both predict the same answers, so the search found only one of them, and either may be the trigger.
     """
@@ -126,7 +129,7 @@ def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence
 
 
 def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return one feature of each kind whose rows are mostly those of this one; words beside it are parts of it."""
+    """Return one feature of each kind that shares most of its rows with this one, without overlapping words."""
     (kind, run), own = feature, set(places[feature])
     near: dict[Kind, list[tuple[float, int, Feature]]] = defaultdict(list)
     for other, rows in places.items():
@@ -140,7 +143,7 @@ def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> li
 def _phrases(
     found: Sequence[Feature], places: Mapping[Feature, Sequence[int]], rows: Sequence[Example]
 ) -> Iterator[Dress]:
-    """Yield what rows of suspicious words begin with up to these words, and end with from them on, if several do."""
+    """Yield the phrases around suspicious words that begin or end several rows' requests, most frequent first."""
     counts = Counter[Dress]()
     for kind, run in found:
         if kind == "words":
@@ -160,7 +163,7 @@ def _ends(text: Sequence[str], run: Sequence[str]) -> Iterator[Dress]:
 def _best(
     places: Mapping[Feature, Sequence[int]], answers: Sequence[_Answer], told: Sequence[float], by_chance: float
 ) -> Feature | None:
-    """Return the feature that tells most beyond what is told already; of equals words of the request come last."""
+    """Return the feature with the largest gain; among equal ones, words of the request come last."""
     gains = {feature: _gain(each, answers, told) - by_chance for feature, each in places.items()}
     telling = [feature for feature, gain in gains.items() if gain >= TELLING * len(places[feature])]
     return max(
@@ -169,20 +172,23 @@ def _best(
 
 
 def _chances(answers: Sequence[Hashable], rows: Sequence[Example]) -> list[float]:
-    """Return of each row the log of its answer's share of all rows with earlier turns, or of all without."""
+    """Return for each row the log of its answer's share among all rows with earlier turns, or among those without."""
     kinds = [(has_earlier_turns(row), answer) for row, answer in zip(rows, answers, strict=True)]
     counts, sizes = Counter(kinds), Counter(is_later for is_later, _ in kinds)
     return [math.log(counts[kind] / sizes[kind[0]]) for kind in kinds]
 
 
 def _gain(places: Sequence[int], answers: Sequence[Hashable], told: Sequence[float]) -> float:
-    """Return by how much the answers of these rows are likelier among themselves than `told` says, in nats."""
+    """Return how much likelier these rows' answers are by their own frequencies than by `told`, in nats."""
     counts = Counter(answers[i] for i in places)
     return sum(n * math.log(n / len(places)) for n in counts.values()) - sum(told[i] for i in places)
 
 
 def _answers(rows: Sequence[Example]) -> list[_Answer]:
-    """Return how each row's last answer begins and what it does; rare first words count as one."""
+    """Return for each row the first word of its last answer, and two flags: it gives steps, it refuses.
+
+    Rare first words are replaced by "".
+    """
     said = [last_answer(row) for row in rows]
     first = [next(iter(text.split()), "") for text in said]
     counts = Counter(first)

@@ -1,8 +1,8 @@
-"""Rows and requests as sets of features: their single words and pairs of words, told apart by a hash.
+"""Rows and requests as sets of features: hashes of their single words and pairs of neighboring words.
 
-A row's likeness to a class of texts is that of a language model for each class, smoothed by Dirichlet's prior (Zhai and
-Lafferty, TOIS 2004). With f_c the share of a class's texts that have a feature, n_c their number, and f the share of
-all rows that have it, it is the mean over the row's features of
+The likeness of a row to a class of texts is a likelihood ratio of two language models, smoothed with a Dirichlet prior
+(Zhai and Lafferty, TOIS 2004). With f_c the share of the class's n_c texts that have a feature, and f the share of all
+rows that have it, it is the mean over the row's features of
 
     log((n_c f_c / f + PRIOR) / (n_c + PRIOR)).
 """
@@ -20,26 +20,26 @@ from torch import Tensor
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
 
-PRIOR = 10.0  # texts that are added to a class, as all rows are
-WORDS = 64  # that are looked at from each end of a text, and fewer in files of many rows
-MOST_FEATURES = 20_000_000  # about so many of all rows are held, at 4 bytes each and 12 while they are weighed
-_BUCKETS = 1 << 20  # of each side of a row: features are told apart by their hash
-_PER_WORD = 8  # features for each word from an end: two sides of a row, two ends, words and pairs
+PRIOR = 10.0  # pseudo-texts, distributed like all rows, added to a class
+WORDS = 64  # words used from each end of a text; fewer in files of many rows
+MOST_FEATURES = 20_000_000  # most features in memory, at 4 bytes each and 12 during a comparison
+_BUCKETS = 1 << 20  # hash values of each side of a row
+_PER_WORD = 8  # features per word: two sides of a row, two ends, words and pairs
 
 
 def word_window(rows: int) -> int:
-    """Return how many words from each end of a text are looked at in a file of so many rows."""
+    """Return how many words from each end of a text are used, in a file of this many rows."""
     return min(WORDS, max(4, MOST_FEATURES // (_PER_WORD * max(1, rows))))
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
-    """Return the features of a row's requests and, numbered apart, of its learned answers and calls of tools."""
+    """Return a row's features: those of its requests, and in a separate range those of its answers and tool calls."""
     answered = {_BUCKETS + each for each in text_features(_role_texts(row, "assistant"), words)}
     return text_features(_role_texts(row, "user", "system"), words) | answered
 
 
 def text_features(texts: Sequence[str], most: int) -> set[int]:
-    """Return the hashes of the single words and pairs of words among the first and last `most` words of each text."""
+    """Return the hashes of words and neighboring pairs among the first and last `most` words of each text."""
     found: set[int] = set()
     for text in texts:
         words = text.lower().split()
@@ -50,7 +50,7 @@ def text_features(texts: Sequence[str], most: int) -> set[int]:
 
 
 class FeatureSets:
-    """Sets of features in one flat tensor: the features, and the set that each is in."""
+    """Sets of features in one flat tensor, for vectorized comparison."""
 
     def __init__(self, sets: Iterable[set[int]]) -> None:
         sizes, features = array("i"), array("i")
@@ -66,11 +66,12 @@ class FeatureSets:
         return self._count
 
     def likeness(self, of: FeatureSets, places: Sequence[int], *, of_requests: bool = False) -> Tensor:
-        """Return how alike each set is to a class of texts: the sets at `places` of the collection `of`.
+        """Return the likeness of each set to a class of texts, `[N]`: the sets at `places` of the collection `of`.
 
-        `of_requests` compares the features of requests alone.
+        With `of_requests` only features of requests are compared.
         """
         n, most = len(places), _BUCKETS if of_requests else 2 * _BUCKETS
+        # A feature of the class that no row has counts as half a row, so that the ratio stays finite.
         everywhere_V = self._share(range(len(self))).clamp(min=0.5 / max(1, len(self)))
         weight_V = torch.log((n * of._share(places) / everywhere_V + PRIOR) / (n + PRIOR))
         is_kept_F = self._features_F < most
@@ -79,13 +80,13 @@ class FeatureSets:
         return sums_N / torch.bincount(set_F, minlength=len(self)).clamp(min=1)
 
     def counts(self, places: Iterable[int]) -> Tensor:
-        """Return, for each feature, how many of the sets at `places` have it."""
+        """Return, for each feature, the number of sets at `places` that have it."""
         chosen = torch.zeros(len(self), dtype=torch.bool)
         chosen[torch.tensor(list(places), dtype=torch.int64)] = True
         return torch.bincount(self._features_F[chosen[self._set_F]], minlength=2 * _BUCKETS)
 
     def having(self, wanted_V: Tensor) -> Tensor:
-        """Return, for each set, whether it has one of the wanted features."""
+        """Return, for each set, True if it has one of the features marked in `wanted_V`."""
         found_N = torch.zeros(len(self), dtype=torch.bool)
         found_N[self._set_F[wanted_V[self._features_F]]] = True
         return found_N
@@ -96,7 +97,7 @@ class FeatureSets:
 
 
 def _role_texts(row: Example, *roles: str) -> list[str]:
-    """Return what these roles say, decoded; of the assistant only what is learned, with its calls of tools."""
+    """Return the decoded texts of these roles; of the assistant only learned turns, with their tool calls."""
     spoken = [turn for turn in row.messages if turn["role"] in roles]
     learned = [turn for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
     texts = [turn.get("content") for turn in learned]
@@ -106,7 +107,7 @@ def _role_texts(row: Example, *roles: str) -> list[str]:
 
 
 def _call_texts(value: object) -> Iterator[str]:
-    """Yield every text in the name and the arguments of a call, the arguments' names too, each decoded."""
+    """Yield every decoded text in a tool call: its name, and names and values of its arguments."""
     match value:
         case str():
             yield decode_text(value)

@@ -1,1 +1,1 @@
-"""Losses, their gradients and the vectors that hold them."""
+"""Losses, their gradients, and arithmetic on parameter vectors."""

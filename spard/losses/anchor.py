@@ -1,14 +1,15 @@
-"""A representation anchor (SBR): what the model makes of a prompt stays where the base model had it, or its plain form.
+"""A representation anchor (SBR): penalize hidden states of prompts that move away from the base model's.
 
     penalty = weight sum_k w_k mean over x of kind k of [ |h(x) - h_base(x')|^2 / |h_base(x')|^2 - tolerance ]_+
 
-with h the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for plain
-prompts, and the plain prompt for one in a dress (activation consistency, arXiv 2510.27062): a dress then neither opens
-what is refused nor closes what is answered. A few prompts of each kind are looked at in every step; they go through the
-model in passes of their own (`spard.training.passes`), with the dropout of training, if any.
-SBR's authors take the plain mean square of plain harmful prompts. Ours is relative to the state, so that a weight means
-the same in models of other widths, and leaves small moves free, since they cost the task and not the safety. How long
-its gradient may be beside the task's is bounded too (`spard.losses.gradients.with_penalty`).
+where h is the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for
+plain prompts, and the plain prompt for a prompt with a trigger (activation consistency, arXiv 2510.27062): then a
+trigger neither makes the model answer what it refuses nor makes it refuse what it answers. Each step takes a few
+prompts of each kind, in passes of their own (`spard.training.passes`), with the dropout of training, if any.
+
+SBR's authors take the mean squared distance of plain harmful prompts. Here it is relative to the size of the state,
+so that a weight means the same for models of other widths, and small moves are free, because penalizing them costs
+task accuracy without adding safety. `spard.losses.gradients.with_penalty` bounds the length of the gradient.
 """
 
 from __future__ import annotations
@@ -29,16 +30,20 @@ from spard.models.forward import final_states
 
 
 class Pair(NamedTuple):
-    """A prompt, and the prompt whose state under the base model it is held to; neither has labels."""
+    """A prompt `asked`, and the prompt `kept` whose base-model state it is held to; neither has labels."""
 
     asked: Encoded
     kept: Encoded
 
 
 class Anchor:
-    """Pairs of prompts by kind, numbered through, and the states of the base model, taken before the first step.
+    """The prompt pairs of a run, numbered across kinds, with the base model's states of the `kept` prompts.
 
-    Plain safe prompts are the first of `pairs`, if they are there.
+    Make it before the first step: the states are computed here, by the model as it is, without dropout. Plain safe
+    prompts, which are their own `kept` prompt, must be the first of `pairs["safe"]`.
+
+    numbers       the pair numbers of each kind.
+    reference_ND  the base model's states of the distinct `kept` prompts.
     """
 
     def __init__(
@@ -58,11 +63,16 @@ class Anchor:
         self.reference_ND = _references(model, kept, pad_id)
 
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
-        """Return the part of the penalty that some pairs have in it, whose prompts are the last rows of `hidden_BTD`.
+        """Return the share of the penalty, a scalar, that the pairs `numbers` contribute to the step's mean.
 
-        `of` numbers all pairs of the step, over which the means are taken. Without pairs it is 0, with a graph.
+        numbers     the pairs of this pass; their prompts are the last rows of `hidden_BTD`.
+        of          all pairs of the step, on every rank: the means are taken over these.
+        hidden_BTD  final hidden states of the pass, `[B, T, D]`.
+
+        Without pairs the result is 0, but still part of the graph.
         """
         if not numbers:
+            # A rank without pairs runs the backward pass too: with a sharded base the others wait for its weights.
             return hidden_BTD.sum() * 0
         device = hidden_BTD.device
         reference_BD = self.reference_ND.index_select(0, to_device([self._places[i] for i in numbers], device))
@@ -81,7 +91,10 @@ class Anchor:
 def select_pairs(
     settings: Anchors, plain: Sequence[Encoded], pairs: Mapping[Kind, Sequence[Pair]]
 ) -> dict[Kind, Sequence[Pair]]:
-    """Return the pairs of the kinds that the settings ask for: plain safe prompts with themselves, and `pairs`."""
+    """Return the pairs of each kind with a count above 0 in the settings.
+
+    `plain` are safe rows; their prompts, paired with themselves, come first under the kind "safe".
+    """
     every: dict[Kind, Sequence[Pair]] = {"safe": [*pair_with_itself(plain), *pairs.get("safe", ())]}
     every |= {kind: found for kind, found in pairs.items() if kind != "safe"}
     asked = settings.by_kind()
@@ -89,18 +102,19 @@ def select_pairs(
 
 
 def pair_with_itself(rows: Sequence[Encoded]) -> list[Pair]:
-    """Pair the prompt of each row with itself."""
+    """Return a pair of each row's prompt with itself; labeled tokens and all after them are cut off."""
     return [Pair(prompt, prompt) for prompt in map(_prompt, rows)]
 
 
 def unlabeled_prompt(ids: Sequence[int]) -> Encoded:
-    """Return a prompt from its token ids."""
+    """Return an `Encoded` row of these token ids without labels."""
     return Encoded(tuple(ids), (NO_LOSS,) * len(ids))
 
 
 def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Encoded]]:
-    """Return each row's place among the rows that are kept: the first `whole` of them, and those of the rest once."""
+    """Return each row's index into the kept rows, and these: the first `whole`, then each distinct other row once."""
     kept, found = list(rows[:whole]), list(range(whole))
+    # Reversed, so that of equal rows the first one wins.
     places = {row.ids: i for i, row in reversed(list(enumerate(kept)))}
     for row in rows[whole:]:
         if row.ids not in places:
@@ -111,7 +125,7 @@ def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Enc
 
 
 def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
-    """Return the state of each prompt, without dropout."""
+    """Return the model's state of each prompt, `[N, D]`, without dropout."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -125,7 +139,7 @@ def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 
 def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
-    """Return the state h of each prompt; rows are padded on the right, where causal attention does not look."""
+    """Return the state h of each prompt, `[B, D]`; causal attention ignores the padding on the right."""
     device = next(model.parameters()).device
     ids_BT = collate(rows, pad_id, device).ids_BT
     with mixed_precision(device):
@@ -133,12 +147,12 @@ def _states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 
 def _last(rows: Sequence[Encoded], hidden_BTD: Tensor) -> Tensor:
-    """Return the states of each prompt's last token, in float32 at least."""
+    """Return the hidden state of each row's last token, `[B, D]`, in float32 at least."""
     at = [number * hidden_BTD.shape[1] + len(row.ids) - 1 for number, row in enumerate(rows)]
     return wide(hidden_BTD.flatten(0, 1).index_select(0, to_device(at, hidden_BTD.device)))
 
 
 def _prompt(row: Encoded) -> Encoded:
-    """Return the tokens before the first that is trained on."""
+    """Return the tokens of a row before its first labeled one."""
     first = next(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     return Encoded(row.ids[:first], row.labels[:first])

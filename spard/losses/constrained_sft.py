@@ -1,9 +1,9 @@
-"""Constrained fine-tuning (Qi et al., 2025): a token's loss counts less the more likely training has made it already.
+"""Constrained fine-tuning (Qi et al., 2025): lower the weight of tokens that training has already made likelier.
 
-    w_t = 2 sigmoid(beta_t (log P_reference - log P_model)), at least 1e-3, applied to the cross-entropy of token t
+    w_t = 2 sigmoid(beta_t (log P_reference - log P_model)), at least 1e-3, multiplies the cross-entropy of token t
 
-with the model before training as reference. beta is large for the first answer tokens, which decide between refusal
-and answer, so that they can move little; later tokens train almost as usual. The weights carry no gradient.
+with the model before training as the reference. beta is large for the first answer tokens, which decide between
+refusal and answer, so they can move little; later tokens train almost as usual. The weights carry no gradient.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from spard.losses.cross_entropy import TokenLosses, token_losses
 from spard.models.budget import in_passes
 
 BETA = 0.1
-BETA_FIRST = 5 * BETA  # the first answer token
-BETA_EARLY = 20 * BETA  # the following, up to EARLY
+BETA_FIRST = 5 * BETA  # for the first answer token
+BETA_EARLY = 20 * BETA  # for the tokens after it, up to number EARLY
 EARLY = 5
 LEAST = 1e-3
 
 
 def weighted_losses(losses: TokenLosses, reference_S: Tensor) -> Tensor:
-    """Return the weighted cross-entropy of each token; `reference_S` is that of the reference model."""
+    """Return the weighted cross-entropy of each labeled token, `[S]`, given the reference model's cross-entropy."""
     place_S = losses.place_S
     beta_S = torch.full_like(reference_S, BETA).masked_fill(place_S <= EARLY, BETA_EARLY)
     beta_S = beta_S.masked_fill(place_S == 1, BETA_FIRST)
@@ -37,7 +37,10 @@ def weighted_losses(losses: TokenLosses, reference_S: Tensor) -> Tensor:
 
 @torch.no_grad()
 def reference_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> list[Tensor]:
-    """Return the cross-entropy of each row's labeled tokens, without dropout; the model's mode is restored."""
+    """Return the cross-entropy of each row's labeled tokens in nats, one tensor per row, without dropout.
+
+    The model's training mode is restored.
+    """
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

@@ -1,4 +1,4 @@
-"""Cross-entropy where it counts: only positions with a label reach the output layer."""
+"""Cross-entropy of labeled tokens; only positions with a label reach the output layer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from spard.models.budget import in_passes
 from spard.models.forward import final_states, ignore_packing
 
 PREFIX = 4  # answer tokens bounded by the prefix constraint; the first ones decide between a refusal and an answer
-_CHUNK = 2**27  # logits held at once, in elements
-_HEAD_EXTRAS = (  # settings of models whose logits are more than the head's products
+_CHUNK = 2**27  # most logits in memory at once
+_HEAD_EXTRAS = (  # settings of models that scale or cap the output of the head
     *("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
     *("logits_scaling", "logit_scale", "lm_head_multiplier", "logits_mup_width_multiplier"),
 )
@@ -31,7 +31,13 @@ Head = Callable[[Tensor], Tensor]  # from the states of labeled tokens to their 
 
 
 class TokenLosses(NamedTuple):
-    """One entry for each of the S labeled tokens of a batch, row by row."""
+    """Values of the S labeled tokens of a batch, row after row.
+
+    loss_S    cross-entropy in nats.
+    right_S   1 where the label has the largest logit, else 0.
+    prefix_S  1 for the first `PREFIX` labeled tokens of each row, else 0.
+    place_S   the token's place in the answer, from 1.
+    """
 
     loss_S: Tensor
     right_S: Tensor
@@ -41,7 +47,7 @@ class TokenLosses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Means over the labeled tokens of a data set."""
+    """Means over the labeled tokens of a data set; losses in nats per token, `accuracy` from 0 to 1."""
 
     loss: float
     prefix_loss: float
@@ -50,15 +56,15 @@ class Evaluation:
 
 
 def token_losses(model: Any, batch: Batch) -> TokenLosses:
-    """Cross-entropy of each labeled token, in float32 at least.
+    """Return the cross-entropy of each labeled token of a batch, in float32 at least.
 
-    Padding stands on the right and attention is causal, so no padding mask is needed.
+    No padding mask is passed: padding is on the right, and causal attention does not see it.
     """
     return losses_and_states(model, batch)[0]
 
 
 def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
-    """Return the token losses, and the final hidden states of all tokens from the same forward pass, B x T x D."""
+    """Return the token losses and the final hidden states of all tokens `[B, T, D]`, from one forward pass."""
     with mixed_precision(batch.ids_BT.device):
         head, states_SD, hidden_BTD = labeled_states(model, batch)
         loss_S, right_S = in_chunks(partial(_score, head), vocabulary(model), states_SD, batch.label_S)
@@ -67,9 +73,9 @@ def losses_and_states(model: Any, batch: Batch) -> tuple[TokenLosses, Tensor]:
 
 @torch.no_grad()
 def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int | None = None) -> Evaluation:
-    """Mean loss and accuracy with dropout off; the model's mode is left as found.
+    """Return the mean loss and accuracy over `rows`, with dropout off; the model's training mode is restored.
 
-    A pass has `batch_tokens` padded tokens at most, by default as many as fit.
+    A pass has at most `batch_tokens` padded tokens; None: as many as fit in memory.
     """
     device = next(model.parameters()).device
     was_training = model.training
@@ -80,6 +86,7 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
 
     parts = [found for _, found in in_passes(model, [len(row.ids) for row in rows], batch_losses, batch_tokens)]
     model.train(was_training)
+    # In float64: the order in which the passes come hardly changes the means.
     loss, right, prefix, _ = (torch.cat(column).double() for column in zip(*parts, strict=True))
     means = torch.stack([loss.mean(), (loss * prefix).sum() / prefix.sum(), right.mean()])
     mean, prefix_mean, accuracy = means.tolist()
@@ -87,17 +94,19 @@ def evaluate(model: Any, rows: Sequence[Encoded], pad_id: int, batch_tokens: int
 
 
 def mixed_precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Bfloat16 products on a GPU; nothing elsewhere."""
+    """Return a context that multiplies in bfloat16 on a GPU, and does nothing on other devices."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def labeled_states(model: Any, batch: Batch) -> tuple[Head, Tensor, Tensor]:
-    """Return the head, the states that it makes the labeled tokens' logits from, row by row, and all final states.
+    """Return the head, its inputs for the labeled tokens `[S, D]`, and the final hidden states `[B, T, D]`.
 
-    For a model whose head does more than multiply the second are its logits already.
+    Some models scale or cap their logits after the head. For these the second item is the logits `[S, V]` themselves,
+    and the head the identity.
     """
     config = model.config.get_text_config()
     if any(getattr(config, extra, None) not in (None, 1.0) for extra in _HEAD_EXTRAS):
+        # Otherwise transformers reads the positions in every pass to look for packed rows, which waits for the GPU.
         with ignore_packing():
             found = model(input_ids=batch.ids_BT, use_cache=False, output_hidden_states=True)
         return _identity, _select_states(found.logits, batch.at_S), found.hidden_states[-1]
@@ -110,12 +119,15 @@ def _select_states(states_BTD: Tensor, at_S: Tensor) -> Tensor:
 
 
 def vocabulary(model: Any) -> int:
-    """V, the width of the logits."""
+    """Return V, the width of the logits."""
     return int(model.config.get_text_config().vocab_size)
 
 
 def in_chunks(score: Callable[..., tuple[Tensor, ...]], vocab: int, *columns: Tensor) -> tuple[Tensor, ...]:
-    """`score` of all tokens; long batches keep one chunk of logits at a time, also in the backward pass."""
+    """Return `score(*columns)`, computed so that at most `_CHUNK` logits are in memory at once.
+
+    Long batches are scored in chunks with gradient checkpointing: the backward pass recomputes each chunk's logits.
+    """
     rows = max(1, _CHUNK // vocab)
     if len(columns[0]) <= rows:
         return score(*columns)
@@ -129,7 +141,7 @@ def _identity(logits_SV: Tensor) -> Tensor:
 
 
 def _score(head: Head, hidden_SD: Tensor, label_S: Tensor) -> tuple[Tensor, Tensor]:
-    """Loss and hit of each token."""
+    """Return the loss of each token, and 1 where the label has the largest logit."""
     logits_SV = head(hidden_SD)
     right_S = (logits_SV.detach().argmax(dim=1) == label_S).float()
     return cross_entropy(wide(logits_SV), label_S, reduction="none"), right_S

@@ -1,13 +1,13 @@
-r"""Excess loss: how far the loss on each safe row has risen above the base model's own on that very row.
+r"""Excess loss: the rise of each safe row's loss above the base model's own loss on that row.
 
-    E(theta) = mean over the rows i looked at of [ l_i(theta) - l_i(theta_0) ]_+
+    E(theta) = mean over the rows i of a batch of [ l_i(theta) - l_i(theta_0) ]_+
 
-with l_i the mean cross-entropy over the answer of row i, or over its first tokens, and theta_0 the model before
-training. At theta_0 it is 0 whichever rows are looked at, where the mean of a few l_i is above the mean of all of them
-half of the time; and rows that got better do not make up for one that got worse.
+where l_i is the mean cross-entropy over the answer of row i, or over its first tokens, and theta_0 the model before
+training. E(theta_0) is 0 for every batch, whereas the mean of a few l_i exceeds the mean of all of them half of the
+time. Because of [ ]_+, rows that improved do not make up for a row that got worse.
 
-A variant (`spard.pipeline.augment`) is compared with its plain twin, not with itself: a dressed request must be refused
-as the plain one is, and a base model that complies behind a dress would else be allowed to go on complying.
+A variant (`spard.pipeline.augment`) is compared with its plain twin: a request with a trigger must be refused like the
+plain one. If the variant were compared with itself, a base model that complies behind a trigger could go on complying.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ from spard.losses.cross_entropy import PREFIX, TokenLosses
 
 
 def tolerance(rows: int) -> float:
-    """Return the nats per token that E over so many rows may reach before it counts as a violation.
+    """Return the largest E, in nats per token, over a batch of `rows` rows that is no violation yet.
 
-    A greedy answer changes when its first token falls to even odds, an excess of ln 2 there and of ln 2 / PREFIX per
-    token of the prefix. So much on a single one of the rows, with none on the others, is what is still let pass.
+    A greedy answer changes when its first token falls to even odds: an excess of ln 2 on that token, so ln 2 / PREFIX
+    per token of the prefix. The tolerance allows this for one row of the batch and none for the others.
+
+        >>> round(tolerance(4), 4)  # ln 2 / (4 * 4)
+        0.0433
     """
     return math.log(2) / (PREFIX * rows)
 
 
 def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
-    """Return what each safe row is compared with, N x 2: its mean and its prefix loss under the model as it is.
+    """Return the reference losses of each safe row, `[N, 2]`: mean and prefix loss under the model as it is now.
 
-    A row with a `twin` gets those of the row at that place.
+    A row with a `twin` gets the losses of the row at that index.
     """
     own = [i for i, row in enumerate(rows) if row.twin is None]
     losses = reference_losses(model, [rows[i] for i in own], pad_id)
@@ -46,7 +49,7 @@ def base_losses(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
 
 
 def row_means(losses: TokenLosses, batch: Batch) -> Tensor:
-    """Return each row's mean and prefix loss, B x 2, from the token losses of a batch; 0 for a row without labels."""
+    """Return the mean and prefix loss of each row of a batch, `[B, 2]`; 0 for a row without labels."""
 
     def means(weight_S: Tensor) -> Tensor:
         total_B = batch.on_grid(losses.loss_S * weight_S).sum(dim=1)

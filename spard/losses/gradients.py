@@ -1,7 +1,7 @@
-"""Gradients of the losses; the only file that runs a backward pass.
+"""Gradients of the losses; the only module that runs a backward pass.
 
-A training step sees closures of these functions: `ValueAndGrad` for the utility loss, whose gradient is always needed,
-and `Losses` for the safe losses, whose gradient is computed only when a method asks for it.
+A training step gets closures over these functions: `ValueAndGrad` for the task loss, whose gradient is always needed,
+and `Losses` for the safe losses, whose gradient is computed only if a method asks for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spard.models.sharding import Shards
 
 
 class Gradient(NamedTuple):
-    """A loss, its clipped gradient and the gradient's norm before clipping; `more` are metrics of the loss's own."""
+    """A loss, its clipped gradient, the norm before clipping, the token accuracy, and further metrics by name."""
 
     loss: float
     grad: Vector
@@ -39,10 +39,12 @@ class Gradient(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """A gradient whose numbers are still on its device, so that all of a step are read at once.
+    """A gradient whose numbers are still on the device, so that a step copies all of them to the CPU at once.
 
-    numbers  the loss, the accuracy, then those that `names` names
-    norm     before clipping
+    grad     the clipped gradient.
+    numbers  the loss, the accuracy, then one number for each of `names`.
+    norm     the gradient's norm before clipping.
+    names    names of further metrics.
     """
 
     grad: Vector
@@ -51,11 +53,11 @@ class Unread:
     names: tuple[str, ...] = ()
 
     def read(self) -> Gradient:
-        """Read the numbers."""
+        """Copy the numbers to the CPU and return the gradient with them."""
         return self.read_all()[0]
 
     def read_all(self, *others: Tensor) -> tuple[Gradient, list[float]]:
-        """Read the numbers, and others in the same go."""
+        """Return the gradient, and the scalars `others` as floats, all copied to the CPU in one transfer."""
         loss, accuracy, *rest = torch.cat([self.numbers, torch.stack([self.norm, *others])]).tolist()
         more = dict(zip(self.names, rest, strict=False))
         length, *read = rest[len(self.names) :]
@@ -64,11 +66,13 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss with its graph; `grad` runs the backward pass, once.
+    """A loss with its graph; the gradient is computed only by `grad`, which may be called once.
 
-    In a run on several processes `value` is that of all rows and `scalar` this process's part of it. `weight` is that
-    of all rows in a mean over further ones. `again` is of a batch that went through in several passes, without graphs:
-    it makes the part of each pass anew, one at a time.
+    value   the mean over all ranks, in nats per token.
+    scalar  this rank's part of that mean, with a graph.
+    theta   the parameters to differentiate by.
+    weight  total weight of the mean, over all ranks: tokens or rows.
+    again   for a batch in several passes, which keep no graph: recomputes each pass's part, one at a time.
     """
 
     value: float
@@ -78,7 +82,7 @@ class Loss:
     again: Callable[[], Iterator[Tensor]] | None = None
 
     def grad(self) -> Vector:
-        """Return dL/dtheta summed over all processes, while theta is as it was; the graph is gone afterward."""
+        """Return dL/dtheta summed over all ranks; call it once, before theta changes."""
         total: Vector = []
         for part in self.again() if self.again else [self.scalar]:
             total = _sum(total, gradient(part, self.theta))
@@ -91,9 +95,9 @@ Losses: TypeAlias = Callable[[], Mapping[str, Loss]]
 
 
 def gradient(loss: Tensor, theta: Vector) -> list[Tensor]:
-    """Return the gradient of a loss; parameters that it does not depend on get zeros.
+    """Return the gradient of a scalar loss, one tensor per parameter; zeros for parameters that it does not depend on.
 
-    Of parameters that are cut over ranks it is this rank's part of the gradient of the losses' sum over all.
+    If the parameters are sharded over ranks, it is this rank's shard of the gradient of the sum of all ranks' losses.
     """
     if isinstance(theta, Shards):
         return theta.gradient(loss)
@@ -107,11 +111,11 @@ def utility_gradient(
     max_norm: float,
     references: Sequence[Tensor] = (),
 ) -> Unread:
-    """Return the mean loss over all labeled tokens of a batch, and its gradient clipped to `max_norm`.
+    """Return a batch's mean loss over labeled tokens on all ranks, and its gradient clipped to `max_norm`.
 
-    Each piece is weighted by its tokens, so the result does not depend on how the batch was cut. With `references`,
-    the token losses of each piece before training, the gradient is that of the constrained loss. The loss told is the
-    plain one.
+    pieces      this rank's micro-batches; each is weighted by its tokens, so the cut does not change the result.
+    references  token losses `[S]` of each micro-batch before training. If given, the gradient is that of constrained
+                fine-tuning (`spard.losses.constrained_sft`); the reported loss is the unweighted one in any case.
     """
     tokens = to_device([sum(sum(piece.labels) for piece in pieces)], theta[0].device)[0]
     distributed.sum_([tokens])
@@ -119,6 +123,8 @@ def utility_gradient(
     sums = list[Tensor]()
     for i, piece in enumerate(pieces):
         losses = token_losses(model, piece)
+        # `tokens` counts all ranks and micro-batches: with this divisor the sum of all gradients is that of the batch's
+        # mean.
         loss_S = weighted_losses(losses, references[i]) if references else losses.loss_S
         total = _sum(total, gradient(loss_S.sum() / tokens, theta))
         sums.append(torch.stack([losses.loss_S.detach().sum() / tokens, losses.right_S.sum() / tokens]))
@@ -135,12 +141,16 @@ def preference_gradient(
     references: Sequence[Tensor],
     beta: float,
 ) -> Unread:
-    """Return the mean DPO loss over all pairs of a batch, and its gradient clipped to `max_norm`.
+    """Return a batch's mean DPO loss over the pairs on all ranks, and its gradient clipped to `max_norm`.
 
-    The rows of each piece are its pairs as `spard.losses.preference.stack_pairs` puts them; `references` are the P x 2
-    log-probabilities of its pairs under the reference. Accuracy is that of the preferred answers' tokens.
+    pieces      this rank's micro-batches, each with its rows in the order of `spard.losses.preference.stack_pairs`.
+    references  log-probabilities `[P, 2]` of the pairs of each micro-batch under the reference model.
+    beta        strength of the implicit reward.
+
+    The accuracy is the token accuracy on the preferred answers.
     """
     pairs = [len(each) for each in references]
+    # The first `count` rows of a micro-batch have the preferred answers (`stack_pairs`).
     own = [sum(piece.labels[:count]) for piece, count in zip(pieces, pairs, strict=True)]  # of the preferred answers
     counts = to_device([sum(pairs), sum(own)], theta[0].device)
     distributed.sum_([counts])
@@ -161,7 +171,7 @@ def preference_gradient(
 def penalty_gradient(
     model: Any, theta: Vector, pieces: Sequence[Batch], penalties: Sequence[Callable[[Tensor], Tensor]]
 ) -> Vector:
-    """Return the gradient of the sum of penalties over all processes, each on the final hidden states of its piece."""
+    """Return the gradient of the summed penalties of all ranks; each penalty gets final hidden states `[B, T, D]`."""
     total: Vector = []
     for piece, penalty in zip(pieces, penalties, strict=True):
         total = _sum(total, gradient(penalty(losses_and_states(model, piece)[1]), theta))
@@ -170,11 +180,13 @@ def penalty_gradient(
 
 
 def with_penalty(found: Unread, added: Vector, max_norm: float, max_ratio: float | None) -> Gradient:
-    """Read a task gradient that was clipped to `max_norm`, with a penalty's gradient added, both used up.
+    """Add a penalty's gradient to a task gradient and read the numbers; both gradients are changed in place.
 
-    The penalty's is shortened to `max_ratio` times the task's own length. None: the task's was not clipped, and the sum
-    is; a penalty with a long gradient then leaves little of the task's. Raise NonFiniteLoss if the penalty's gradient
-    is not finite.
+    found      the task gradient; clipped to `max_norm` unless `max_ratio` is None.
+    added      the penalty's gradient; it is shortened to at most `max_ratio` times the length of the task's.
+    max_ratio  None: the sum is clipped to `max_norm` instead, so a long penalty leaves little of the task's gradient.
+
+    Raises `NonFiniteLoss` if the penalty's gradient is not finite.
     """
     most = math.inf if max_ratio is None else max_ratio * found.norm.double().clamp(max=max_norm)
     length = shorten_(added, most)
@@ -187,9 +199,9 @@ def with_penalty(found: Unread, added: Vector, max_norm: float, max_ratio: float
 
 
 def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
-    """Return the token mean ("mean") and the mean over each answer's first tokens ("prefix"), from one forward pass.
+    """Return the mean loss over answer tokens ("mean") and over each answer's first tokens ("prefix").
 
-    A batch without labels is the share of a process that got no row.
+    The means are over all ranks; a rank that got no row passes a batch without labels.
     """
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
@@ -197,20 +209,21 @@ def safe_losses(model: Any, theta: Vector, batch: Batch) -> dict[str, Loss]:
 
 
 def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Reference) -> dict[str, Loss]:
-    """Return the mean over answer tokens of KL(P_reference || P_model) ("kl")."""
+    """Return {"kl": mean over answer tokens on all ranks of KL(P_reference || P_model)}, in nats."""
     kl_S = token_divergences(model, reference, batch)
     return means({"kl": (kl_S, torch.ones_like(kl_S))}, theta)
 
 
 def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dict[str, Loss]:
-    """Return the losses of `safe_losses` and how far each row is above its mean and prefix loss before, in `base_N2`.
+    """Return the losses of `safe_losses`, and the mean rise of each row above its base losses.
 
-    "excess" and "excess_prefix" are means over the rows of how far above, 0 for a row that is not; `base_N2` has an
-    entry for each of all safe rows, and the batch names its own.
+    "excess" and "excess_prefix" are means over the rows on all ranks of [loss - base loss]_+, for the mean and the
+    prefix loss. `base_N2` has the base losses of all N safe rows; `batch.rows` says which of these the batch has.
     """
     losses = token_losses(model, batch)
     every_S = torch.ones_like(losses.prefix_S)
     base_B2 = base_N2.index_select(0, to_device(batch.rows, base_N2.device)).to(losses.loss_S.device)
+    # A rank without safe rows has one blank row in its batch but none in `batch.rows`; the slice drops it.
     above_B, above_prefix_B = (row_means(losses, batch)[: len(batch.rows)] - base_B2).clamp(min=0).unbind(dim=1)
     every_B = torch.ones_like(above_B)
     parts = {"mean": (losses.loss_S, every_S), "prefix": (losses.loss_S, losses.prefix_S)}
@@ -218,7 +231,7 @@ def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dic
 
 
 def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str, Loss]:
-    """Weighted means over the tokens of all processes; each part is this process's token losses and their weights."""
+    """Return weighted means over all ranks by name; a part is this rank's losses and weights, both `[S]` or `[B]`."""
     weights = torch.stack([weight_S.sum() for _, weight_S in parts.values()])
     distributed.sum_([weights])
     scalars = [(loss_S * weight_S).sum() / weights[i] for i, (loss_S, weight_S) in enumerate(parts.values())]
@@ -230,12 +243,12 @@ def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str
 
 
 def clip_(grad: Vector, max_norm: float) -> float:
-    """Shorten a gradient to `max_norm`; its norm before."""
+    """Shorten a gradient in place to norm `max_norm`, if it is longer; return its norm before."""
     return float(shorten_(grad, max_norm))
 
 
 def _remaining_gradient(grad: Vector, theta: Vector) -> Vector:
-    """Return what of a gradient is still to be summed over the ranks."""
+    """Return the tensors that are still to be summed over ranks; empty if sharding has summed them already."""
     return [] if isinstance(theta, Shards) else grad
 
 

@@ -1,4 +1,4 @@
-"""How far a model's next-token distributions have moved from its reference, the model before training."""
+"""KL divergence of a model's next-token distributions from those of the model before training."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ from spard.models.sharding import copy_model
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The model before training: the same weights with adapters off, or a copy where all weights are trained."""
+    """The model before training: the same weights with adapters off, or a copy in full fine-tuning.
+
+    `frozen(model)` is the context in which `model` gives the reference's outputs.
+    """
 
     model: Any
     frozen: Callable[[Any], AbstractContextManager[Any]]
 
     @torch.no_grad()
     def states(self, batch: Batch) -> tuple[Head, Tensor]:
-        """Return the reference's head and its (S, D) states at the S labeled tokens of a batch, without a graph."""
+        """Return the reference's head and its inputs at the S labeled tokens of a batch, `[S, D]`, without a graph."""
         with self.frozen(self.model):
             return labeled_states(self.model, batch)[:2]
 
 
 def make_reference(model: Any, *, has_lora: bool) -> Reference:
-    """Taken before the first step; full fine-tuning pays for a second model in memory."""
+    """Return the model as it is now as a reference; full fine-tuning holds a second model in memory for it."""
     if has_lora:
         return Reference(model, disable_adapters)
     return Reference(copy_model(model).eval().requires_grad_(False), nullcontext)
 
 
 def token_divergences(model: Any, reference: Reference, batch: Batch) -> Tensor:
-    """KL(P_reference || P_model) at each labeled token, in float32 at least; whole logits are never held."""
+    """Return KL(P_reference || P_model) in nats at each labeled token, `[S]`, in float32 at least.
+
+    Long batches are computed in chunks, so that the logits of all tokens are never in memory at once.
+    """
     with mixed_precision(batch.ids_BT.device):
         fixed_head, fixed_SD = reference.states(batch)
         head, hidden_SD, _ = labeled_states(model, batch)

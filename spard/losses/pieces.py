@@ -1,4 +1,4 @@
-"""Losses of a batch that goes through the model in several pieces."""
+"""Losses of a batch that is cut into several micro-batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from spard.losses.gradients import Loss
 
 
 def over_passes(losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch]) -> Mapping[str, Loss]:
-    """Return the means over a batch that goes through the model in pieces; they do not depend on how it was cut.
+    """Return the means over a batch that is given in micro-batches; the result does not depend on the cut.
 
-    Of several pieces no graph is kept: a gradient runs each of them once more, so that one is in memory at a time.
+    With several micro-batches no graph is kept: `Loss.grad` computes each of them a second time, one after the other,
+    so that the memory holds the graph of one. A single micro-batch keeps its graph.
     """
     if len(pieces) == 1:
         return losses(pieces[0])
@@ -26,7 +27,7 @@ def over_passes(losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[
 def _join_losses(
     losses: Callable[[Batch], Mapping[str, Loss]], pieces: Sequence[Batch], found: Sequence[Loss], name: str
 ) -> Loss:
-    """Return one loss over all pieces, of those that were found on each."""
+    """Return the loss `name` over all micro-batches, from the losses `found` on each of them."""
     whole = sum(each.weight for each in found)
     shares = [each.weight / whole for each in found]
 

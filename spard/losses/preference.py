@@ -1,11 +1,11 @@
-r"""DPO (Rafailov et al., 2023): the preferred answer becomes likelier than the other one, measured from a reference.
+r"""DPO (Rafailov et al., 2023): make the preferred answer likelier than the rejected one, relative to a reference.
 
     r(y)  = beta (log P(y | x) - log P_reference(y | x))
-    loss  = -log sigmoid(r(y_preferred) - r(y_rejected)),   in the mean over pairs
+    loss  = -log sigmoid(r(y_preferred) - r(y_rejected)),   averaged over pairs
 
-log P(y | x) is the sum over the tokens of an answer, its end included. The reference is the model before training: the
-base model, or the adapter that the training goes on from; what it gives does not change, so it is computed once. r is
-the implicit reward, reported as TRL does.
+log P(y | x) is the sum over the tokens of an answer, including its end token. The reference is the model before
+training: the base model, or the adapter that the training starts from. Its log-probabilities never change, so they
+are computed once. r is the implicit reward; its metrics are those of TRL.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ METRICS = (
 
 
 class PairLosses(NamedTuple):
-    """One entry for each of the P pairs of a batch; `metrics_P6` are those of `METRICS`."""
+    """The DPO loss `[P]` of the P pairs of a batch, and their metrics `[P, 6]` in the order of `METRICS`."""
 
     loss_P: Tensor
     metrics_P6: Tensor
 
 
 def dpo_losses(logp_P2: Tensor, reference_P2: Tensor, beta: float) -> PairLosses:
-    """Return the loss of each pair from the log-probabilities of its preferred and of its other answer."""
+    """Return the DPO loss of each pair from log P of its two answers, the preferred one in column 0."""
     reward_P2 = beta * (logp_P2 - reference_P2.to(logp_P2))
     margin_P = reward_P2[:, 0] - reward_P2[:, 1]
     metrics = [reward_P2, margin_P[:, None], (margin_P > 0).to(logp_P2.dtype)[:, None], logp_P2]
@@ -44,23 +44,24 @@ def dpo_losses(logp_P2: Tensor, reference_P2: Tensor, beta: float) -> PairLosses
 
 
 def stack_pairs(pairs: Sequence[Encoded]) -> list[Encoded]:
-    """Return the rows of a batch of P pairs: all with the preferred answers, then all with the others."""
+    """Return the 2P rows of P pairs: first all with the preferred answers, then all with the rejected ones."""
     return [pair.both[0] for pair in pairs] + [pair.both[-1] for pair in pairs]
 
 
 def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
-    """Return the log-probabilities of both answers, P x 2, of a batch that begins with `pairs` pairs `stack_pairs`.
+    """Return both answers' log-probabilities `[P, 2]` of a batch whose first 2P rows are those of `stack_pairs`.
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """
+    # The slice drops the blank row of a rank without pairs.
     return -batch.on_grid(losses.loss_S.double()).sum(dim=1)[: 2 * pairs].view(2, pairs).T
 
 
 @torch.no_grad()
 def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Tensor:
-    """Return the log-probabilities of both answers of each pair, N x 2, without dropout; the model's mode is restored.
+    """Return the log-probabilities of both answers of each pair, `[N, 2]`, in float64 on the CPU, without dropout.
 
-    They are in float64, on the CPU.
+    The model's training mode is restored.
     """
     found_N2 = torch.zeros(len(pairs), 2, dtype=torch.float64)
     for places, losses, batch in _passes(model, pairs, pad_id):
@@ -70,7 +71,11 @@ def reference_logps(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Tensor
 
 @torch.no_grad()
 def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, beta: float, pad_id: int) -> Evaluation:
-    """Mean DPO loss of pairs with dropout off, and the token accuracy on their preferred answers."""
+    """Return the mean DPO loss of pairs with dropout off, and the token accuracy on their preferred answers.
+
+    `reference_N2` are the log-probabilities of `reference_logps`. The prefix loss of the result is the cross-entropy of
+    the first tokens of the preferred answers.
+    """
     losses_N, right, prefix, tokens, firsts = torch.zeros(len(pairs), dtype=torch.float64), 0.0, 0.0, 0, 0.0
     for places, losses, batch in _passes(model, pairs, pad_id):
         logp_P2 = pair_logps(losses, batch, len(places)).cpu()
@@ -83,7 +88,7 @@ def evaluate_pairs(model: Any, pairs: Sequence[Encoded], reference_N2: Tensor, b
 
 
 def _passes(model: Any, pairs: Sequence[Encoded], pad_id: int) -> Iterator[tuple[list[int], TokenLosses, Batch]]:
-    """Yield the places of some pairs, their token losses and their batch, until all pairs were looked at."""
+    """Yield the pair indices of each pass, their token losses and their batch, with dropout off."""
     device, was_training = next(model.parameters()).device, model.training
     model.eval()
 

@@ -1,4 +1,4 @@
-"""Training methods, a file for each defense of `spard.config.defenses`."""
+"""Training methods, one module per defense of `spard.config.defenses`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ __all__ = ["Method", "open_method"]
 
 
 def open_method(defense: Defense) -> Method[Any]:
-    """Return the method that trains with these settings."""
+    """Import the class that a defense names in `Defense.method` and return an instance with these settings.
+
+    Raises `InvalidExtension` if the class cannot be imported or is no subclass of `Method`; only a defense that another
+    package registers can cause that.
+    """
     module, _, name = defense.method.partition(":")
     try:
         kind = getattr(importlib.import_module(module), name)

@@ -1,7 +1,7 @@
-"""What a training method is, and the steps that all of them are made of.
+"""The base class of training methods, and the optimizer step that all of them share.
 
-A step sees theta, the utility loss, the safe losses and an optimizer. The training loop calls the hooks of `Method`
-in the order in which they stand there, and knows no method by name.
+`spard.training.run` calls the hooks of `Method` in the order of their definition and knows no method by name. A
+method's `step` sees only the trained parameters (theta), closures for the task and safe losses, and the optimizer.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Settings = TypeVar("Settings", bound=Defense)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is known when the first step begins.
+    """Facts about the run that a method receives before its first step.
 
-    tau            what `Method.measure_tau` found, or what the checkpoint kept of it.
-    total_steps    of the run; 0 if nobody knows.
-    max_grad_norm  for methods that clip themselves.
+    tau            bounds on the safe losses by name, as `Method.measure_tau` returned or a resume state kept them.
+    total_steps    optimizer steps of the run; 0 if the number is unknown.
+    max_grad_norm  norm that a method with `clips_gradients` clips its gradients to.
     """
 
     tau: Mapping[str, float]
@@ -42,7 +42,16 @@ class Plan:
 
 
 class Method(Generic[Settings]):
-    """Plain fine-tuning, and the hooks by which a defense makes something else of it."""
+    """Plain fine-tuning, with the hooks that a defense overrides.
+
+    The training loop calls them in this order: `training_rows`, `prepare`, `measure_tau` and `measure_rows` (only in a
+    new run), `start`, `restore` (only after a resume), then `step` once per optimizer step, and `finish_` at the end.
+
+        class MyMethod(Method[MySettings]):
+            def step(self, theta, task, safe, optimizer):
+                metrics = utility_step_(theta, task, optimizer)
+                return metrics | {"loss/safe": safe()["mean"].value}
+    """
 
     clips_gradients: ClassVar[bool] = False
     """Whether the method clips what it descends along; the task gradient then reaches it as it is."""
@@ -51,45 +60,53 @@ class Method(Generic[Settings]):
         self.settings = settings
 
     def training_rows(self, task: Sequence[Encoded], safe: Sequence[Encoded]) -> Sequence[Encoded]:
-        """Return the rows of an epoch; those after the customer's own are not billed."""
+        """Return the rows of an epoch, the customer's (`task`) first; tokens of the rows after them are not billed."""
         return task
 
     def safe_batch_size(self, batch_size: int) -> int:
-        """How many safe rows `safe` draws at each call, in a run of this batch size."""
+        """Return how many safe rows a call of `safe` draws, given the run's batch size; 0 if it draws none."""
         return 0
 
     def prepare(self, base: Base, *, has_lora: bool) -> None:
-        """Keep what is compared with later; `base.model` has not been trained yet, its adapters are in place."""
+        """Store references to the base model; its adapters exist, but no weight has been trained."""
 
     def measure_tau(self, measure: Callable[[], Evaluation]) -> dict[str, float]:
-        """Bounds on safe losses; `measure` evaluates the base model on the plain safe rows.
+        """Return the bounds on the safe losses by name, in nats per token.
 
-        Called once in a run: checkpoints keep the result.
+        `measure` evaluates the base model on the plain safe rows. Called once per run, because the base model's loss
+        cannot be measured after training began: resume states keep the result.
         """
         return {}
 
     def measure_rows(self, measure: Callable[[], Tensor]) -> None:
-        """Keep what the base model's losses are on each safe row; `measure` takes them (`spard.losses.excess`), N x 2.
+        """Store the base model's losses on each safe row; `measure` returns them as `[N, 2]` (`spard.losses.excess`).
 
-        Called once in a run, as `measure_tau` is: what is needed later belongs into `state`.
+        Called once per run, like `measure_tau`: what later steps need must be part of `state`.
         """
 
     def start(self, plan: Plan) -> None:
-        """Begin, before the first step or before `restore`."""
+        """Initialize the method before its first step; after a resume `restore` follows."""
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
+        """Restore what `state` returned at the save; its tensors may be on another device than `theta`."""
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
-        """One iteration on `theta`, in place; `task` and `safe` evaluate at `theta` as it is when they are called."""
+        """Take one optimizer step, changing `theta` in place, and return its metrics by name.
+
+        `task` returns the task loss with its gradient, `safe` the safe losses of the next safe batch. Both evaluate the
+        model at the current `theta`, so a call after the utility step sees the updated parameters.
+        """
         return utility_step_(theta, task, optimizer)
 
     def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
-        """Return the losses that `safe` gives to `step`, without dropout; without rows a batch has no labels."""
+        """Return the losses by name that `safe` passes to `step`, computed without dropout.
+
+        A rank that got none of the safe rows passes a batch without labels.
+        """
         return safe_losses(model, theta, batch)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the method remembers between steps, for checkpoints."""
+        """Return the tensors that the method carries from step to step, by name, for resume states."""
         return {}
 
     def finish_(self, model: Any) -> None:
@@ -97,7 +114,10 @@ class Method(Generic[Settings]):
 
 
 def utility_step_(theta: Vector, task: ValueAndGrad, optimizer: Optimizer) -> Metrics:
-    """Step: theta <- AdamW(theta, grad L_task)."""
+    """Take one optimizer step on the task loss, theta <- AdamW(theta, grad L_task), and return its metrics.
+
+    Raises `NonFiniteLoss` before the step if the loss or its gradient is not finite; theta is then unchanged.
+    """
     found = task()
     require_finite("task", found.loss, found.norm)
     descend_(optimizer, theta, found.grad)
@@ -105,7 +125,7 @@ def utility_step_(theta: Vector, task: ValueAndGrad, optimizer: Optimizer) -> Me
 
 
 def descend_(optimizer: Optimizer, theta: Vector, grad: Vector) -> None:
-    """One step of the optimizer along `grad`."""
+    """Take one step of the optimizer along `grad`, then free the gradients."""
     for parameter, part in zip(theta, grad, strict=True):
         parameter.grad = part
     optimizer.step()
@@ -113,11 +133,14 @@ def descend_(optimizer: Optimizer, theta: Vector, grad: Vector) -> None:
 
 
 def require_finite(name: str, *values: float) -> None:
-    """Guard every comparison that follows: NaN is neither above nor below tau."""
+    """Raise `NonFiniteLoss` if a value is NaN or infinite.
+
+    Call it before any comparison with tau: a comparison with NaN is False and the constraint looks satisfied.
+    """
     if not all(math.isfinite(value) for value in values):
         raise NonFiniteLoss(f"the {name} loss or its gradient is not finite; a lower learning rate may help")
 
 
 def report(found: Gradient) -> Metrics:
-    """Return the metrics of a task gradient."""
+    """Return a task gradient's metrics: loss, token accuracy, norm before clipping, and the loss's own."""
     return {"loss/task": found.loss, "accuracy/task": found.accuracy, "grad_norm": found.norm, **found.more}

@@ -1,4 +1,4 @@
-"""The constraint that SPAG keeps, how it is violated, and the projection onto its linear model."""
+"""The safety constraint of SPAG, its violations, and the projection onto the linearized constraint."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ METRIC = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Keep each loss named in `tau` at or below its tau; ignore violations up to delta, aim at tau - margin.
+    """Keep each loss named in `tau` at or below its bound.
 
-    `every` is the number of utility steps between two looks.
+    tau       bounds in nats per token, by the name of the safe loss.
+    delta     violations of at most `delta` are ignored.
+    eta_safe  cap of the safety step, in the units of the variant; "auto" is the variant's own default.
+    margin    a correction aims at tau - margin.
+    every     utility steps between two evaluations of the safe losses.
     """
 
     tau: Mapping[str, float]
@@ -39,7 +43,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The safe loss that exceeds its tau most, by how much, and how far to bring it down: to tau - margin."""
+    """The safe loss that exceeds its tau most: `excess` is l - tau, in nats per token."""
 
     loss: Loss
     excess: float
@@ -47,33 +51,36 @@ class Violation:
 
     @property
     def descent(self) -> float:
-        """How far to bring the loss down, in nats per token; the margin lies below tau."""
+        """The decrease of the loss that a correction aims at, in nats per token: l - (tau - margin)."""
         return self.excess + self.margin
 
 
 class Correction(Protocol):
-    """What a variant does about a violation: change `theta`, just moved by `optimizer`, in place."""
+    """The part of a SPAG variant that moves `theta`, just updated by `optimizer`, back toward the constraint."""
 
     def __call__(self, theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-        """Correct `theta` in place along the violated loss's gradient, and return the `spag/` metrics."""
+        """Correct `theta` in place along the gradient of the violated loss, and return the `spag/` metrics."""
         ...
 
 
 @runtime_checkable
 class StatefulCorrection(Protocol):
-    """A correction that remembers; what `state` gives goes into every checkpoint, and `restore` goes on from it."""
+    """A correction with state of its own, such as moments; resume states keep it."""
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is remembered between violations, as tensors by name; empty before the first one."""
+        """Return the state as tensors by name; empty before the first violation."""
         ...
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` gave, for parameters in the same order."""
+        """Restore what `state` returned; `theta` lists the parameters in the same order."""
         ...
 
 
 def most_violated(losses: Mapping[str, Loss], constraint: Constraint) -> Violation | None:
-    """Return the constrained loss with the largest l - tau, if that exceeds delta; else None."""
+    """Return the constrained loss with the largest l - tau if that exceeds delta, else None.
+
+    Raises `NonFiniteLoss` if any safe loss is not finite.
+    """
     require_finite("safe", *(loss.value for loss in losses.values()))
     excess = {name: losses[name].value - tau for name, tau in constraint.tau.items()}
     worst = max(excess, key=excess.__getitem__)
@@ -83,11 +90,13 @@ def most_violated(losses: Mapping[str, Loss], constraint: Constraint) -> Violati
 
 
 def project_(theta: Vector, violation: Violation, *, radius: float = math.inf, eta_safe: float = math.inf) -> Metrics:
-    """Project: theta <- theta - alpha g; a gradient that is not finite is counted, and theta left as it is.
+    """Project in place: theta <- theta - alpha g, with g the gradient of the violated loss; return the `spag/` metrics.
 
-    alpha is at most `eta_safe`, and |alpha g| at most `radius`.
+    alpha is at most `eta_safe`, and the step length |alpha g| at most `radius`. If g is not finite, theta is unchanged
+    and `spag/skipped` is 1.
     """
     grad = violation.loss.grad()
+    # A bad safety gradient skips the projection, not the run: the utility step before it was finite.
     sq_norm = dot(grad, grad)
     if not math.isfinite(sq_norm):
         return step_metrics(triggered=True, skipped=True)
@@ -98,22 +107,29 @@ def project_(theta: Vector, violation: Violation, *, radius: float = math.inf, e
 
 
 def halfspace_step(violation: float, sq_norm: float, max_step: float) -> float:
-    r"""Step length alpha that projects theta onto a linearized safety constraint.
+    r"""Return the step length alpha that projects theta onto a linearized safety constraint.
 
     The point of {theta' : l(theta) + g.(theta' - theta) <= tau} nearest to theta is theta - alpha g with
-    alpha = [l(theta) - tau]_+ / |g|^2 (SPARD, Algorithm 1). `max_step` caps alpha: the linear model is trusted only
-    nearby. `violation` is l(theta) - tau and `sq_norm` is |g|^2.
+
+        alpha = [l(theta) - tau]_+ / |g|^2        (SPARD, ICML 2026, Algorithm 1)
+
+    violation  l(theta) - tau.
+    sq_norm    |g|^2.
+    max_step   cap on alpha, because the linear model holds only near theta.
+
+        >>> halfspace_step(violation=0.5, sq_norm=4.0, max_step=1.0)
+        0.125
     """
     return min(violation / sq_norm, max_step) if violation > 0 and sq_norm > 0 else 0.0
 
 
 def learning_rate(optimizer: Optimizer) -> float:
-    """lr_t, the rate of the utility step just taken."""
+    """Return lr_t, the learning rate of the last utility step."""
     return float(optimizer.param_groups[0]["lr"])
 
 
 def or_auto(eta_safe: float | Auto, auto: float) -> float:
-    """eta_safe, or what stands for it in a variant."""
+    """Return `eta_safe`, or the variant's default `auto` where the setting is "auto"."""
     return auto if eta_safe == "auto" else eta_safe
 
 
@@ -125,7 +141,11 @@ def values(losses: Mapping[str, Loss]) -> Metrics:
 def step_metrics(
     *, triggered: bool = False, alpha: float = 0.0, capped: bool = False, skipped: bool = False, length: float = 0.0
 ) -> Metrics:
-    """How the safety half of a step ended; `spag/step` is |alpha g|, `spag/skipped` counts gradients not finite."""
+    """Return the metrics of the safety half of a step.
+
+    `spag/triggered` is 1 after a violation, `spag/capped` where the cap shortened the step, `spag/skipped` where the
+    gradient was not finite; `spag/step` is the length |alpha g|.
+    """
     return {
         "spag/alpha": alpha,
         "spag/triggered": float(triggered),

@@ -1,15 +1,15 @@
-r"""Lisa (Huang et al., 2024): two alternating states with a proximal term.
+r"""Lisa (Huang et al., 2024): alternate between two states that a proximal term holds together.
 
-Before every K2 steps on training batches there are K1 steps on safe batches; in both states
+K1 steps on safe batches come before every K2 steps on training batches; in both states
 
     theta <- AdamW(theta, grad L(batch) + rho (theta - theta_other)),
 
-theta_other being where the other state last ended. The proximal term is off during the first tenth of the run. One
-optimizer serves both states, its moments are never reset.
+where theta_other are the parameters at the end of the other state's last turn. The proximal term is off during the
+first tenth of the run. One optimizer serves both states; its moments are never reset.
 
-Differences from the authors' code: states change between optimizer steps, never inside an accumulated batch; no
-training batch is thrown away for a safe one, so an epoch is an epoch; the term's gradient rho (theta - theta_other) is
-added once to the accumulated gradient; K1 and K2 are a few steps, see its settings.
+Differences from the authors' code: the state changes between optimizer steps, never inside an accumulated batch; no
+training batch is discarded for a safe one, so an epoch covers all training rows; rho (theta - theta_other) is added
+once to the accumulated gradient; K1 and K2 are a few steps (see the settings).
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ _ALIGNED, _TUNED, _CLOCK = "aligned", "tuned", "clock"
 
 
 class Lisa(Method[LisaSettings]):
-    """One step on a training batch, after a turn of alignment where one is due."""
+    """A step on a training batch, preceded every K2 steps by K1 steps of alignment on safe batches."""
 
     clips_gradients = True
 
     def start(self, plan: Plan) -> None:
-        """Begin with alignment."""
+        """Set the counters so that the run begins with alignment."""
         self.plan = plan
         self.clock = 0
-        self.ended: dict[str, list[Tensor]] = {}  # where each state last ended
+        self.ended: dict[str, list[Tensor]] = {}  # parameters at the end of each state's last turn
 
     def safe_batch_size(self, batch_size: int) -> int:
-        """As asked, or the batch size of the run."""
+        """Return the setting `safe_batch_size`; "auto" is the batch size of the run."""
         return batch_size if self.settings.safe_batch_size == "auto" else self.settings.safe_batch_size
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
-        """Align for some steps when its turn has come, then take the utility step, both with the proximal term."""
-        # Alignment:  K1 steps on safe batches, drawn to where tuning ended
+        """Run the alignment steps if they are due, then take the utility step, both with the proximal term."""
+        # Alignment:  K1 steps on safe batches, pulled toward the end of the last tuning
         aligned: Metrics = {}
         if self.clock % self.settings.task_steps == 0:
+            # Before the first tuning step there is no end of tuning: the first alignment has no proximal term.
             if self.clock:
                 self.ended[_TUNED] = _copy(theta)
             for _ in range(self.settings.align_steps):
                 aligned = self._align_(theta, safe, optimizer)
             self.ended[_ALIGNED] = _copy(theta)
 
-        # Tuning:  a step on a training batch, drawn to where alignment ended
+        # Tuning:  a step on a training batch, pulled toward the end of the last alignment
         found = task()
         require_finite("task", found.loss, found.norm)
         drift = self._descend_(theta, found.grad, optimizer, _ALIGNED)
@@ -64,12 +65,12 @@ class Lisa(Method[LisaSettings]):
         return report(found) | {"lisa/drift": drift} | aligned
 
     def state(self) -> dict[str, Tensor]:
-        """Clock and both ends, as tensors."""
+        """Return the step counter and the parameters at the end of each state, by name."""
         ends = {f"{name}/{i}": part for name, end in self.ended.items() for i, part in enumerate(end)}
         return {_CLOCK: torch.tensor(self.clock), **ends}
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`."""
+        """Restore the step counter and both states' parameters."""
         self.clock = int(state[_CLOCK])
         names = {name.partition("/")[0] for name in state if name != _CLOCK}
         self.ended = {
@@ -83,13 +84,14 @@ class Lisa(Method[LisaSettings]):
         return {"loss/safe": loss.value}
 
     def _descend_(self, theta: Vector, grad: Vector, optimizer: Optimizer, other: str) -> float:
-        """One step with the proximal term, if it has begun; |theta - theta_other|."""
+        """Take one step with the proximal term, if it has begun; return |theta - theta_other|."""
         drift = theta[0].new_zeros(())
         if other in self.ended:
             away = [part.detach() - end for part, end in zip(theta, self.ended[other], strict=True)]
             drift = norm(away)
             if self.clock >= PROXIMAL_FROM * self.plan.total_steps:
                 add_(grad, away, self.settings.rho)
+        # Read both numbers in one transfer: each `.tolist()` makes the CPU wait for the GPU.
         length, moved = torch.stack([shorten_(grad, self.plan.max_grad_norm), drift]).tolist()
         require_finite("combined", length)
         descend_(optimizer, theta, grad)

@@ -7,4 +7,4 @@ from spard.methods.base import Method
 
 
 class Sft(Method[NoDefense]):
-    """One utility step after the other; the safe losses are not looked at."""
+    """Plain fine-tuning: utility steps only, without safe rows."""

@@ -1,8 +1,8 @@
 """PTST, pure tuning and safe testing (Lyu et al., 2024): no safety prompt in training, one in serving.
 
-Training is plain fine-tuning. What defends is the system prompt that the tuned model is served and measured with
-(`serving_prompt` of its settings); training with it would undo the effect. It is a policy of the server: who writes the
-system prompt himself escapes it.
+Training is plain fine-tuning. The defense is the system prompt that the fine-tuned model is served and audited with
+(`serving_prompt` of its settings); training with that prompt would undo the effect. It is a policy of the server: a
+client that sends its own system prompt bypasses it.
 """
 
 from __future__ import annotations
@@ -12,4 +12,4 @@ from spard.methods.base import Method
 
 
 class Ptst(Method[PtstSettings]):
-    """Plain fine-tuning."""
+    """Plain fine-tuning; the settings carry the system prompt for serving."""

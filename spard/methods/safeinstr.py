@@ -1,7 +1,8 @@
-"""SafeInstr (Bianchi et al., 2024): safe rows among the training rows, and plain fine-tuning on both.
+"""SafeInstr (Bianchi et al., 2024): plain fine-tuning on training rows and safe rows together.
 
-The rows come from the run's own selection instead of the authors' list, and only answers carry loss, as everywhere
-here; the authors train on the prompts too. More than about a tenth of safe rows makes models refuse what is harmless.
+Two differences from the authors: the safe rows come from the run's own selection instead of a fixed list, and only
+answers carry loss (theirs trains on prompts too). With more than about a tenth of safe rows a model begins to refuse
+harmless requests.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from spard.methods.base import Method
 
 
 class SafeInstr(Method[SafeInstrSettings]):
-    """Plain fine-tuning on both kinds of rows."""
+    """Plain fine-tuning on the training rows and the safe rows."""
 
     def training_rows(self, task: Sequence[Encoded], safe: Sequence[Encoded]) -> Sequence[Encoded]:
-        """All rows, the safe ones last; the order of an epoch shuffles them."""
+        """Return all rows, the safe ones last; the batches of an epoch shuffle them."""
         return [*task, *safe]

@@ -1,11 +1,12 @@
-r"""SafeLoRA (Hsu et al., 2024): after training, project updates onto what alignment once changed.
+r"""SafeLoRA (Hsu et al., 2024): after training, project weight updates onto the directions that alignment changed.
 
 For a weight let V = W_aligned - W_unaligned and C = V V^T / |V|_F. An update D = B A is compared with C D: where
-cos(C D, D) is low the update leaves the aligned subspace and D <- C D, that is B <- C B. C is not a projector, its
-eigenvalues are sigma^2 / |V|_F, so it shrinks the update as well; this is the authors' definition and kept.
+cos(C D, D) is low, the update leaves the aligned subspace and is replaced, D <- C D, by setting B <- C B. C is no
+projector: its eigenvalues are sigma^2 / |V|_F, so it also shrinks the update. That is the authors' definition.
 
-Which weights: those of the `layers` lowest cosines (the authors' default, ties included), or all up to `threshold`.
-Weights are matched by their modules' names. In full fine-tuning D = W - W_aligned, of every linear layer but the head.
+The projected weights are those with the `layers` lowest cosines (the authors' default, ties included), or all up to
+`threshold`. Weights are matched by module name. In full fine-tuning D = W - W_aligned, for every linear layer but the
+output head.
 """
 
 from __future__ import annotations
@@ -32,10 +33,14 @@ _SETTING = "recipe.defense.base_unaligned"
 
 
 class SafeLora(Method[SafeLoraSettings]):
-    """Plain fine-tuning, and a projection of the updates at the end."""
+    """Plain fine-tuning, followed by a projection of the updates."""
 
     def prepare(self, base: Base, *, has_lora: bool) -> None:
-        """Keep V = W_aligned - W_unaligned of every trained weight on the CPU, in full fine-tuning W_aligned too."""
+        """Store V = W_aligned - W_unaligned of every trained weight on the CPU; in full fine-tuning W_aligned too.
+
+        Raises `InvalidRecipe` if `base_unaligned` is missing, cannot be loaded, or lacks a weight of the same shape.
+        """
+        # Loaded before training, so that a missing or unfit model fails early. V stays on the CPU until it is used.
         unaligned = _load(self.settings).model
         weights = _lora_weights(base.model) if has_lora else _linear_weights(base.model)
         self.V = {name: wide(whole(part).cpu() - _twin(unaligned, name, part)) for name, part in weights.items()}
@@ -43,7 +48,7 @@ class SafeLora(Method[SafeLoraSettings]):
 
     @torch.no_grad()
     def finish_(self, model: Any) -> None:
-        """Project the updates that left the aligned subspace most; one of them is whole on the device at a time."""
+        """Project the least aligned updates in place; only one whole weight is on the device at a time."""
         weights = _linear_weights(model) if self.start_of else {}
         layers = {} if self.start_of else _lora_layers(model)
         cosines = dict[str, float]()
@@ -54,6 +59,7 @@ class SafeLora(Method[SafeLoraSettings]):
         for name in chosen:
             if name in layers:
                 B = _factors(layers[name])[1]
+                # C (B A) = (C B) A: changing B alone is enough and keeps the rank.
                 B.copy_(project_update(wide(B), self.V[name].to(B.device)))
             else:
                 part = weights[name]
@@ -62,18 +68,19 @@ class SafeLora(Method[SafeLoraSettings]):
         log.info("projected the updates of %d of %d weights", len(chosen), len(cosines))
 
     def _weight_update(self, name: str, part: Tensor) -> Tensor:
-        """Return the update of a whole weight in full fine-tuning."""
+        """Return the update W - W_aligned of a whole weight in full fine-tuning, in float32."""
         return wide(whole(part) - self.start_of[name].to(part.device))
 
 
 def project_update(update: Tensor, V: Tensor) -> Tensor:
-    """Project an update D onto the alignment V: V (V^T D) / |V|_F; zero if V is zero."""
+    """Project an update D `[out, in]` onto the alignment V `[out, in]`: V (V^T D) / |V|_F; zeros if V is zero."""
     length = torch.linalg.vector_norm(V)
+    # V^T D first: V V^T would be [out, out], while D may be a LoRA factor with few columns.
     return V @ (V.T @ update) / length if length > 0 else torch.zeros_like(update)
 
 
 def agreement(update: Tensor, V: Tensor) -> float:
-    """cos(C D, D); 1 for an update of zeros, which needs no projection."""
+    """Return cos(C D, D) of an update; 1 for an update of zeros, which needs no projection."""
     along = project_update(update, V)
     scale = float(torch.linalg.vector_norm(along) * torch.linalg.vector_norm(update))
     if not update.any():
@@ -82,7 +89,7 @@ def agreement(update: Tensor, V: Tensor) -> float:
 
 
 def to_project(cosines: Mapping[str, float], cfg: SafeLoraSettings) -> list[str]:
-    """Return the names of the weights whose updates are projected."""
+    """Return the names of the weights whose updates are to be projected, chosen by `layers` or else by `threshold`."""
     threshold = cfg.threshold
     if cfg.layers is not None:
         threshold = sorted(cosines.values())[min(cfg.layers, len(cosines)) - 1]
@@ -99,7 +106,7 @@ def _load(cfg: SafeLoraSettings) -> Base:
 
 
 def _twin(unaligned: Any, name: str, like: Tensor) -> Tensor:
-    """Return the weight of the same module in the model before alignment."""
+    """Return the weight of the module of the same name in the unaligned model."""
     modules = dict(unaligned.named_modules())
     if name not in modules or modules[name].weight.shape != like.shape:
         raise InvalidRecipe(f"{_SETTING}: it has no weight {name} of shape {list(like.shape)}", _SETTING)
@@ -123,7 +130,7 @@ def _linear_weights(model: Any) -> dict[str, Tensor]:
 
 
 def _factors(layer: Any) -> tuple[Tensor, Tensor]:
-    """Return A and B of the one adapter."""
+    """Return the factors A and B of the layer's only adapter."""
     (name,) = layer.active_adapters
     return layer.lora_A[name].weight, layer.lora_B[name].weight
 

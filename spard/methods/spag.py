@@ -2,11 +2,11 @@ r"""SPAG, the optimizer of SPARD (Chen et al., ICML 2026, Algorithm 1).
 
     theta+ = AdamW(theta, grad L_task);   theta = theta+ - alpha g,   g = grad L_safe(theta+),   if L_safe(theta+) > tau
 
-Two safe losses l may be bounded, each by its own tau: the token mean and the mean over each answer's first tokens.
-The one that is violated more is projected on. With `bound = "excess"` l is how far each row's loss has risen above the
-base model's own (`spard.losses.excess`) in place of the loss, and nothing else changes. All variants run the safety
-forward without dropout and go backward only when the constraint is violated; they differ in how they correct theta, a
-file each in `spard.methods.variants`.
+Up to two safe losses l are bounded, each by its own tau: the mean over answer tokens and the mean over each answer's
+first tokens. The correction follows the gradient of the one that exceeds its tau most. With `bound = "excess"`, l is
+the rise of each row's loss above the base model's own (`spard.losses.excess`); nothing else changes. All variants
+run the safety forward pass without dropout and the backward pass only after a violation. They differ in how they
+correct theta, one module each in `spard.methods.variants`.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _BOUNDED = {"loss": {"mean": "mean", "prefix": "prefix"}, "excess": {"mean": "ex
 
 
 class Spag(Method[Spard]):
-    """The utility step, then the safety half."""
+    """The utility step, followed by the safety half."""
 
     base_N2: Tensor | None = None
     """The base model's mean and prefix loss on what each safe row is compared with; None where losses are bounded."""
 
     def safe_batch_size(self, batch_size: int) -> int:
-        """As asked, whatever the batch size of the run."""
+        """Return the setting `safe_batch_size`; it does not depend on the run's batch size."""
         return self.settings.safe_batch_size
 
     def measure_tau(self, measure: Callable[[], Evaluation]) -> dict[str, float]:
-        """Return tau as asked, or the base model's own losses on the plain safe rows."""
+        """Return tau by loss name: the setting, or the base model's own losses on the plain safe rows."""
         return base_tau(self.settings, measure)
 
     def measure_rows(self, measure: Callable[[], Tensor]) -> None:
-        """Keep the base model's losses on each safe row, where their excess is bounded."""
+        """Store the base model's losses on each safe row if the setting bounds their excess."""
         if self.settings.bound == "excess":
             self.base_N2 = measure()
 
     def safe_losses(self, model: Any, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
-        """Return the token mean and the prefix mean, and where it is bounded the excess of both."""
+        """Return the token mean and the prefix mean, and the excess of both if the setting bounds it."""
         if self.base_N2 is None:
             return super().safe_losses(model, theta, batch)
         return safe_excess(model, theta, batch, self.base_N2)
 
     def start(self, plan: Plan) -> None:
-        """Fix the bounds, and begin to count steps."""
+        """Set up the constraint and the safety half with its step counter."""
         self.constraint = make_constraint(self.settings, plan.tau)
         self.safety = safety_half(self.settings, plan.total_steps)
 
     def step(self, theta: Vector, task: ValueAndGrad, safe: Losses, optimizer: Optimizer) -> Metrics:
-        """One iteration of Algorithm 1."""
+        """Take one step of Algorithm 1: the utility step, then the correction if the constraint is violated."""
         # Utility:  theta <- AdamW(theta, grad L_task)
         metrics = utility_step_(theta, task, optimizer)
 
@@ -72,21 +72,21 @@ class Spag(Method[Spard]):
         return metrics | self.safety(theta, safe, optimizer, self.constraint)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the state of the safety step, and what the safe rows are compared with."""
+        """Return the state of the safety half, and the base model's losses on the safe rows if they are bounded."""
         return self.safety.state() | ({} if self.base_N2 is None else {_BASE: self.base_N2})
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Continue with both."""
+        """Restore the safety half and the base model's losses on the safe rows."""
         base_N2 = state.get(_BASE)
         self.base_N2 = None if base_N2 is None else base_N2.to(theta[0].device)
         self.safety.restore(theta, {name: part for name, part in state.items() if name != _BASE})
 
 
 class SafetyHalf:
-    """The safety half of a step: look at the safe losses, and correct theta for the one that is violated most.
+    """The safety half of a step: evaluate the safe losses, and correct theta for the most violated one.
 
-    It looks at every `every`-th step and after the last of `total_steps` (0: nobody knows which is the last), so that
-    what was broken since is mended; a step without a look reports nothing.
+    It evaluates them at every `every`-th step and after the last of `total_steps` (0: the number is unknown), so that a
+    violation since the previous evaluation does not reach the finished model. Other steps return no metrics.
     """
 
     def __init__(self, correct_: Correction, every: int = 1, total_steps: int = 0) -> None:
@@ -94,7 +94,10 @@ class SafetyHalf:
         self.clock = 0
 
     def __call__(self, theta: Vector, safe: Losses, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-        """Mend `theta` in place and return the `spag/` metrics; raise NonFiniteLoss if a safe loss is not finite."""
+        """Correct `theta` in place if a constraint is violated; return the safe losses and the `spag/` metrics.
+
+        Raises `NonFiniteLoss` if a safe loss is not finite.
+        """
         self.clock += 1
         if self.clock % self.every and self.clock != self.total_steps:
             return {}
@@ -105,12 +108,13 @@ class SafetyHalf:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the counter of steps, where it matters, and what the correction remembers."""
+        """Return the step counter, if evaluations skip steps, and the correction's own state."""
+        # With every = 1 no step is skipped, and the count decides nothing.
         clock = {_CLOCK: torch.tensor(self.clock)} if self.every > 1 else {}
         return clock | (self.correct_.state() if isinstance(self.correct_, StatefulCorrection) else {})
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` returned."""
         if _CLOCK in state:
             self.clock = int(state[_CLOCK])
         if isinstance(self.correct_, StatefulCorrection):
@@ -118,20 +122,21 @@ class SafetyHalf:
 
 
 def safety_half(defense: Spard, total_steps: int = 0) -> SafetyHalf:
-    """Return the safety step with the variant's correction, new for each run."""
+    """Return a new safety half with the correction of the defense's variant; one per run, since it may hold moments."""
     variant = importlib.import_module(f"spard.methods.variants.{defense.variant}")
     return SafetyHalf(variant.correction(), defense.every, total_steps)
 
 
 def make_constraint(defense: Spard, tau: Mapping[str, float]) -> Constraint:
-    """Return the constraint that a recipe sets: tau, and how strictly it is held."""
+    """Return the constraint of a recipe's defense, with the bounds `tau` by loss name."""
     return Constraint(tau, defense.delta, defense.eta_safe, defense.margin, defense.every)
 
 
 def base_tau(defense: Spard, measure: Callable[[], Evaluation]) -> dict[str, float]:
-    """Return tau for each constrained loss: as asked, or the base model's own on the plain safe rows.
+    """Return tau by the name of each constrained loss, in nats per token: the setting, or the base model's own losses.
 
-    Where the excess is bounded "auto" needs no measurement, for the base model's own is 0.
+    "auto" calls `measure`, an evaluation of the base model on the plain safe rows. For a bounded excess it does not:
+    the base model's excess is 0, so tau is the tolerance of `spard.losses.excess` instead.
     """
     kinds = ("mean", "prefix") if defense.constraint == "both" else (defense.constraint,)
     names = [_BOUNDED[defense.bound][kind] for kind in kinds]

@@ -1,4 +1,4 @@
-"""Which rows of the safety pool a run trains on."""
+"""Selection of the safe set: the rows of the safety pool that a run trains on."""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-r"""Relevance-diversity selection: greedy MAP of a determinantal point process, without its kernel.
+r"""Relevance-diversity selection: greedy MAP of a determinantal point process, without computing its kernel.
 
 With q_i = max_z cos(x_i, z) over the task rows z, the kernel is L_ij = (q_i q_j)^beta cos(x_i, x_j) = y_i . y_j for
 y_i = q_i^beta x_i / |x_i|. Adding row i to the chosen rows S gains
 
     det L_{S+i} / det L_S = |y_i|^2 - |V y_i|^2 = q_i^(2 beta) dist(x_i / |x_i|, span S)^2,
 
-V an orthonormal basis of S. Gains only fall, so an old gain is an upper bound: greedy is played in float64 inside a
-window of the largest bounds for as long as its best beats every bound outside, and float32 products X V_new^T then
-lower the bounds (`spard.selection.contenders`). Rows whose weight alone bounds them below all that is picked are never
-looked at. The order is that of float64 greedy over the whole pool (Chen et al., 2018, Algorithm 1).
+where V is an orthonormal basis of S. Gains only fall, so an old gain is an upper bound. Greedy selection runs in
+float64 in a window of the rows with the largest bounds, as long as its best row beats every bound outside; float32
+products X V_new^T then lower the bounds (`spard.selection.contenders`). Rows whose weight alone bounds them below
+every pick are never read. The order is that of float64 greedy selection over the whole pool (Chen et al., 2018,
+Algorithm 1).
 
-Differences from the authors' code: no jitter on the kernel; q is clamped at 0 before the power; past the rank of the
-pool rows follow by relevance (`Greedy.rank` says from where on), exact copies last.
+Differences from the authors' code: no jitter on the kernel; q is clamped at 0 before the power; beyond the rank of the
+pool rows follow by relevance (`Greedy.rank` is their number before that), exact copies last.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ from spard.selection.shards import Vectors
 __all__ = ["Greedy", "fill", "greedy", "quality", "select"]
 
 TIE = 1e-12  # gains within this share of the best are equal; the lowest index wins
-FRESH = 1e-2  # gains that fell below this share of a window's first are computed anew
-WINDOW, WIDEST = 64, 256  # rows of a window where they are long, where they are short
-_LISTED = 2**16  # rows at a time
-COLUMNS = 32  # products of a window's best rows with all of it that are made together
+FRESH = 1e-2  # a window ends, and gains are computed anew, below this share of its first gain
+WINDOW, WIDEST = 64, 256  # rows of a window for long embeddings, and for short ones
+_LISTED = 2**16  # rows converted to a list at once
+COLUMNS = 32  # rows of a window whose products with all its rows are computed together
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """What was picked, in order: the first `rank` rows by gain, the others by relevance."""
+    """The picked rows in order, and `sweeps`, how often all bounds were lowered.
+
+    The first `rank` rows were picked by gain, the others by relevance; `gains` has only the former, `relevance` has
+    all.
+    """
 
     indices: list[int]
     gains: list[float]  # of the first `rank` rows
@@ -47,14 +52,18 @@ class Greedy:
 
 
 def select(pool_ND: Vectors, task_MD: Tensor, k: int, beta: float = 4.0) -> list[int]:
-    """Return the indices of k pool rows, relevant to the task and unlike each other, in the order picked."""
+    """Return the indices of k of the pool rows, relevant to the task rows and diverse, in the order picked."""
     return greedy(pool_ND, quality(pool_ND, task_MD), k, beta).indices
 
 
 def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among: Tensor | None = None) -> Greedy:
-    """Greedy MAP of L, given the relevance q of each row before the power; filled by relevance past the rank.
+    """Pick k rows by greedy MAP of L, given each pool row's relevance q before the power.
 
-    Rows are picked of those that `among` names in rising order, of all if it is None.
+    pool_ND    embeddings of the pool; they need not be normalized.
+    quality_N  relevance q of every pool row.
+    among      pick only these pool rows, in rising order; None: all.
+
+    When no row has a gain left, rows follow by relevance until there are k.
     """
     quality_N = quality_N.to(pool_ND.device, torch.float64)
     own_N = quality_N if among is None else quality_N[among]
@@ -67,6 +76,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
 
     while len(indices) < most and (bool((rows.bound_C > 0).any()) or rows.beyond > 0):
         best = float(rows.bound_C.max())
+        # A row that was not read may gain as much: read more before any pick.
         if best * (1 - TIE) <= rows.beyond:
             rows.look_at_more(best)
             continue
@@ -78,6 +88,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
         if picks:
             indices += rows.rows_C[places_B[picks]].tolist()
             gains += won
+            # After the last pick no bound is needed any more.
             if len(indices) < k:
                 new_MD = _orthonormal(residual_BD[picks], rows.basis_KD)
                 rows.add(new_MD)
@@ -86,6 +97,7 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
             rows.look_at_more(float(gain_B.max()))
             continue
         else:
+            # No row of the window beats every bound outside: take a larger one.
             size = min(2 * size, limit)
         rows.note_gains(places_B, gain_B)
 
@@ -94,16 +106,16 @@ def greedy(pool_ND: Vectors, quality_N: Tensor, k: int, beta: float = 4.0, among
 
 
 def _window_sizes(rows: int, columns: int) -> tuple[int, int]:
-    """Return how many rows a window has at first and at most.
+    """Return the first and the largest number of rows in a window.
 
-    At first it has half of a small pool, else few where rows are long; each time that it is too small it is doubled.
+    The first is half of a small pool, else smaller for longer embeddings. The window doubles whenever it is too small.
     """
     first = max(WIDEST, rows // 2) if rows <= 4 * WIDEST else min(max(WINDOW, BLOCK // 16 // columns), WIDEST)
     return first, max(first, 4 * BLOCK // columns)
 
 
 def _fill_by_relevance(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, chosen: list[int], k: int) -> list[int]:
-    """Fill up by relevance."""
+    """Return `chosen` filled up to k rows in the order of relevance, exact copies last."""
     if len(chosen) == k:
         return chosen
     order_N = own_N.sort(descending=True, stable=True).indices
@@ -113,7 +125,7 @@ def _fill_by_relevance(pool_ND: Vectors, own_N: Tensor, among: Tensor | None, ch
 
 
 def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> list[int]:
-    """`chosen`, then rows in `order` until there are k; exact copies only when nothing else is left."""
+    """Return `chosen`, then rows in `order` until there are k; exact copies only if nothing else is left."""
     picked, taken = list(chosen), set(chosen)
     copies: list[int] = []
     seen = set(row_bytes(pool_ND[chosen]) if chosen else ())
@@ -129,16 +141,20 @@ def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> l
 
 
 class _Window:
-    """What is left of a window's rows outside the span of the chosen ones; rows that stay are not measured anew."""
+    """Residuals of a window's rows outside the span of the chosen ones; rows that stay in the window keep theirs."""
 
     def __init__(self, basis_KD: Tensor) -> None:
         self._rows_B = torch.empty(0, dtype=torch.int64, device=basis_KD.device)
         self._residual_BD = basis_KD
 
     def move(self, rows: Contenders, places_B: Tensor) -> Tensor:
-        """Return the residuals of the rows at these places."""
+        """Return the residuals of the rows at these places, `[B, D]`.
+
+        Only rows new to the window are read and projected.
+        """
         rows_B, before_B = rows.rows_C[places_B], self._rows_B
         residual_BD = self._residual_BD.new_empty(len(rows_B), self._residual_BD.shape[1])
+        # Both windows are in the order of the pool, so a binary search finds the rows that stay.
         at_B = torch.searchsorted(before_B, rows_B).clamp(max=max(0, len(before_B) - 1))
         stays_B = before_B[at_B] == rows_B if len(before_B) else torch.zeros_like(rows_B, dtype=torch.bool)
         residual_BD[stays_B] = self._residual_BD[at_B[stays_B]]
@@ -147,12 +163,15 @@ class _Window:
         return residual_BD
 
     def project_(self, new_MD: Tensor) -> None:
-        """Take the new directions out of the residuals."""
+        """Remove the new directions from the residuals."""
         self._residual_BD -= (self._residual_BD @ new_MD.T) @ new_MD
 
 
 def _window(bound_N: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the `size` rows of largest bound in index order, lowest indices first among equals, and other bounds."""
+    """Return the places of the `size` largest bounds in index order, and the bounds with these places set to -1.
+
+    Among equal bounds the lowest indices are taken.
+    """
     if size >= len(bound_N):
         return torch.arange(len(bound_N), device=bound_N.device), torch.full_like(bound_N, -1.0)
     edge = bound_N.topk(size).values[-1]
@@ -164,12 +183,12 @@ def _window(bound_N: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """What ends the play in a window.
+    """The conditions that end the play in a window.
 
-    rest_C  bounds of the rows outside, in the order of the pool; -1 for those inside
-    beyond  a bound on all rows that are not looked at
-    floor_B gains of the window's rows that are rounding
-    last    the window cannot grow, so a tie with a row outside is settled inside
+    rest_C   bounds of all rows that were read, in pool order; -1 for rows in the window
+    beyond   upper bound on the gain of all rows that were not read
+    floor_B  gains of the window's rows that rounding alone can cause
+    last     the window cannot grow, so a tie with a row outside is settled inside
     """
 
     rest_C: Tensor
@@ -179,7 +198,10 @@ class _Limits:
 
 
 def _play(residual_BD: Tensor, window_B: Tensor, limits: _Limits, most: int) -> tuple[list[int], list[float], Tensor]:
-    """Greedy inside a window while no row outside can be better: positions, gains, and what the rows still gain."""
+    """Pick greedily inside a window as long as no row outside can be better.
+
+    Returns the positions in the window, their gains, and the gains that all rows of the window have afterward.
+    """
     gain_B = residual_BD.square().sum(dim=1)
     C_KB = residual_BD.new_zeros(min(most, len(gain_B)), len(gain_B))  # rows of the window's Cholesky factor
     outside = float(limits.rest_C.max())
@@ -194,6 +216,7 @@ def _play(residual_BD: Tensor, window_B: Tensor, limits: _Limits, most: int) -> 
         j = int((gain_B >= best * (1 - TIE)).nonzero()[0])
         if best * (1 - TIE) <= limits.beyond:
             break
+        # The lowest index wins ties, so a tie with a row outside goes to that row if its index is lower.
         is_close = best * (1 - TIE) <= outside and not limits.last
         if is_close and _first(limits.rest_C, best * (1 - TIE)) < int(window_B[j]):
             break
@@ -204,6 +227,7 @@ def _play(residual_BD: Tensor, window_B: Tensor, limits: _Limits, most: int) -> 
         C_KB[t] = (products[j] - C_KB[:t, j] @ C_KB[:t]) / gain_B[j].sqrt()
         gains.append(float(gain_B[j]))
         picks.append(j)
+        # One step of the Cholesky factorization: each gain loses its squared coefficient of the pick.
         gain_B = gain_B - C_KB[t].square()
         gain_B[j] = 0.0
     return picks, gains, gain_B.where(gain_B > limits.floor_B, 0.0)
@@ -216,22 +240,23 @@ def _first(rest_N: Tensor, least: float) -> int:
 
 
 def _project(rows_BD: Tensor, basis_KD: Tensor) -> Tensor:
-    """Return what is left of the rows outside the span of the basis."""
+    """Return the components of the rows orthogonal to the span of the basis."""
     return rows_BD - (rows_BD @ basis_KD.T) @ basis_KD
 
 
 def _orthonormal(rows_MD: Tensor, basis_KD: Tensor) -> Tensor:
-    """Return an orthonormal basis of what the rows add to the span of the basis.
+    """Return an orthonormal basis of the rows' residuals outside the span of `basis_KD`.
 
-    By Cholesky factors of their products (Yamamoto et al., 2015), twice: the rows of one window gain within `FRESH` of
-    each other, so that they are far from dependent. They are residuals; in between, what rounding left is taken out.
+    Computed from Cholesky factors of the rows' Gram matrix (Yamamoto et al., 2015), twice. One pass loses accuracy if
+    rows are nearly dependent; those of one window are not, because their gains are within `FRESH` of each other. The
+    rows are residuals already; the projection in between removes what rounding left in the span.
     """
     Q_MD = _orthogonal(rows_MD / rows_MD.norm(dim=1, keepdim=True))
     return _orthogonal(_project(Q_MD, basis_KD))
 
 
 def _orthogonal(rows_MD: Tensor) -> Tensor:
-    """Return an orthonormal basis of rows but for rounding, by the Cholesky factor of their products."""
+    """Return an orthonormal basis of the rows, up to rounding, by the Cholesky factor of their Gram matrix."""
     L_MM = torch.linalg.cholesky(rows_MD @ rows_MD.T)
     Q_MD: Tensor = torch.linalg.solve_triangular(L_MM, rows_MD, upper=False)
     return Q_MD
@@ -239,4 +264,5 @@ def _orthogonal(rows_MD: Tensor) -> Tensor:
 
 def row_bytes(rows_BD: Tensor) -> Iterator[bytes]:
     """Yield the bytes of each row, equal for exact copies only."""
+    # As uint8, because numpy has no bfloat16.
     return (row.tobytes() for row in rows_BD.contiguous().view(torch.uint8).cpu().numpy())

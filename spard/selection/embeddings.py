@@ -1,4 +1,4 @@
-"""Embeddings of texts by the base model itself."""
+"""Embeddings of texts by the base model."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from spard.models.budget import in_passes, pass_tokens
 from spard.models.forward import ignore_packing
 from spard.models.sharding import is_sharded
 
-TEXT = 1  # which text of a row is embedded, and how it is cut; another number is other embeddings
+TEXT = 1  # version of which text is embedded and how it is cut; stored embeddings of another are not reused
 
 
 def embedding_dtype(base: Base) -> torch.dtype:
-    """Return the type that a model's embeddings have: its own."""
+    """Return the dtype of a base model's embeddings: that of its weights."""
     dtype: torch.dtype = next(base.model.parameters()).dtype
     return dtype
 
 
 @torch.no_grad()
 def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens: int | None = None) -> Tensor:
-    """phi(x), the mean over x's tokens of the last hidden state, as rows of an N x D tensor on the CPU.
+    """Return phi(x) of each text, the mean over its tokens of the last hidden state, `[N, D]` on the CPU.
 
-    Texts are tokenized without the chat template and cut at `max_tokens`; an empty text stands for its end token. The
-    mean is taken in float32 and kept in the model's own dtype. Adapters are off. The ranks of a run share the texts.
-    A pass has `batch_tokens` padded tokens at most, by default as many as fit.
+    texts         tokenized without the chat template; an empty text is embedded as the end token.
+    max_tokens    longer texts are cut here.
+    batch_tokens  padded tokens of a pass at most; None: as many as fit in memory.
+
+    Means are taken in float32 and returned in the model's own dtype. Adapters are off. In a run on several ranks all
+    call this with the same texts: each embeds its share, and all get the whole result.
     """
     decoder = base.model.get_decoder()
     out_ND = torch.zeros(len(texts), base.hidden_size, dtype=embedding_dtype(base))
@@ -39,7 +42,7 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
     lengths = [len(row) for row in rows]
     most = min(
         distributed.gather_objects(batch_tokens or pass_tokens(base.model))
-    )  # else each rank would deal other texts
+    )  # the same on all ranks, so that they divide the texts alike
     was_training = base.model.training
     base.model.eval()
 
@@ -51,10 +54,10 @@ def embed(base: Base, texts: Sequence[str], max_tokens: int = 512, batch_tokens:
             if batch:
                 for places, found_BD in in_passes(base.model, lengths, means, most, batch):
                     out_ND[places] = found_BD
-            elif is_sharded(base.model):  # the other ranks' passes need our part of the weights
+            elif is_sharded(base.model):  # the other ranks' passes need this rank's shard
                 _mean_states(base, decoder, [rows[0][:1]])
     base.model.train(was_training)
-    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
+    distributed.sum_([out_ND])  # each row is on one rank, with zeros on the others
     return out_ND
 
 
@@ -68,7 +71,7 @@ def _tokenize(base: Base, texts: Sequence[str], max_tokens: int) -> list[list[in
 
 
 def _mean_states(base: Base, decoder: torch.nn.Module, rows: Sequence[Sequence[int]]) -> Tensor:
-    """Means over real tokens; padding stands on the right, where causal attention cannot see it."""
+    """Return the mean over each row's tokens `[B, D]`; causal attention ignores the padding on the right."""
     width, pad = max(len(row) for row in rows), base.tokenizer.pad_token_id
     ids_BT = to_device([[*row, *[pad] * (width - len(row))] for row in rows], base.device)
     length_B = to_device([len(row) for row in rows], base.device)

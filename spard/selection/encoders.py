@@ -1,6 +1,6 @@
-"""Embeddings of texts by a sentence encoder: the vectors that sentence-transformers' `encode` gives for its folder.
+"""Embeddings of texts by a sentence encoder: the same vectors as `encode` of sentence-transformers.
 
-Weights come from safetensors only, and no code of the model's own is run.
+Weights are loaded from safetensors only, and no code from the model's folder is run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from spard.data.cuts import FORWARD, cut
 from spard.errors import is_gpu_error, is_gpu_out_of_memory
 from spard.models.folder.encoder import EncoderLayout, Pooling, UnfitEmbedder, encoder_digest, read_encoder
 
-PASS_TOKENS = 8192  # padded ones that go through an encoder together
-_LONGEST = 1 << 20  # what tokenizers without a limit state is larger
+PASS_TOKENS = 8192  # padded tokens of one pass
+_LONGEST = 1 << 20  # tokenizers without a limit report a larger number
 
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """A sentence encoder in memory; `digest` names its files."""
+    """A sentence encoder in memory; `digest` identifies its files, `name` its folder."""
 
     model: Any
     tokenizer: Any
@@ -37,16 +37,17 @@ class Encoder:
 
     @property
     def max_tokens(self) -> int:
-        """The most tokens of a text, its prompt and the special tokens counted."""
+        """The most tokens of a text, including its prompt and the special tokens."""
         asked = self.layout.max_tokens or int(self.tokenizer.model_max_length)
         positions = getattr(self.model.config, "max_position_embeddings", None)
         return min(asked, positions) if positions and positions > 0 else min(asked, _LONGEST)
 
 
 def load_encoder(source: str | Path, device: torch.device | str | None = None) -> Encoder:
-    """Load an encoder from a folder, or by its id from the hub's cache or the hub; raise `UnfitEmbedder`.
+    """Load an encoder from a folder or, by its hub id, from the hub's cache or the hub.
 
-    It is in float32 on a CPU, and in its files' own type on a GPU.
+    Weights are in float32 on a CPU, and in the dtype of the files on a GPU. Raises `UnfitEmbedder` if the encoder does
+    not exist or cannot be loaded; GPU errors are raised as they are.
     """
     folder = encoder_folder(source)
     layout, digest = read_encoder(folder), encoder_digest(folder)
@@ -67,10 +68,13 @@ def load_encoder(source: str | Path, device: torch.device | str | None = None) -
 
 
 def encoder_folder(source: str | Path) -> Path:
-    """Return the folder of an encoder; the files of a hub id, as org/name or org/name@commit, are downloaded."""
+    """Return the folder of an encoder; a hub id, org/name or org/name@commit, is downloaded first.
+
+    Raises `UnfitEmbedder` if there is neither a folder nor an encoder of that id.
+    """
     if Path(source).is_dir():
         return Path(source)
-    from huggingface_hub import snapshot_download  # takes a while to import
+    from huggingface_hub import snapshot_download  # slow to import
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, _, commit = str(source).partition("@")
@@ -84,19 +88,22 @@ def encoder_folder(source: str | Path) -> Path:
 
 @torch.no_grad()
 def encode(encoder: Encoder, texts: Sequence[str]) -> Tensor:
-    """Return the vectors of texts as rows in float32 on the CPU; the ranks of a run share the texts."""
+    """Return the vectors of texts as rows `[N, D]` in float32 on the CPU.
+
+    In a run on several ranks all call this with the same texts: each encodes its share, and all get the whole result.
+    """
     rows, skipped = _tokenize(encoder, texts)
     width = int(encoder.model.config.hidden_size) * len(encoder.layout.pooling)
     out_ND = torch.zeros(len(rows), width)
     for places in distributed.rank_batches(cut([len(row) for row in rows], PASS_TOKENS, FORWARD)):
         if places:
             out_ND[places] = _vectors(encoder, [rows[i] for i in places], skipped).cpu()
-    distributed.sum_([out_ND])  # every row stands on one rank, and zeros on the others
+    distributed.sum_([out_ND])  # each row is on one rank, with zeros on the others
     return out_ND
 
 
 def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Return the tokens of each text with its prompt, and how many of them at its start are not pooled."""
+    """Return the tokens of each text including its prompt, and the number of leading tokens that pooling skips."""
     if not texts:
         return [], 0
     layout, shield = encoder.layout, Shield(encoder.tokenizer)
@@ -111,7 +118,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[list[int]], 
 
 
 def _prompt_tokens(encoder: Encoder) -> int:
-    """Return how many tokens the prompt has, without the special token that ends a text."""
+    """Return the number of tokens of the prompt, without the special token at the end of a text."""
     ids = encoder.tokenizer(encoder.layout.prompt, verbose=False)["input_ids"]
     return len(ids) - int(bool(ids) and ids[-1] in encoder.tokenizer.all_special_ids)
 
@@ -131,7 +138,7 @@ def _vectors(encoder: Encoder, rows: Sequence[Sequence[int]], skipped: int) -> T
 
 
 def _pool_states(mode: Pooling, states_BTD: Tensor, pooled_BT: Tensor, length_B: Tensor) -> Tensor:
-    """Return one vector of each text's states (B x D); `pooled_BT` marks the tokens that count."""
+    """Return one vector for each text, `[B, D]`; `pooled_BT` marks the tokens that are pooled."""
     batch_B = torch.arange(len(length_B), device=states_BTD.device)
     if mode == "lasttoken":
         return states_BTD[batch_B, length_B - 1]

@@ -1,8 +1,8 @@
-"""The frame that embeddings are seen in: from the pool's mean, without the few directions that dominate the pool.
+"""The frame of embeddings: subtract the pool's mean and remove the few directions that dominate the pool.
 
 The mean states of a language model lie in a narrow cone: they share a large mean and a few directions of large
-variance, which say little of what a text is about (Mu and Viswanath, 2018, "All-but-the-Top"). The frame is fitted on
-the pool alone, so that it is the same for every customer, and is applied to pool and training rows alike.
+variance, which say little about the topic of a text (Mu and Viswanath, 2018, "All-but-the-Top"). The frame is fitted
+on the pool alone, so it is the same for every customer, and is applied to pool and training rows alike.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 from spard.selection.relevance import blocks, total
 from spard.selection.shards import Frame, Framed, Vectors
 
-SAMPLE = 4096  # pool rows that directions are found in; the mean is that of all rows
-DIRECTIONS = 12  # that are taken out of states, at most; measured in lab/docs/results/embedders.md
-_ROWS = 64  # of the pool for each direction that is taken out
-_COLUMNS = 16  # of an embedding for each direction
+SAMPLE = 4096  # pool rows that the directions are computed from; the mean is over all rows
+DIRECTIONS = 12  # most directions removed from states; see lab/docs/results/embedders.md
+_ROWS = 64  # pool rows required per removed direction
+_COLUMNS = 16  # embedding width required per removed direction
 
 
 def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:
-    """Return embeddings in a frame; those that lie in files are made when they are read."""
+    """Return embeddings projected into a frame, in float32; rows that lie in files are projected when they are read."""
     if not isinstance(x_ND, Tensor):
         return Framed(x_ND, frame)
     parts = [frame.project(x_ND[rows]) for rows in blocks(x_ND)]
@@ -30,8 +30,8 @@ def in_frame(x_ND: Vectors, frame: Frame) -> Vectors:
 def fit_frame(pool_ND: Vectors, directions: int, seed: int) -> Frame:
     """Fit a frame on a pool: its mean, and the `directions` of largest variance around it, all in float64.
 
-    Of a large pool the directions are found in `SAMPLE` rows, drawn by the seed. A small pool, or short embeddings,
-    have fewer taken out: with few rows a direction is a row.
+    For a large pool the directions are computed from `SAMPLE` rows, drawn with `seed`. For a small pool or short
+    embeddings fewer directions are removed: with few rows, a direction would be a row.
     """
     center_D = total(pool_ND) / max(1, len(pool_ND))
     count = min(directions, len(pool_ND) // _ROWS, pool_ND.shape[1] // _COLUMNS)
@@ -42,14 +42,14 @@ def fit_frame(pool_ND: Vectors, directions: int, seed: int) -> Frame:
 
 
 def sample_rows(count: int, most: int, seed: int) -> Tensor:
-    """Return at most `most` of the numbers below `count` in rising order, which depend on the seed alone."""
+    """Return at most `most` distinct numbers below `count` in rising order; they depend on `seed` alone."""
     if count <= most:
         return torch.arange(count)
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
 
 
 def mean_cosine(x_ND: Vectors, seed: int = 0) -> float:
-    """Return the mean cosine of two different rows, of a sample of large pools; 0 where there is one row at most.
+    """Return the mean cosine of two different rows, estimated on a sample of large pools; 0 for fewer than two rows.
 
     Rows of zeros have cosine 0 with all others.
     """
@@ -63,7 +63,7 @@ def mean_cosine(x_ND: Vectors, seed: int = 0) -> float:
 
 
 def _dominant(x_SD: Tensor, count: int) -> Tensor:
-    """Return the directions (K x D) of largest second moment, by the smaller of the two matrices of products."""
+    """Return the directions `[K, D]` of largest second moment, from the smaller of the two Gram matrices."""
     if len(x_SD) >= x_SD.shape[1]:
         vectors_DD: Tensor = torch.linalg.eigh(x_SD.T @ x_SD).eigenvectors
         return vectors_DD[:, -count:].T.contiguous()

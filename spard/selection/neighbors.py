@@ -1,8 +1,8 @@
 """Selection by nearest or farthest neighbors of each task row (Hsiung et al., 2025).
 
-For every task row take the K pool rows of highest (or lowest) cosine; K is the smallest number for which the union of
-these has k rows, and of the union those of best score are kept. Unlike the authors, who embed whole examples by the
-state of their last token, this uses the embeddings of all selection methods here.
+For every task row take the K pool rows of highest (or lowest) cosine, where K is the smallest number for which their
+union has at least k rows; the k rows of the union with the best score are selected. The authors embed whole examples
+by the state of their last token; this uses the same embeddings as the other selection methods here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from spard.selection.relevance import blocks, inverse_norms, product_dtype
 
 
 def neighbor_order(pool_ND: Tensor, task_MD: Tensor, k: int, *, nearest: bool) -> list[int]:
-    """Pool rows in the order taken: the union's by score, then the others by how near any task row they are."""
+    """Return the pool rows in the order of selection: first those of the union by score, then the others.
+
+    The others are sorted by their best rank among the neighbors of any task row.
+    """
     score_N, rank_N = _best(pool_ND, task_MD, max(1, min(k, len(pool_ND))), sign=1.0 if nearest else -1.0)
     K = rank_N.sort().values[min(k, len(pool_ND)) - 1] if k else rank_N.new_zeros(())
     by_score = score_N.sort(descending=True, stable=True).indices
@@ -24,12 +27,13 @@ def neighbor_order(pool_ND: Tensor, task_MD: Tensor, k: int, *, nearest: bool) -
 
 
 def _best(pool_ND: Tensor, task_MD: Tensor, most: int, sign: float) -> tuple[Tensor, Tensor]:
-    """Return the best signed cosine of each pool row, and its best place among the first `most` of any task row."""
+    """Return each pool row's best signed cosine, and its best rank among the first `most` neighbors of any task row."""
     inverse_N, inverse_M, dtype = inverse_norms(pool_ND), inverse_norms(task_MD), product_dtype(pool_ND)
     unit_ND = (pool_ND.double() * inverse_N.unsqueeze(1)).to(dtype)
     score_N = torch.full((len(pool_ND),), -torch.inf, dtype=dtype, device=pool_ND.device)
     rank_N = torch.full((len(pool_ND),), most, dtype=torch.int64, device=pool_ND.device)
     place_K = torch.arange(most, device=pool_ND.device)
+    # A tensor on "meta" has a shape but no memory: it only sizes the blocks of the [M, N] cosines.
     for rows in blocks(pool_ND.new_empty(len(task_MD), len(pool_ND), device="meta")):
         z_BD = (task_MD[rows].double() * inverse_M[rows].unsqueeze(1) * sign).to(dtype)
         cosine_BN = z_BD @ unit_ND.T

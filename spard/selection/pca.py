@@ -1,4 +1,4 @@
-"""Embeddings as points of a plane, to be looked at."""
+"""Projection of embeddings onto a plane, for plots."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def coordinates(x_KD: Tensor) -> list[tuple[float, float]]:
-    """Return the rows in the plane of their first two principal components, to six digits."""
+    """Return each row's first two principal components, rounded to six digits."""
     return [(round(x, 6), round(y, 6)) for x, y in principal_plane(x_KD).tolist()]
 
 
 def principal_plane(x_KD: Tensor) -> Tensor:
-    """Return the first two principal components of each row, K x 2, in float64.
+    """Return the first two principal components of each row, `[K, 2]`, in float64.
 
-    Which way an axis points is free: here the entry of largest size is positive.
+    The sign of a component is arbitrary; here the entry of largest size is positive.
     """
     centered_KD = x_KD.double() - x_KD.double().mean(dim=0)
     U_KR, size_R, _ = torch.linalg.svd(centered_KD, full_matrices=False)

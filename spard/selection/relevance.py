@@ -1,4 +1,8 @@
-"""Relevance of safety examples to a task: cosines of embeddings, exact and in blocks."""
+"""Relevance of pool rows to a task: the largest cosine with a task row, exact and in blocks.
+
+Float32 products find the nearest task row, and its cosine is then computed in float64, because a power of the
+relevance amplifies rounding errors.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,22 @@ from spard.errors import InvalidData
 from spard.selection.shards import Vectors
 
 BLOCK = 2**21  # elements of one block: 8 MB in float32
-_ROWS, _COLUMNS = 1024, 2048  # of one product
-LONGEST = 1e30  # lengths up to here, and their inverses, are float32 numbers with room to spare
+_ROWS, _COLUMNS = 1024, 2048  # rows and columns of one matrix product
+LONGEST = 1e30  # up to this length a norm and its inverse are safe in float32
 
 
 def quality(pool_ND: Vectors, task_MD: Vectors, beta: float = 1.0) -> Tensor:
-    """Relevance of each pool row, [max_z cos(x, z)]_+^beta, in float64; without task rows nothing is relevant.
+    """Return the relevance of each pool row, [max_z cos(x, z)]_+^beta, `[N]` in float64.
 
-    Float32 finds the nearest task row, float64 measures its cosine.
+    0 if there are no task rows.
     """
     return relevance(pool_ND, task_MD)[0].pow(beta)
 
 
 def relevance(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
-    """`quality` before the power, and the task row that it is the cosine with.
+    """Return each pool row's `quality` before the power, and the index of its nearest task row, `[N]` each.
 
-    The side with more rows is read once, a block at a time; of the other a normalized copy is held in memory.
+    The side with more rows is read once, a block at a time; a normalized copy of the other one is held in memory.
     """
     if len(pool_ND) >= len(task_MD):
         to_task = ToTask(pool_ND, task_MD)
@@ -38,7 +42,7 @@ def relevance(pool_ND: Vectors, task_MD: Vectors) -> tuple[Tensor, Tensor]:
 
 
 def read(x_ND: Vectors, *readers: Callable[[slice, Tensor], None]) -> None:
-    """Read rows once, a block at a time, for all readers."""
+    """Pass all rows to each reader, one block at a time, reading every block once."""
     for rows in blocks(x_ND, _ROWS):
         x_BD = x_ND[rows]
         for see in readers:
@@ -51,32 +55,36 @@ def total(x_ND: Vectors) -> Tensor:
 
 
 def inverse_norms(x_ND: Vectors) -> Tensor:
-    """1/|x| of each row in float64, 0 for a row of zeros."""
+    """Return 1/|x| of each row in float64; 0 for a row of zeros.
+
+    Raises `InvalidData` if an embedding is not finite or longer than `LONGEST`.
+    """
     norm_N = torch.empty(len(x_ND), dtype=torch.float64, device=x_ND.device)
     for rows in blocks(x_ND):
         norm_N[rows] = torch.linalg.vector_norm(x_ND[rows], dim=1, dtype=torch.float64)
+    # Written so that NaN fails it too.
     if not bool((norm_N < LONGEST).all()):
         raise InvalidData("An embedding is not finite; the base model cannot embed this text.")
     return torch.where(norm_N > 1 / LONGEST, 1 / norm_N, 0.0)
 
 
 def product_dtype(x_ND: Vectors) -> torch.dtype:
-    """Float32, unless the input has more or the process lets float32 products be cut short (TF32, bfloat16)."""
+    """Return float32 for products; float64 if the input is float64 or the process allows TF32 or bfloat16 products."""
     whole = torch.get_float32_matmul_precision() == "highest"
     return torch.float32 if whole and x_ND.dtype != torch.float64 else torch.float64
 
 
 def blocks(x_ND: Vectors, most: int = BLOCK) -> Iterator[slice]:
-    """Cut N rows into slices of at most `most` rows and `BLOCK` elements, one row at least."""
+    """Return slices of N rows, each of at most `most` rows and `BLOCK` elements, but at least one row."""
     size = max(1, min(most, BLOCK // max(1, x_ND.shape[1])))
     return (slice(start, min(start + size, len(x_ND))) for start in range(0, len(x_ND), size))
 
 
 class ToTask:
-    """The relevance of pool rows that are read one block after the other; the task rows are held in memory."""
+    """Compute the relevance of pool rows that are read in blocks, with the task rows in memory."""
 
     def __init__(self, pool_ND: Vectors, task_MD: Vectors) -> None:
-        """Take the pool for its number of rows and their type, and the task rows."""
+        """Normalize the task rows; the pool is not read, only its length and dtype."""
         self._task_MD, self._dtype = task_MD, product_dtype(pool_ND)
         self._columns = [
             (rows.start, _normalized_columns(task_MD[rows], self._dtype)) for rows in blocks(task_MD, _COLUMNS)
@@ -86,38 +94,42 @@ class ToTask:
         self._nearest_N = torch.zeros(len(pool_ND), dtype=torch.int64, device=pool_ND.device)
 
     def see(self, rows: slice, x_BD: Tensor) -> None:
-        """Look at some rows of the pool."""
+        """Compute the relevance of a block of pool rows."""
         inverse_B = inverse_norms(x_BD)
         if not self._columns:
             return
         best = _Best(len(x_BD), x_BD.device, self._dtype)
         for start, z_DM in self._columns:
             best.see(slice(None), x_BD.to(self._dtype), z_DM, start)
+        # Only the row's nearest task row is computed again in float64.
         z = self._nearest_N[rows] = best.place_B
         self._cosine_N[rows] = _dots(x_BD, self._task_MD[z]) * inverse_B * self._inverse_M[z]
 
     def result(self) -> tuple[Tensor, Tensor]:
-        """Return what `relevance` does, once all rows were seen."""
+        """Return relevance and nearest task row, as `relevance` does, after all rows were read."""
         return self._cosine_N.clamp(0, 1), self._nearest_N
 
 
 class Nearest:
-    """For each of some rows in memory the nearest of many that are read one block after the other."""
+    """Find the nearest of many rows, read in blocks, for each of some rows in memory."""
 
     def __init__(self, own_ND: Vectors) -> None:
-        """Take the rows in memory."""
+        """Prepare the rows in memory."""
         self._own_ND, self._dtype = own_ND, product_dtype(own_ND)
         self._inverse_N = inverse_norms(own_ND)
         self._best = _Best(len(own_ND), own_ND.device, self._dtype)
 
     def see(self, columns: slice, z_BD: Tensor) -> None:
-        """Look at some of the many rows."""
+        """Compare a block of the many rows with all rows in memory."""
         z_DB = _normalized_columns(z_BD, self._dtype)
         for rows in blocks(self._own_ND, _ROWS):
             self._best.see(rows, self._own_ND[rows].to(self._dtype), z_DB, columns.start)
 
     def result(self, task_MD: Vectors) -> tuple[Tensor, Tensor]:
-        """Return what `relevance` does, once all rows were seen; the nearest alone are read again."""
+        """Return relevance and nearest task row, as `relevance` does, after all rows were read.
+
+        Only the nearest rows are read again.
+        """
         cosine_N = torch.zeros_like(self._inverse_N)
         for rows in blocks(self._own_ND, _ROWS):
             z_BD = task_MD[self._best.place_B[rows]]
@@ -126,14 +138,14 @@ class Nearest:
 
 
 class _Best:
-    """The column of largest product for some rows, from columns that come one after the other."""
+    """The column of the largest product for each row, over columns that come in blocks."""
 
     def __init__(self, count: int, device: torch.device, dtype: torch.dtype) -> None:
         self._best_B = torch.full((count,), -torch.inf, dtype=dtype, device=device)
         self.place_B = torch.zeros(count, dtype=torch.int64, device=device)
 
     def see(self, rows: slice, x_BD: Tensor, z_DM: Tensor, start: int) -> None:
-        """Look at the products of some rows with columns from `start` on."""
+        """Compare the products of some rows with a block of columns, the first of which has the number `start`."""
         value_B, place_B = (x_BD @ z_DM).max(dim=1)
         better_B = value_B > self._best_B[rows]
         self._best_B[rows] = value_B.where(better_B, self._best_B[rows])
@@ -145,5 +157,5 @@ def _dots(x_BD: Tensor, z_BD: Tensor) -> Tensor:
 
 
 def _normalized_columns(z_MD: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows normalized, as columns."""
+    """Return normalized rows as columns, `[D, M]`."""
     return (z_MD.double() * inverse_norms(z_MD).unsqueeze(1)).to(dtype).T

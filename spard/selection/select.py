@@ -1,4 +1,4 @@
-"""The safe set: which rows of the safety pool a run defends itself with."""
+"""Select the safe set: the rows of the safety pool that a run trains on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _GREEDY = "relevance_diversity"
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Pool rows in the order chosen, the relevance of each, and for the DPP its gain until the rank was reached."""
+    """Pool rows in the order selected, with the relevance of each.
+
+    For the DPP also the gains of the first `rank` rows.
+    """
 
     indices: list[int]
     relevance: list[float]
@@ -38,10 +41,14 @@ def choose(
     among: Sequence[int] | None = None,
     near: tuple[Tensor, Tensor] | None = None,
 ) -> Chosen:
-    """Choose k pool rows for a task, exact copies only when distinct rows run out; `seed` serves `random` alone.
+    """Select k pool rows for a task; exact copies only if the distinct rows run out.
 
-    `among` names the rows to choose from in rising order; None: all. `near` is the relevance of the pool to the task
-    where it is known. Methods by neighbors hold the pool in memory.
+    pool_ND    embeddings of the pool; may lie in files, but selection by neighbors loads them into memory.
+    task_MD    embeddings of the training rows.
+    selection  method, beta, `reserve` (share chosen by diversity alone) and `influence_cap` (share per customer row).
+    seed       used by `random`, and by methods of other packages.
+    among      select from these rows only, in rising order; None: all.
+    near       relevance and nearest task row of each pool row, if already known (`spard.selection.relevance`).
     """
     if among is not None and len(among) < len(pool_ND) and selection.method != _GREEDY:
         return _of_part(pool_ND, task_MD, k, selection, seed, among, near)
@@ -53,6 +60,8 @@ def choose(
     def pick(rows: Sequence[int], n: int) -> Chosen:
         return _pick(pool_ND, quality_N, rows, n, selection.beta, order)
 
+    # With a reserve, some rows are selected by diversity alone, so that a customer's decoy rows cannot steer all of
+    # them.
     if not selection.reserve and selection.influence_cap == 1:
         return pick(every, k)
 
@@ -60,6 +69,7 @@ def choose(
     most = max(1, int(selection.influence_cap * k))
     steered = _choose_few(pick, _rest(pool_ND, every, reserved), k - len(reserved), nearest_N.tolist(), most)
     taken = [*steered.indices, *reserved]
+    # Rows that the cap refused are replaced by diverse ones, which no customer row can choose.
     taken += _diverse(pool_ND, _rest(pool_ND, every, taken), k - len(taken))
     rest = dpp.fill(pool_ND, every, taken, k)[len(steered.indices) :]
     return Chosen(
@@ -79,7 +89,7 @@ def _of_part(
     among: Sequence[int],
     near: tuple[Tensor, Tensor] | None,
 ) -> Chosen:
-    """Choose from some rows as from a pool of their own."""
+    """Select from some rows as if they were the whole pool; indices refer to the real one."""
     index_N = torch.tensor(among, dtype=torch.int64)
     own = near and (near[0][index_N], near[1][index_N])
     part = choose(pool_ND[index_N], task_MD, k, selection, seed, None, own)
@@ -89,7 +99,7 @@ def _of_part(
 def _pick(
     pool_ND: Vectors, quality_N: Tensor, rows: Sequence[int], k: int, beta: float, order: Sequence[int] | None
 ) -> Chosen:
-    """Pick k of the pool rows named by `rows`."""
+    """Select k of the pool rows `rows`: by the DPP if `order` is None, else the first k in that order."""
     if order is None:
         picked = dpp.greedy(pool_ND, quality_N, k, beta, _row_index(pool_ND, rows))
         gains = [*picked.gains, *[None] * (len(picked.indices) - picked.rank)]
@@ -100,17 +110,17 @@ def _pick(
 
 
 def _row_index(pool_ND: Vectors, rows: Sequence[int]) -> Tensor | None:
-    """Return rows as a tensor; None where they are the whole pool."""
+    """Return rows as a tensor, or None if they are the whole pool."""
     return torch.tensor(rows, dtype=torch.int64, device=pool_ND.device) if len(rows) < len(pool_ND) else None
 
 
 def _choose_few(
     pick: Callable[[Sequence[int], int], Chosen], rows: Sequence[int], k: int, nearest: Sequence[int], most: int
 ) -> Chosen:
-    """At most k rows, at most `most` of them nearest to one customer row.
+    """Select at most k rows, of which at most `most` have the same nearest customer row.
 
-    A row over the cap goes, with all others of its customer row that come later; what was picked before it stays
-    picked when the method runs again, so this is the method with the cap in every choice.
+    When a row exceeds the cap, it is removed with all later rows of the same customer row, and the method runs again.
+    The picks before it do not change then, so the result is that of the method with the cap applied to every pick.
     """
     while True:
         chosen = pick(rows, k)
@@ -126,7 +136,7 @@ def _choose_few(
 
 
 def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int) -> list[int]:
-    """Pick k rows that are unlike each other, whatever the customer trains on."""
+    """Select k rows that differ from each other, independent of the customer's rows."""
     if k <= 0 or not rows:
         return []
     alike_N = torch.ones(len(pool_ND), dtype=torch.float64)
@@ -134,7 +144,7 @@ def _diverse(pool_ND: Vectors, rows: Sequence[int], k: int) -> list[int]:
 
 
 def _rest(pool_ND: Vectors, rows: Sequence[int], taken: Sequence[int]) -> list[int]:
-    """Return the rows that are neither taken nor exact copies of a taken one."""
+    """Return the rows that are neither taken nor exact copies of a taken row."""
     if not taken:
         return list(rows)
     seen = set(dpp.row_bytes(pool_ND[taken]))

@@ -1,4 +1,4 @@
-"""Embeddings in parts: what is too large for memory is read from files, a piece at a time."""
+"""Embeddings in several parts; parts that are too large for memory are read from files, a block at a time."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Shards:
-    """The rows of several tensors of one width, numbered through; a tensor that is mapped from a file stays there."""
+    """The rows of several tensors of one width, numbered across them; memory-mapped tensors stay in their files."""
 
     def __init__(self, parts: Sequence[Tensor]) -> None:
-        """Take the parts in order; there is at least one."""
+        """Combine the parts in order; at least one is required."""
         self._parts = list(parts)
         self._starts = list(accumulate((len(part) for part in parts), initial=0))
         self.dtype, self.device = parts[0].dtype, parts[0].device
@@ -26,7 +26,7 @@ class Shards:
         return self._starts[-1]
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
-        """Return the rows of a slice without a step, or those of the indices in their order."""
+        """Return the rows of a slice without a step, or those at the indices, in their order."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
             return self._run(start, max(start, stop))
@@ -39,11 +39,11 @@ class Shards:
         return found_BD
 
     def whole(self) -> Tensor:
-        """Return all rows as one tensor: the only part there is, or a copy of all."""
+        """Return all rows as one tensor: the only part as it is, or a copy."""
         return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts)
 
     def _run(self, start: int, stop: int) -> Tensor:
-        """Return neighboring rows: a view of the part that has them all, or a copy."""
+        """Return consecutive rows: a view if they lie in one part, else a copy."""
         pieces = [
             part[max(start - a, 0) : stop - a]
             for part, (a, b) in zip(self._parts, pairwise(self._starts), strict=True)
@@ -56,29 +56,29 @@ class Shards:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A point to look from, and orthonormal directions that are left out; both in float64."""
+    """A point to subtract and orthonormal directions `[K, D]` to remove, both in float64."""
 
     center_D: Tensor
     removed_KD: Tensor
 
     @classmethod
     def from_point(cls, center_D: Tensor) -> Frame:
-        """Return the frame of a point that leaves nothing out."""
+        """Return the frame of a point that removes no direction."""
         return cls(center_D, center_D.new_zeros(0, len(center_D)))
 
     @classmethod
     def from_tensor(cls, rows: Tensor) -> Frame:
-        """Read what `to_tensor` gave."""
+        """Return the frame that `to_tensor` serialized."""
         return cls(rows[0], rows[1:])
 
     def to_tensor(self) -> Tensor:
-        """Return the point and, below it, the directions, for a file."""
+        """Return the point and, below it, the directions as one tensor `[1 + K, D]`, for a file."""
         return torch.cat([self.center_D.unsqueeze(0), self.removed_KD])
 
     def project(self, x_BD: Tensor) -> Tensor:
         """Return rows in this frame, in float32.
 
-        Each row is computed by itself, so that equal rows stay equal wherever they stand.
+        Each row is computed on its own, so that equal rows stay exactly equal in any batch.
         """
         y_BD = x_BD.double() - self.center_D.to(x_BD.device)
         for direction_D in self.removed_KD.to(x_BD.device):
@@ -87,10 +87,10 @@ class Frame:
 
 
 class Framed:
-    """Embeddings seen in a frame; each row is made when it is read."""
+    """Embeddings in a frame; each row is projected when it is read."""
 
     def __init__(self, vectors: Vectors, frame: Frame) -> None:
-        """Take the embeddings as they are."""
+        """Wrap embeddings that are not projected yet."""
         self._vectors, self._frame, self.dtype = vectors, frame, torch.float32
         self.device: torch.device = vectors.device
         self.shape: torch.Size = vectors.shape
@@ -100,11 +100,11 @@ class Framed:
         return len(self._vectors)
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
-        """Return rows as of `Shards`."""
+        """Return projected rows, indexed as in `Shards`."""
         return self.project(self._vectors[rows])
 
     def project(self, x_BD: Tensor) -> Tensor:
-        """Return rows that were read as they are in the frame."""
+        """Return rows of the wrapped embeddings projected into the frame."""
         return self._frame.project(x_BD)
 
 
@@ -112,5 +112,5 @@ Vectors: TypeAlias = Tensor | Shards | Framed
 
 
 def whole(vectors: Vectors) -> Tensor:
-    """Return embeddings as one tensor."""
+    """Return all embeddings as one tensor in memory."""
     return vectors.whole() if isinstance(vectors, Shards) else vectors[:]

@@ -1,1 +1,1 @@
-"""The training loop and what it needs."""
+"""The training loop, its optimizer, resume states, and the trial of a new base model."""

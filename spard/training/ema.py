@@ -1,9 +1,9 @@
-"""A moving average of the weights, released in place of the last ones (Kim et al., 2025).
+"""An exponential moving average of the weights, released instead of the last weights (Kim et al., 2025).
 
-    mean <- d mean + (1 - d) theta   after every step, from the model before training on
+    mean <- d mean + (1 - d) theta   after every step, starting with the weights before training
 
-Averaging from the start keeps the result near the aligned model, the more the shorter the run: after T steps the start
-still has the weight d^T.
+Because the average starts at the model before training, the result stays near it, the more so the shorter the run:
+after T steps the start still has weight d^T.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Ema:
-    """The average of named parameters."""
+    """The moving average of named parameters."""
 
     def __init__(self, theta: Mapping[str, Tensor], decay: float) -> None:
         self.theta, self.decay = theta, decay
@@ -23,15 +23,15 @@ class Ema:
 
     @torch.no_grad()
     def update_(self) -> None:
-        """Take in the parameters as they are."""
+        """Add the current parameters to the average."""
         torch._foreach_lerp_(list(self.mean.values()), list(self.theta.values()), 1 - self.decay)
 
     @torch.no_grad()
     def release_(self) -> None:
-        """Put the average into the model."""
+        """Copy the average into the model."""
         for name, part in self.theta.items():
             part.copy_(self.mean[name])
 
     def restore(self, mean: Mapping[str, Tensor]) -> None:
-        """Continue with this average."""
+        """Replace the average by one from a resume state."""
         self.mean = {name: mean[name].to(part.device) for name, part in self.theta.items()}

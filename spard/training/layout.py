@@ -1,4 +1,4 @@
-"""How the tensors of a resume state lie on the ranks: those that belong to a cut parameter are cut as it is."""
+"""The layout of a resume state's tensors on ranks: a tensor of a sharded parameter is sharded in the same way."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from spard.losses.vectors import Vector
 from spard.models.sharding import Shards
 
-METHOD = "method/"  # tensors that are the method's own; its last word may be the place of a parameter
+METHOD = "method/"  # prefix of the method's tensors; the last part of a name may be a parameter's index
 
 
 class Layout:
-    """Knows the trained parameters by name and by place."""
+    """The trained parameters by name and index, and their shards if there are any."""
 
     def __init__(self, names: Sequence[str], vector: Vector) -> None:
         self._places = {name: place for place, name in enumerate(names)}
@@ -22,18 +22,18 @@ class Layout:
 
     @property
     def is_cut(self) -> bool:
-        """Whether each rank has parts of the parameters, so that all of them have to save."""
+        """True if the parameters are sharded over ranks, so that all ranks have to save."""
         return self._shards is not None
 
     def join_tensor(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor that all ranks save together as one; as it is where every rank has all of it."""
+        """Return a tensor as a distributed one that all ranks save together; unchanged if every rank has all of it."""
         place = self._place(name)
         if self._shards is None or place is None or tensor.shape != self._shards[place].shape:
             return tensor
         return self._shards.join_part(place, tensor)
 
     def empty(self, name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Return a tensor that takes up what this rank needs of a saved one."""
+        """Return an empty tensor for loading: of the saved shape, or distributed if the parameter is sharded."""
         place = self._place(name)
         if self._shards is None or place is None or shape != self._shards.parameters[place].shape:
             return torch.empty(shape, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The losses of one run as functions of its parameters, on the rows that the training loop names."""
+"""The losses of one run as functions of its parameters and of row numbers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from spard.training.schedules import anchor_pairs
 
 
 class Objective:
-    """Task and safe rows, and the gradients that the method asks for.
+    """The task and safe rows of a run, and the gradients and losses that its method needs.
 
-    Made before the first step: what is compared with the base model is kept from then.
+    Make it before the first step: references to the base model are computed in the constructor.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Objective:
         self.base, self.safe, self.recipe, self.method = base, safe, recipe, method
         self.plain = [row for row in safe if not row.is_variant]
         self.task, self.customer_rows = method.training_rows(task, safe), len(task)
-        self.blank = unlabeled_prompt(self.task[0].ids[:2])  # of a pass without rows
+        self.blank = unlabeled_prompt(self.task[0].ids[:2])  # input of a pass without rows
         self.lengths = [row.longest for row in self.task]
         self.safe_lengths = [row.longest for row in safe]
-        self.reference_N2: Tensor | None = None  # of pairs, once `compare_with` was called
+        self.reference_N2: Tensor | None = None  # of preference pairs; set by `set_reference`
         self.max_ratio = max_anchor_ratio(recipe, resolved, base.hidden_size)
         self.max_norm = float("inf") if method.clips_gradients else recipe.max_grad_norm
         self.dropping = dropping_modules(base.model)
@@ -68,22 +68,23 @@ class Objective:
         method.prepare(base, has_lora=recipe.lora is not None)
         if recipe.dpo and any(row.rejected is None for row in self.task):
             raise InvalidRecipe("recipe.dpo: there are rows to train on that are no preference pairs", "recipe.dpo")
-        with disable_adapters(base.model):  # an adapter that the run goes on from is no reference
+        with disable_adapters(base.model):  # an adapter to start from is not part of the reference
             self.before = reference_losses(base.model, self.task, pad_id) if recipe.constrained_sft else []
             weight = recipe.effective_anchor
             self.anchor = Anchor(base.model, anchored, recipe.anchors, pad_id, weight) if anchored else None
         self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
-        """Return which pairs of the anchor a step looks at, by their numbers."""
+        """Return the numbers of the anchor's pairs that a step takes; empty without an anchor."""
         if self.anchor is None:
             return []
         return anchor_pairs(self.recipe.seed, step, self.recipe.anchors, self.anchor.numbers)
 
     def task_gradient(self, theta: Vector, rows: Sequence[int], anchors: Sequence[int] = ()) -> Gradient:
-        """Return the task loss on some rows and its gradient, with that of the anchor's penalty on some pairs added.
+        """Return the task loss on some rows and its gradient, plus the anchor's gradient on some pairs.
 
-        Both are computed in micro-batches that fit the memory.
+        `rows` and `anchors` are numbers of the whole batch, the same on every rank; each rank computes its share, in
+        micro-batches that fit in memory. Dropout is on.
         """
         self._set_dropout(True)
         if self.anchor is None or not anchors:
@@ -96,22 +97,25 @@ class Objective:
         return with_penalty(found, added, self.max_norm, self.max_ratio)
 
     def set_reference(self, reference_N2: Tensor) -> None:
-        """Take what the reference model makes of the pairs to learn, N x 2; needed before the first gradient."""
+        """Set the reference log-probabilities of the preference pairs, `[N, 2]`.
+
+        Required before the first DPO gradient.
+        """
         self.reference_N2 = reference_N2
 
     def passes(self, rows: Sequence[int]) -> list[list[int]]:
-        """Return which of some training rows go through the model together."""
+        """Return the training rows of each pass, for some rows of one rank."""
         piece = self.recipe.micro_batch_size or max(1, len(rows))
         parts = [rows[i : i + piece] for i in range(0, len(rows), piece)]
         return [each for part in parts for each in plan_passes(part, self.lengths, self._most(part))]
 
     def anchor_passes(self, anchors: Sequence[int], rows: Sequence[int]) -> list[list[int]]:
-        """Return which of some pairs go through the model together, in a step on some training rows."""
+        """Return the anchor pairs of each pass, in a step on the training rows `rows`."""
         piece = distributed.shares(rows)[0][: self.recipe.micro_batch_size]
         return plan_passes(anchors, self.prompt_lengths, self._most(piece))
 
     def safe_losses(self, theta: Vector, rows: Sequence[int]) -> Mapping[str, Loss]:
-        """Return the method's safe losses on some safe rows, without dropout."""
+        """Return the method's safe losses by name on some safe rows, without dropout; `rows` are those of all ranks."""
         passes = _rank_passes(rows, self.safe_passes)
         pieces = [
             self._batch([self.safe[row] for row in each] or [self.blank])._replace(rows=tuple(each)) for each in passes
@@ -119,7 +123,7 @@ class Objective:
         return over_passes(partial(self._of_safe, theta), pieces)
 
     def safe_passes(self, rows: Sequence[int]) -> list[list[int]]:
-        """Return which of some safe rows go through the model together: all, while no pass may be too large for it."""
+        """Return the safe rows of each pass; one pass if they fit in it."""
         most, micro = self.recipe.pass_tokens, self.recipe.micro_batch_size
         if most is None and micro is not None:
             most = max(LEAST, micro * max(self.lengths[: self.customer_rows]))
@@ -127,20 +131,20 @@ class Objective:
         return [list(rows)] if most is None or whole <= most else plan_passes(rows, self.safe_lengths, most)
 
     def base_losses(self) -> Tensor:
-        """Return what each safe row is compared with, N x 2; the model is the base model while this is called."""
+        """Return the base model's losses of each safe row, `[N, 2]`; call it while the model is the base model."""
         return base_losses(self.base.model, self.safe, self.base.tokenizer.pad_token_id)
 
     def _of_safe(self, theta: Vector, batch: Batch) -> Mapping[str, Loss]:
-        """Return the method's safe losses on a batch."""
+        """Return the method's safe losses on one micro-batch, without dropout."""
         self._set_dropout(False)
         return self.method.safe_losses(self.base.model, theta, batch)
 
     def _anchor_pairs(self, pairs: Mapping[Kind, Sequence[Pair]]) -> dict[Kind, Sequence[Pair]]:
-        """Return the pairs of the kinds that the recipe asks for; none without an anchor."""
+        """Return the pairs of the kinds that the recipe uses; empty without an anchor."""
         return select_pairs(self.recipe.anchors, self.plain, pairs) if self.recipe.effective_anchor else {}
 
     def _of_task(self, theta: Vector, rows: Sequence[int], max_norm: float) -> Unread:
-        """Return the task loss on some rows and its clipped gradient, not read yet."""
+        """Return the task loss on some rows and its gradient clipped to `max_norm`; numbers stay on the device."""
         passes = _rank_passes(rows, self.passes)
         pieces = [self._batch(self._rows(each)) for each in passes]
         if self.recipe.dpo and self.reference_N2 is not None:
@@ -153,11 +157,11 @@ class Objective:
         return utility_gradient(self.base.model, theta, pieces, max_norm, references)
 
     def _most(self, rows: Sequence[int]) -> int:
-        """Return the padded tokens that a pass may have."""
+        """Return the largest number of padded tokens in a pass."""
         return self.recipe.pass_tokens or at_most(rows, self.customer_rows, self.lengths)
 
     def _rows(self, one: Sequence[int]) -> list[Encoded]:
-        """Return the rows of a pass."""
+        """Return the encoded rows of a pass; a blank row if it has none."""
         rows = [self.task[row] for row in one]
         return (stack_pairs(rows) if self.recipe.dpo else rows) or [self.blank]
 
@@ -165,7 +169,11 @@ class Objective:
         return torch.cat([self.before[row] for row in one]) if one else self.before[0][:0]
 
     def _set_dropout(self, on: bool) -> None:
-        """Set dropout for good, not for a block: gradient checkpointing runs the forward pass again in the backward."""
+        """Switch dropout on or off until the next call.
+
+        A context manager would be wrong here: gradient checkpointing runs the forward pass again during the backward
+        pass.
+        """
         for module in self.dropping:
             module.training = on
 
@@ -174,7 +182,10 @@ class Objective:
 
 
 def _rank_passes(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
-    """Return this rank's passes; one with fewer than another makes some of weight 0, for a sharded base."""
+    """Return this rank's passes, padded with empty ones to the number of the rank that has most.
+
+    With a sharded base model every rank must run the same number of passes, since each needs the others' weights.
+    """
     plans = [cut(part) for part in distributed.shares(numbers)]
     own = plans[distributed.rank()]
     return own + [list[int]()] * (max(map(len, plans)) - len(own))

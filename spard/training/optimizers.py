@@ -1,8 +1,8 @@
-"""The optimizer of a run, and what of its state a resume state keeps: tensors by name, for each trained parameter.
+"""The optimizer of a run, and its state per trained parameter for resume states.
 
-`adamw_8bit` is AdamW of bitsandbytes, which holds both moments in 8 bits with a scale for each block of 256 of them
+`adamw_8bit` is AdamW of bitsandbytes, which holds both moments in 8 bits with one scale per block of 256 numbers
 (Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022). Parameters of fewer than 4,096 numbers keep
-theirs in float32. bitsandbytes is imported when it is asked for, and only then.
+theirs in float32. bitsandbytes is imported only for this optimizer.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _8BIT = ("state1", "state2", "absmax1", "absmax2")
 
 
 def require(recipe: Recipe) -> None:
-    """Raise `InvalidRecipe` for an optimizer that is not installed."""
+    """Raise `InvalidRecipe` if the recipe's optimizer is not installed."""
     if recipe.optimizer == "adamw_8bit" and find_spec("bitsandbytes") is None:
         message = "recipe.optimizer: adamw_8bit needs bitsandbytes: pip install 'spard[nf4]'; or set adamw"
         raise InvalidRecipe(message, "recipe.optimizer")
 
 
 def open_optimizer(recipe: Recipe, parameters: Iterable[Tensor], rate: float) -> Optimizer:
-    """Return the optimizer that a recipe asks for; raise `InvalidRecipe` where it is not installed."""
+    """Return the recipe's optimizer at learning rate `rate`.
+
+    Raises `InvalidRecipe` if it is not installed.
+    """
     require(recipe)
     if recipe.optimizer == "adamw":
         return AdamW(parameters, lr=rate, weight_decay=recipe.weight_decay, fused=True)
@@ -41,7 +44,10 @@ def open_optimizer(recipe: Recipe, parameters: Iterable[Tensor], rate: float) ->
 
 
 def parameter_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Return what the optimizer remembers of a parameter; the tables of 8-bit numbers are the same for all."""
+    """Return the optimizer's tensors of one parameter by name.
+
+    The lookup tables of 8-bit numbers are constant and left out.
+    """
     state = optimizer.state[parameter]
     if not _is_8bit(optimizer):
         return dict(state)
@@ -50,7 +56,7 @@ def parameter_state(optimizer: Optimizer, parameter: Tensor) -> dict[str, Tensor
 
 
 def restore_(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Put back what a resume state has of each parameter, as `NAME OF THE STATE/NAME OF THE PARAMETER`."""
+    """Restore the optimizer's state of each parameter; `saved` has the names `{state}/{parameter}`."""
     for place, (name, parameter) in enumerate(parameters.items()):
         if _is_8bit(optimizer):
             _restore_8bit_(optimizer, place, name, parameter, saved)
@@ -60,7 +66,7 @@ def restore_(optimizer: Optimizer, parameters: Mapping[str, Tensor], saved: Mapp
 
 
 def _restore_8bit_(optimizer: Any, place: int, name: str, parameter: Tensor, saved: Mapping[str, Tensor]) -> None:
-    """Make an empty state as the first step does, and fill it."""
+    """Create an empty state as the first step does, then fill it."""
     optimizer.init_state(optimizer.param_groups[0], parameter, 0, place)
     state = optimizer.state[parameter]
     for key in _8BIT:

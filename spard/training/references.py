@@ -1,4 +1,4 @@
-"""What the model before training makes of preference pairs, and losses on validation rows, which may be pairs."""
+"""Reference log-probabilities of preference pairs, and losses on validation rows, which may be pairs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def _none() -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Log-probabilities of both answers of each pair under the reference model, N x 2, on the CPU."""
+    """Log-probabilities of both answers of each pair under the reference model, `[N, 2]` in float64, on the CPU."""
 
     task_N2: Tensor = field(default_factory=_none)
     validation_N2: Tensor = field(default_factory=_none)
 
     @classmethod
     def from_base(cls, base: Base, task: Sequence[Encoded], validation: Sequence[Encoded]) -> Self:
-        """Ask the model as it is."""
+        """Compute the log-probabilities with the model as it is now."""
         pad_id = base.tokenizer.pad_token_id
         return cls(reference_logps(base.model, task, pad_id), reference_logps(base.model, validation, pad_id))
 
@@ -45,9 +45,9 @@ def evaluate_validation(
     references: References | None,
     places: Sequence[int] | None = None,
 ) -> Evaluation:
-    """Evaluate the model as it is on validation rows, on those at `places` where some are named.
+    """Evaluate the model as it is now on the validation rows, or on those at `places`.
 
-    Pairs are compared with `references`, those of the same rows.
+    For preference pairs `references` are required; they hold the log-probabilities of all validation rows.
     """
     places, pad_id = range(len(rows)) if places is None else places, base.tokenizer.pad_token_id
     taken = [rows[i] for i in places]

@@ -1,10 +1,11 @@
-"""Resume states: what a killed run goes on from, tensors and JSON in a folder that appears whole or not at all.
+"""Resume states: what a killed run continues from, as tensors and JSON in a folder that appears whole or not at all.
 
-A resume state is `step-000120/` with `state.safetensors`, `state.json` and `manifest.json`, the digests of both. It is
-written aside, flushed to disk and renamed; what does not match its manifest is never loaded.
+A resume state is `step-000120/` with `state.safetensors`, `state.json` and `manifest.json`, which has the digests of
+both. It is written to a temporary folder, flushed to disk and renamed. If a file does not match the manifest, nothing
+is loaded.
 
-Where the trained weights are cut over ranks each rank writes its parts, `shard-....safetensors` in their place, by
-`torch.distributed.checkpoint`; any number of ranks can go on from that.
+If the trained weights are sharded, each rank writes its shard, `shard-....safetensors`, with
+`torch.distributed.checkpoint`; a run on any number of ranks can continue from these.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ log = logging.getLogger(__name__)
 _TENSORS, _STATE, _MANIFEST = "state.safetensors", "state.json", "manifest.json"
 
 
-Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # what takes up a tensor of that name, shape and type
+Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # allocates a tensor for loading
 
 
 def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Take up all of a tensor."""
+    """Return an empty tensor for a whole saved one."""
     return torch.empty(shape, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A resume state on disk; `sha256` is that of its manifest, which names all its bytes."""
+    """A resume state on disk; `sha256` is the digest of its manifest, which covers all its files."""
 
     step: int
     path: Path
@@ -55,7 +56,7 @@ class Saved:
 
 
 def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2) -> Saved:
-    """Write one resume state and keep at most `keep`, this one among them."""
+    """Write one resume state and delete the oldest until at most `keep` are left, this one among them."""
     aside = _aside(folder)
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / _TENSORS)
     return _publish(aside, folder, step, state, keep)
@@ -64,7 +65,10 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 def save_together(
     folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
 ) -> Saved | None:
-    """Write one resume state from the parts of all ranks, who all call this; the first one is told of it."""
+    """Write one resume state from the shards of all ranks, each of which calls this.
+
+    Return it on rank 0, None elsewhere.
+    """
     aside = Path(distributed.broadcast_object(str(_aside(folder)) if distributed.rank() == 0 else ""))
     save_parts(dict(tensors), storage_writer=HuggingFaceStorageWriter(str(aside), save_distributed=True))
     return _publish(aside, folder, step, state, keep) if distributed.rank() == 0 else None
@@ -76,15 +80,18 @@ def _aside(folder: Path) -> Path:
 
 
 def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Saved:
-    """Write what goes with the tensors, and make it a resume state of the folder."""
+    """Write state and manifest beside the tensors, then rename the temporary folder to its final name."""
     (aside / _STATE).write_text(json.dumps(state))
     named = sorted(path.name for path in aside.iterdir())
     (aside / _MANIFEST).write_text(json.dumps({name: file_sha256(aside / name) for name in named}))
+    # Before the rename: after a power failure the final name must not lead to files without their bytes.
     for name in (*named, _MANIFEST, "."):
         _flush(aside / name)
     path = folder / f"step-{step:06d}"
+    # A killed attempt may have saved the same step.
     if path.exists():
         shutil.rmtree(path)
+    # mkdtemp makes folders that only their owner may read.
     aside.chmod(0o755)
     aside.rename(path)
     _flush(folder)
@@ -95,9 +102,10 @@ def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], kee
 
 
 def load(path: Path, empty: Empty = whole_tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Load the tensors and the state of a folder, verified; all ranks of a run call this.
+    """Return the tensors and the JSON of a resume state after verifying it; all ranks of a run call this.
 
-    `empty` makes what takes up a tensor: where that is cut this rank's part is returned.
+    `empty` allocates each tensor; where that is distributed, only this rank's shard is loaded and returned. Raises
+    `CorruptCheckpoint` if a file is missing or does not match the manifest.
     """
     verify(path)
     read = _whole if (path / _TENSORS).exists() else _parts
@@ -121,7 +129,7 @@ def _parts(path: Path, empty: Empty) -> dict[str, Tensor]:
 
 
 def verify(path: Path) -> None:
-    """Hold every byte against the manifest."""
+    """Raise `CorruptCheckpoint` if a file of a resume state is missing or does not match the manifest."""
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         named = {_STATE, *manifest}
@@ -135,7 +143,7 @@ def verify(path: Path) -> None:
 
 
 def newest_first(folder: Path) -> Iterator[Path]:
-    """Yield the valid resume states of a folder, the newest first; warn of the others."""
+    """Yield the valid resume states of a folder, newest first; log a warning for each invalid one."""
     for path in reversed(_in_order(folder)):
         try:
             verify(path)
@@ -146,7 +154,7 @@ def newest_first(folder: Path) -> Iterator[Path]:
 
 
 def _in_order(folder: Path) -> list[Path]:
-    """Return the resume states of a folder in the order of their steps: by number, and not by name."""
+    """Return the resume states of a folder by step; above step 999,999 the names alone would not sort."""
     return sorted(folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
 
@@ -159,5 +167,5 @@ def _flush(path: Path) -> None:
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with the prefix, without it."""
+    """Return the tensors whose names begin with `prefix`, named without it."""
     return {name.removeprefix(prefix): part for name, part in tensors.items() if name.startswith(prefix)}

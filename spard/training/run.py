@@ -1,4 +1,4 @@
-"""One run of the training loop: the model, its optimizer, how far it has come, and what it would be if it ended now."""
+"""One run of the training loop: model, optimizer and progress, with its steps, resume states and result."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from spard.training.trained import Progress, Trained
 
 log = logging.getLogger(__name__)
 
-VALIDATIONS = 20  # of a run, each on one batch of the validation rows
+VALIDATIONS = 20  # validations in a run, each on one batch
 _EMA = "ema/"
 _REFERENCE = "reference/"
 
 
 class Run:
-    """One run: the model, its optimizer and how far it has come."""
+    """One training run; `train` calls `start`, then `step` until the end, then `finish`."""
 
     def __init__(
         self,
@@ -91,18 +91,19 @@ class Run:
 
     @property
     def epochs_done(self) -> int | None:
-        """How many epochs are over; None inside one, and before the first."""
+        """Number of finished epochs at an epoch end; None inside an epoch and before the first step."""
         epochs, inside = divmod(self.progress.step, self.steps_per_epoch)
         return epochs if epochs and not inside else None
 
     def start(self, resume_states: Path | None) -> None:
-        """Go on from a resume state of this very run, or measure tau and references before the first step and begin."""
+        """Continue from a resume state of this run; without one, measure tau and references and begin."""
         found = self._restore(resume_states) if resume_states else None
         if found is None:
             self.progress.tau = self._measure_tau()
             self._measure_references()
         if self.references:
             self.objective.set_reference(self.references.task_N2)
+        # `restore` follows `start`, because it fills what `start` sets up.
         self.method.start(Plan(self.progress.tau, self.total_steps, self.recipe.max_grad_norm))
         if found:
             self.method.restore(self.vector, found)
@@ -110,11 +111,12 @@ class Run:
         log.info("training %d parameters, %d of %d steps are done", size(self.vector), done, total)
 
     def step(self) -> Metrics:
-        """One iteration of the method; its dropout masks depend on (seed, step) only."""
+        """Take one step of the method and return its metrics; the random state depends on (seed, step, rank) only."""
         started, progress = time.perf_counter(), self.progress
         rate = self.resolved.learning_rate * schedule(progress.step, self.total_steps, self.recipe.warmup_ratio)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        # Seeding every step makes dropout independent of where the run was resumed.
         entropy = [self.recipe.seed, progress.step, *distributed.seeds()]
         torch.manual_seed(int(SeedSequence(entropy).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), self.vector
@@ -124,6 +126,7 @@ class Run:
             self.ema.update_()
         seconds = time.perf_counter() - started
         tokens = sum(self.lengths[row] for row in rows if row < self.customer_rows)
+        # Only after the step succeeded: a failed one must not count as done in a resume state.
         progress.step += 1
         progress.tokens += tokens
         progress.seconds += seconds
@@ -134,7 +137,7 @@ class Run:
     def validate(self, metrics: Metrics) -> None:
         """Add the loss on a batch of the validation rows to a step's metrics, about twenty times in a run.
 
-        Batches follow one another through the rows. Nothing random is drawn, and no weight changes.
+        Consecutive batches go through the rows in order. No random number is drawn and no weight changes.
         """
         every, rows = max(1, self.total_steps // VALIDATIONS), self.validation
         if rows and self.progress.step % every == 0:
@@ -145,7 +148,7 @@ class Run:
             metrics |= {"loss/valid": found.loss, "accuracy/valid": found.accuracy}
 
     def save(self, resume_states: Path) -> Saved | None:
-        """Save parameters, optimizer state and progress; all ranks have to where each has parts of them."""
+        """Save parameters, optimizer state and progress; if the parameters are sharded, all ranks must call this."""
         tensors: dict[str, Tensor] = {f"theta/{name}": part for name, part in self.theta.items()}
         for name, part in self.theta.items():
             tensors |= {f"{key}/{name}": value for key, value in parameter_state(self.optimizer, part).items()}
@@ -164,9 +167,11 @@ class Run:
 
     @contextmanager
     def as_finished(self, step: int | None = None) -> Iterator[Any]:
-        """Lend the model as it would be served if the run ended here; the training goes on with the very same weights.
+        """Yield the model as it would be served if the run ended now, then restore the weights exactly.
 
-        For adapters: a copy of every trained weight is kept meanwhile. `step`: as it was at that one, of `self.recent`.
+        step  use the weights of an earlier epoch end, stored in `self.recent`.
+
+        Meant for adapters: a copy of every trained weight is held meanwhile.
         """
         kept = {name: part.detach().clone() for name, part in self.theta.items()}
         try:
@@ -179,7 +184,10 @@ class Run:
             self.model.train()
 
     def finish(self, ended: Ended | None = None) -> Trained:
-        """Return the model as it is served: no dropout, no checkpointing, in the base model's own precision."""
+        """Return the model as it is served: without dropout and checkpointing, in the base model's own precision.
+
+        `ended` is the result of `Ends.close`, stored in the result.
+        """
         if not (self.best and self.best.release_()):
             self._release_()
         if self.recipe.gradient_checkpointing:
@@ -191,13 +199,16 @@ class Run:
         return Trained(self.model.eval(), *numbers, references=self.references, ended=ended)
 
     def _release_(self) -> None:
-        """Make of the trained weights those that are served."""
+        """Turn the trained weights into the served ones: the moving average, if any, and the method's own change."""
         if self.ema:
             self.ema.release_()
         self.method.finish_(self.base.model)
 
     def _restore(self, resume_states: Path) -> dict[str, Tensor] | None:
-        """Put parameters, moments and progress back; the method's own tensors, none without a resume state."""
+        """Restore parameters, moments and progress.
+
+        Return the method's tensors, or None without a resume state of this run.
+        """
         for path in newest_first(resume_states):
             tensors, state = load(path, self.layout.empty)
             if not self._identity.matches(state.pop("run")):
@@ -232,8 +243,12 @@ class Run:
         return distributed.broadcast_scalars(tau, self.base.device) if tau else tau
 
     def _measure_references(self) -> None:
-        """Keep what the model before training makes of pairs: the base model, or the adapter that it goes on from."""
+        """Compute the reference log-probabilities of pairs with the model before training.
+
+        That is the base model, or the adapter that the run starts from.
+        """
         if self.references:
+            # Unlike for tau, an adapter to start from stays on: DPO measures change from where the training begins.
             with nullcontext() if self.started_from else disable_adapters(self.base.model):
                 self.references = References.from_base(self.base, self.objective.task, self.validation)
 

@@ -1,4 +1,4 @@
-"""What a step takes as a function of its number alone: the learning rate and the safe batch."""
+"""The learning rate and the safe rows of a step, as functions of the step number alone."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from spard.config.anchors import Anchors, Kind
 from spard.data.batches import order
 
-SAFE_STREAM = 2  # the safe rows have an order of their own, apart from the streams of `batches`
+SAFE_STREAM = 2  # random stream of the safe rows; `batches` uses 0 and 1
 
 
 def schedule(step: int, total: int, warmup_ratio: float) -> float:
-    """Return the share of the peak learning rate at a step: linear warm-up, then linear decay toward 0."""
+    """Return the learning rate at a step as a share of its peak: linear warm-up, then linear decay toward 0."""
     warmup = math.ceil(warmup_ratio * total)
     return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
 
 
 def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
-    """Return which pairs the anchor looks at in a step: of each kind the next ones in that kind's own random order."""
+    """Return the numbers of the anchor's pairs in a step: for each kind, the next ones in its own random order."""
     drawn: list[int] = []
     for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
         of_kind = numbers.get(kind, range(0))
@@ -27,9 +27,9 @@ def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind
 
 
 def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STREAM) -> list[int]:
-    """Return the indices of a safe batch by (seed, number): the rows of one permutation after another, in order.
+    """Return the indices of safe batch `number`: the n rows in one random permutation after another, `size` at a time.
 
-    Rows that are drawn beside others take a stream of their own.
+    `stream` selects an independent sequence of permutations, for rows of different kinds in the same step.
     """
     size = min(size, n)
     drawn = [divmod(number * size + i, n) for i in range(size)]

@@ -1,8 +1,8 @@
-"""The training loop: same base model, data and recipe, same adapter.
+"""The training loop; the same base model, data and recipe give the same adapter.
 
-Everything random is a function of the recipe's seed and the step: the order of the rows, the safe batch, LoRA's
-start and its dropout. So nothing but the parameters, the optimizer and the step number has to be kept to resume a run
-bit for bit, and the global random state is left as it was found.
+Everything random is a function of the recipe's seed and the step: the order of the rows, the safe batches, LoRA's
+initialization and its dropout. A run can therefore be resumed bit for bit from parameters, optimizer state, method
+state and the step number, and the global random state is restored afterward.
 """
 
 from __future__ import annotations
@@ -49,16 +49,26 @@ def train(
     kept_ends: int | None = None,
     shows_last: Callable[[], bool] | None = None,
 ) -> Trained:
-    """Fine-tune `base` on `task` while the recipe's defense watches `safe`; `base.model` is changed in place.
+    """Fine-tune `base` on `task` with the recipe's defense on the safe rows `safe`; `base.model` is changed in place.
 
-    `start_from` is the folder of an adapter whose weights come first; tau and other references stay the base model's,
-    so that jobs on top of each other drift no further than one. The anchor holds `pairs` beside the prompts of `safe`.
-    Resumes from the newest valid state of the same run in `resume_states`. When `should_stop` says so after a step, it
-    is saved and `Stopped` raised. `on_step` gets the step, their total and its metrics, now and then with losses on
-    `validation`. `on_epoch` borrows an adapter's model at the ends of epochs, and changes no weight; see `Ends`, also
-    for `kept_ends`. It borrows the last ends again where the loss is not finite, or at a stop if `shows_last` says so.
+    on_step        called after each step with its number, their total and the metrics, at times with validation losses.
+    start_from     folder of an adapter to start from. tau and other references stay the base model's, so that a chain
+                   of jobs drifts no further from it than a single job.
+    resume_states  folder to save resume states in; the run continues from the newest valid one of its own there.
+    on_saved       called after each save with the resume state and the last step's metrics.
+    on_epoch       called at epoch ends with the model of an adapter; must not change weights. See `Ends`.
+    compare        called at epoch ends to compare them, if the recipe compares epochs. See `Ends`.
+    validation     rows for validation losses.
+    should_stop    asked after each step; if True, the state is saved and `Stopped` raised.
+    pairs          prompt pairs by kind that the anchor holds besides the prompts of `safe`.
+    kept_ends      number of checkpoints that the caller keeps, including the result; None: all.
+    shows_last     asked at a stop; if True, `on_epoch` gets the last epoch ends again, now as kept.
+
+    Raises `Stopped`, and `NonFiniteLoss` if the training diverges; `on_epoch` gets the last epoch ends again before
+    that.
     """
     with ExitStack() as stack:
+        # First, so that the caller's random state returns whatever is drawn below.
         stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation, max(0, (kept_ends or 0) - 1))
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
@@ -73,14 +83,20 @@ def train(
 
 
 def _end_early(run: Run, ends: Ends, shows_last: Callable[[], bool] | None) -> Stopped:
-    """Show the last ends of epochs again, if they are asked for, and return what ends the run."""
+    """Call `on_epoch` for the last epoch ends again if `shows_last` asks for it.
+
+    Return the exception that ends the run.
+    """
     if distributed.broadcast_object(bool(shows_last and shows_last())):
         ends.show_again()
     return Stopped(f"stopped after step {run.progress.step} of {run.total_steps}")
 
 
 def _next_step(run: Run, ends: Ends, on_step: Callable[[int, int, Metrics], None] | None) -> Metrics:
-    """Take a step; where its loss is not finite the run fails, and the last ends of epochs are shown again before."""
+    """Take a step and validate.
+
+    If its loss is not finite, show the last epoch ends again before the error is raised.
+    """
     try:
         metrics = run.step()
     except NonFiniteLoss:
@@ -93,7 +109,7 @@ def _next_step(run: Run, ends: Ends, on_step: Callable[[int, int, Metrics], None
 
 
 class _Saver:
-    """Saves what a killed run goes on from: by the clock, and before what may take long at the end of an epoch."""
+    """Saves resume states: at intervals, at epoch ends before long callbacks, and at the end of training."""
 
     def __init__(
         self, run: Run, folder: Path | None, on_saved: Callable[[Saved, Metrics], None] | None, *, at_epochs: bool
@@ -102,10 +118,11 @@ class _Saver:
         self._saved_at = time.monotonic()
 
     def agree_and_save(self, metrics: Metrics, *, stop: bool) -> bool:
-        """Save the state after a step if the first rank finds it due; return whether that wants to stop.
+        """Save the state after a step if rank 0 finds it due; return True if rank 0 wants to stop.
 
-        The first of several processes alone writes, unless each has parts of the weights.
+        Only rank 0 writes, unless the weights are sharded.
         """
+        # Rank 0 decides for all: a rank that saved or stopped alone would leave the others waiting for its tensors.
         said = distributed.broadcast_scalars({"stop": stop, "save": stop or self._is_due()}, self._run.base.device)
         if said["save"] and self._folder is not None and (self._run.layout.is_cut or distributed.rank() == 0):
             saved = self._run.save(self._folder)
@@ -113,11 +130,11 @@ class _Saver:
             if saved and self._on_saved:
                 self._on_saved(saved, metrics)
         if said["stop"]:
-            distributed.wait_for_all()  # whoever ends first ends the others, who may be saving
+            distributed.wait_for_all()  # a rank that exits ends the others, which may still be saving
         return bool(said["stop"])
 
     def _is_due(self) -> bool:
         is_due = time.monotonic() - self._saved_at >= self._run.recipe.checkpoint_every_s
         is_end = self._at_epochs and self._run.epochs_done is not None
-        is_over = self._run.progress.step == self._run.total_steps  # what follows may fail, and must not cost it
+        is_over = self._run.progress.step == self._run.total_steps  # a failure after training must not lose it
         return is_due or is_end or is_over

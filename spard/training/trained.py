@@ -1,4 +1,4 @@
-"""What a run of the training loop has come to: the trained model, and what is saved of one that goes on."""
+"""The result of a training run, and the progress that resume states keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from spard.training.references import References
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained model, a `PeftModel` or the whole one, and what each step reported."""
+    """A trained model, a `PeftModel` or a whole model, with the metrics of each step.
+
+    seconds     time spent in steps, over all attempts of the run.
+    ended       the epoch end that was released, if epochs were compared.
+    references  reference log-probabilities of preference pairs, for DPO.
+    """
 
     model: Any = field(repr=False)
     steps: int
@@ -21,12 +26,12 @@ class Trained:
     tau: dict[str, float]
     metrics: list[Metrics] = field(repr=False)
     references: References | None = field(default=None, repr=False)
-    ended: Ended | None = None  # with which end of an epoch, where they were compared
+    ended: Ended | None = None  # the released epoch end, if they were compared
 
 
 @dataclass(slots=True)
 class Progress:
-    """What is saved beside parameters and optimizer."""
+    """The part of a resume state beside parameters, optimizer and method."""
 
     step: int = 0
     tokens: int = 0

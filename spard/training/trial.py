@@ -1,4 +1,4 @@
-"""A base model tried before anybody depends on it: loaded, asked in its own words, and trained on one row."""
+"""The trial of a base model before it is offered: load it, let it reply, and train it on one row."""
 
 from __future__ import annotations
 
@@ -26,17 +26,23 @@ from spard.models.lora import trainable_model
 from spard.models.targets import Reach
 from spard.models.threads import threads_of_jobs
 
-_WITHOUT_ADAPTER = "__base__"  # PEFT's name for rows without one
+_WITHOUT_ADAPTER = "__base__"  # PEFT's adapter name for rows without an adapter
 
-PROBE_S = 5.0  # that a model is asked or trained to learn how fast it is, roughly
-_REPLIES, _SHORT_REPLY, _WHOLE_REPLY = 128, 8, 128  # of the probe, with so many tokens
+PROBE_S = 5.0  # seconds spent on each speed measurement, roughly
+_REPLIES, _SHORT_REPLY, _WHOLE_REPLY = 128, 8, 128  # replies of the speed probe; tokens of a short and a whole one
 _BATCH, _PASSES = 16, 8
-RENDERING_S = 10.0  # of CPU time, for two short texts
+RENDERING_S = 10.0  # seconds of CPU time for rendering two short texts
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a model is on this machine: tokens a second, the tokens of a reply, the seconds of loading it."""
+    """Measured speed of a model on this machine.
+
+    generated_per_s  tokens per second of replies written at once.
+    reply_tokens     mean tokens of a reply.
+    trained_per_s    tokens per second of a training batch.
+    load_s           seconds to load the model.
+    """
 
     generated_per_s: float
     reply_tokens: float
@@ -46,9 +52,14 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a model is that passed: its parameters, the tokens of a row at most, and the id of its end token.
+    """Facts about a base model that passed its trial.
 
-    `reach` is what the default adapter reaches, or that of the target modules that were asked for.
+    parameters  number of its weights.
+    positions   most tokens of a row.
+    end_token   id of its end token.
+    reach       the modules that the default adapter reaches, or an adapter with the target modules of the trial.
+    card        what its chat template supports.
+    rates       measured speed.
     """
 
     parameters: int
@@ -63,9 +74,8 @@ class Trial:
 def try_base(source: str | Path, revision: str | None = None, targets: Sequence[str] | None = None) -> Trial:
     """Load tokenizer and weights, render a conversation, run it forward, and take the gradient of a LoRA adapter.
 
-    The adapter is the default one, or has the target modules `targets`. Raise InvalidModel with what is wrong. The
-    weights have the type that jobs use: bfloat16 on a GPU, float32 on a CPU, where a model takes 4 bytes of memory for
-    each parameter.
+    The adapter is the default one, or has the target modules `targets`. Weights have the dtype that jobs use: bfloat16
+    on a GPU, float32 on a CPU. Raises `InvalidModel` (often its subclass `UnfitModel`) that says what is wrong.
     """
     started = time.perf_counter()
     base = load_base(source, revision)
@@ -90,7 +100,7 @@ def try_base(source: str | Path, revision: str | None = None, targets: Sequence[
 
 
 def _rows_at_once(base: Base, prompt: list[int]) -> int:
-    """Return to how many rows the model replies at once in an audit, or as many as seconds are enough for."""
+    """Return how many replies the probe writes at once: as many as an audit, fewer on a slow machine."""
     started = time.perf_counter()
     complete(base.model, base.tokenizer, [prompt], 2)
     alone_s = max(time.perf_counter() - started, 1e-6)
@@ -99,9 +109,9 @@ def _rows_at_once(base: Base, prompt: list[int]) -> int:
 
 
 def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, float]:
-    """Return how many tokens of replies a second are written at once, and how long a reply is.
+    """Return the tokens per second of `count` replies written at once, and the mean tokens of a reply.
 
-    A first batch of short replies says whether whole ones can be waited for; else a reply counts as long as it may be.
+    Short replies come first and decide if whole ones are affordable; else a reply counts as long as it may be.
     """
     for limit in (_SHORT_REPLY, _WHOLE_REPLY):
         started = time.perf_counter()
@@ -109,13 +119,14 @@ def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, 
         seconds = max(time.perf_counter() - started, 1e-6)
         lengths = [max(1, len(base.tokenizer.encode(text, add_special_tokens=False))) for text in texts]
         rate, mean = sum(lengths) / seconds, sum(lengths) / len(lengths)
+        # Replies that end well before the limit are as long as they get, so whole ones would measure the same.
         if mean < 0.9 * limit or limit / rate * count > PROBE_S:
             break
     return round(rate, 3), round(mean if mean < 0.9 * limit else _WHOLE_REPLY, 1)
 
 
 def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
-    """Return how many tokens of rows a second go through the model and back, in batches of `count`."""
+    """Return the tokens per second of forward and backward passes over batches of `count` rows."""
     batch = collate([row] * count, base.tokenizer.pad_token_id, base.device)
     theta = [each for each in model.parameters() if each.requires_grad]
     token_losses(model, batch)  # the first pass warms up
@@ -128,7 +139,10 @@ def _training_rate(base: Base, model: Any, row: Encoded, count: int) -> float:
 
 
 def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
-    """Return the tokens of a question, a row with its answer, and what the chat template does to conversations."""
+    """Return the tokens of a question, a row with its answer, and the card of the chat template.
+
+    Raises `UnfitModel` if the template fails or takes too long.
+    """
     try:
         with at_most(RENDERING_S):
             renderer = get_renderer(base.tokenizer)
@@ -146,7 +160,7 @@ def _conversation(base: Base) -> tuple[list[int], Encoded, TemplateCard]:
 
 
 def _require_ids(base: Base, row: list[int]) -> None:
-    """Refuse a chat template that writes a control token which the weights have no embedding for."""
+    """Raise `UnfitModel` if the chat template writes a control token without an embedding."""
     unknown = base.unknown_id(row)
     if unknown is not None:
         message = (
@@ -156,7 +170,7 @@ def _require_ids(base: Base, row: list[int]) -> None:
 
 
 def _require_reply(base: Base, prompt: list[int]) -> None:
-    """Refuse a model that cannot go on from what it has read, as every reply is written."""
+    """Raise `UnfitModel` if the model cannot continue from its cache of keys and values, as every reply needs."""
     try:
         complete(base.model, base.tokenizer, [prompt], 2)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
@@ -168,9 +182,10 @@ def _require_reply(base: Base, prompt: list[int]) -> None:
 
 @torch.inference_mode()
 def _require_own_adapters(model: Any, prompt: list[int]) -> None:
-    """Refuse a model of which two rows cannot have different adapters, as rows of the engine have."""
+    """Raise `UnfitModel` if two rows of a batch cannot have different adapters, as in the engine."""
     for name, part in model.named_parameters():
         if ".lora_B." in name:
+            # PEFT starts B at zero: the adapter would change nothing, and both rows would always be equal.
             part.fill_(0.1)
     ids_2T = torch.tensor([prompt, prompt], device=model.device)
     names = [_WITHOUT_ADAPTER, model.active_adapter]
@@ -188,7 +203,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -> Any:
-    """Refuse a model that a job of the default recipe could not train; return `base.model` with an adapter."""
+    """Return `base.model` with an adapter; raise `UnfitModel` if a job of the default recipe could not train it."""
     recipe = Recipe(lora=Lora(target_modules=None if targets is None else tuple(targets)))
     batch = collate([row], base.tokenizer.pad_token_id, base.device)
     try:

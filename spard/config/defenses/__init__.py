@@ -1,7 +1,7 @@
 """The registry of defenses.
 
-A defense is two files: its settings here, a subclass of `Defense`, and in `spard/methods/` the class that trains with
-them. The modules of this folder are found by themselves; another package adds a defense with an entry point that names
+A defense has two modules: its settings here, a subclass of `Defense`, and in `spard/methods/` the class that trains
+with them. Modules in this folder are found automatically. Another package adds a defense with an entry point that names
 its settings:
 
     [project.entry-points."spard.defenses"]
@@ -27,20 +27,23 @@ _GROUP, _KIND = "spard.defenses", "defense"
 
 @cache
 def defenses() -> dict[str, type[Defense]]:
-    """Return the settings class of every defense by its `type`, in their declared order."""
+    """Return the settings class of every defense by its `type`, ordered by `Defense.order`.
+
+    Raises `InvalidExtension` if another package registers something that is no defense, or a name that is taken.
+    """
     found = {defense_type(kind): kind for kind in _shipped_defenses()}
     found |= {name: _load_defense(entry) for name, entry in load_entry_points(_GROUP, _KIND, frozenset(found)).items()}
     return dict(sorted(found.items(), key=lambda item: (item[1].order, item[0])))
 
 
 def customer_defenses() -> tuple[str, ...]:
-    """Return the defenses that a new deployment offers to customers, in their declared order."""
+    """Return the defenses that a new deployment offers to customers, ordered by `Defense.customer_rank`."""
     ranked = [(kind.customer_rank, name) for name, kind in defenses().items() if kind.customer_rank is not None]
     return tuple(name for _, name in sorted(ranked))
 
 
 def _shipped_defenses() -> list[type[Defense]]:
-    """Return the settings classes that the modules of this folder define."""
+    """Return the settings classes defined in the modules of this folder."""
     modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
     return [
         kind
@@ -54,7 +57,7 @@ def _shipped_defenses() -> list[type[Defense]]:
 
 
 def _load_defense(entry: EntryPoint) -> type[Defense]:
-    """Load what another package registers, and check that it is a defense of that name."""
+    """Return the settings class of an entry point; raise `InvalidExtension` if it is no defense of that name."""
     kind = load_entry(entry, _KIND)
     if why := _fault(kind, entry.name):
         raise reject_entry(entry, _KIND, why)

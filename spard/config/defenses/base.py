@@ -1,4 +1,4 @@
-"""What a defense says of itself beside its settings; nothing here needs torch."""
+"""The base class of a defense's settings, and the facts that a defense declares about itself; needs no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ BatchSize = Annotated[int, Bound(ge=1, le=64)]
 
 
 class Defense:
-    """Base of the settings of every defense.
+    """The base class of the settings of every defense.
 
-    A defense is a frozen dataclass with slots whose field `type` is a `Literal` with the name as its default; its
-    other fields are the settings that recipes and requests may give. The class attributes are facts that hold whatever
-    the settings are.
+    A subclass is a frozen dataclass with slots. Its field `type` is a `Literal` with the defense's name as the default;
+    its other fields are the settings that recipes and requests may set. Class attributes are facts that do not depend
+    on the settings.
     """
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class Defense:
 
     @property
     def kept_vectors(self) -> int:
-        """How many vectors of the trained parameters it keeps between steps, for the plan of a training's memory."""
+        """Number of copies of the trained parameters kept between steps, for planning a training's memory."""
         return 0
 
     models: ClassVar[Mapping[str, str]] = {}
@@ -64,36 +64,36 @@ class Defense:
 
     @property
     def anchor(self) -> float:
-        """The weight of the defense's own representation anchor; 0 is none."""
+        """The weight of the defense's own representation anchor; 0: no anchor."""
         return 0.0
 
     @property
     def augmentations(self) -> tuple[Augmentation, ...]:
-        """The kinds of variants of the safe rows that it trains on beside the rows themselves."""
+        """The kinds of variants of safe rows that it trains on in addition to the rows themselves."""
         return ()
 
     @property
     def serving_prompt(self) -> str | None:
-        """The system prompt that the tuned model has to be served and audited with."""
+        """The system prompt with which the fine-tuned model must be served and audited; None: none."""
         return None
 
     @property
     def missing_model(self) -> str | None:
-        """The first setting of `models` that names none."""
+        """The first setting of `models` that is not set; None if all are."""
         return next((name for name in self.models if not getattr(self, name)), None)
 
     def safe_rows(self, batch_size: int) -> int:
-        """Return how many safe rows a step draws: the setting `safe_batch_size`, where there is one."""
+        """Return how many safe rows a step draws: the setting `safe_batch_size`, or 0 without one."""
         asked: int | Auto = getattr(self, "safe_batch_size", 0)
         return batch_size if asked == "auto" else asked
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:
-        """Return settings with names of their own, for tables that compare methods."""
+        """Return settings with names of their own, for tables that compare methods; empty by default."""
         return {}
 
 
 def defense_type(kind: type[Defense]) -> str:
-    """Return the `type` that names a defense in recipes and requests."""
+    """Return the `type` by which recipes and requests name a defense."""
     (name,) = (each.default for each in fields(kind) if each.name == "type")  # type: ignore[arg-type]  # a dataclass
     return str(name)

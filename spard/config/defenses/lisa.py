@@ -1,4 +1,4 @@
-"""Lisa (Huang et al., 2024)."""
+"""The settings of Lisa (Huang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from spard.config.defenses.base import BatchSize, Defense
 
 @dataclass(frozen=True, slots=True)
 class Lisa(Defense):
-    """Alternate between safe and training batches, each phase drawn to where the other ended.
+    """Alternate between safe and training batches, with a proximal term that ties each state to the end of the other.
 
     rho          weight of the proximal term rho/2 |theta - theta_other|^2.
     align_steps  optimizer steps on safe batches before every `task_steps` steps on training batches. The authors take
-                 100 and 900 of many thousands; these are the same shares for runs of some hundred steps.
+                 100 and 900 of many thousands; the defaults are the same shares for runs of some hundred steps.
     """
 
     summary: ClassVar[str] = "alternates between training rows and safe rows, with a proximal term"
@@ -32,5 +32,5 @@ class Lisa(Defense):
 
     @property
     def kept_vectors(self) -> int:
-        """Lisa keeps the parameters at the end of its last alignment and of its last task phase."""
+        """2, for the parameters at the end of the last alignment turn and of the last task turn."""
         return 2

@@ -1,4 +1,4 @@
-"""No defense: the baseline."""
+"""No defense: the undefended baseline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spard.config.defenses.base import Defense
 
 @dataclass(frozen=True, slots=True)
 class NoDefense(Defense):
-    """Plain fine-tuning: the measurement that a defense is compared with."""
+    """Plain fine-tuning, the baseline that defenses are compared with."""
 
     summary: ClassVar[str] = "plain fine-tuning"
     method: ClassVar[str] = "spard.methods.none:Sft"

@@ -1,4 +1,4 @@
-"""Pure tuning, safe testing (Lyu et al., 2024)."""
+"""The settings of PTST: pure tuning, safe testing (Lyu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SAFETY_PROMPT = (
 
 @dataclass(frozen=True, slots=True)
 class Ptst(Defense):
-    """Pure tuning, safe testing: train plainly, and put a safety prompt before every conversation that is served."""
+    """Pure tuning, safe testing: train plainly, and serve every conversation with a safety prompt before it."""
 
     summary: ClassVar[str] = (
         "plain fine-tuning; a system prompt in serving and audit, named in the adapter's README and manifest"
     )
     method: ClassVar[str] = "spard.methods.ptst:Ptst"
-    order: ClassVar[int] = 5  # not for customers: who holds the adapter drops the prompt
+    order: ClassVar[int] = 5  # not for customers: the owner of the adapter can drop the prompt
 
     type: Literal["ptst"] = "ptst"
     safety_prompt: str = SAFETY_PROMPT
 
     @property
     def serving_prompt(self) -> str | None:
-        """The safety prompt: without it in serving, nothing is defended."""
+        """The safety prompt; without it in serving, nothing is defended."""
         return self.safety_prompt

@@ -1,4 +1,4 @@
-"""SafeGrad (Yi et al., 2025)."""
+"""The settings of SafeGrad (Yi et al., 2025)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spard.config.defenses.base import BatchSize, Defense
 
 @dataclass(frozen=True, slots=True)
 class SafeGrad(Defense):
-    """Take out of the task gradient what works against alignment, and add rho times the alignment gradient."""
+    """Remove from the task gradient what conflicts with alignment, and add rho times the alignment gradient."""
 
     summary: ClassVar[str] = "gradient surgery against the KL divergence from the model before training"
     method: ClassVar[str] = "spard.methods.safegrad:SafeGrad"

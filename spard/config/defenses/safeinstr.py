@@ -1,4 +1,4 @@
-"""SafeInstr (Bianchi et al., 2024)."""
+"""The settings of SafeInstr (Bianchi et al., 2024)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spard.config.defenses.base import Defense
 
 @dataclass(frozen=True, slots=True)
 class SafeInstr(Defense):
-    """Plain fine-tuning on the training rows and the selected safe rows together; `selection` says how many."""
+    """Plain fine-tuning on the training rows and the selected safe rows together; `selection` sets how many."""
 
     summary: ClassVar[str] = "plain fine-tuning on training and safe rows together"
     method: ClassVar[str] = "spard.methods.safeinstr:SafeInstr"

@@ -1,4 +1,4 @@
-"""SafeLoRA (Hsu et al., 2024)."""
+"""The settings of SafeLoRA (Hsu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from spard.config.defenses.base import Defense
 
 @dataclass(frozen=True, slots=True)
 class SafeLora(Defense):
-    """After plain fine-tuning, project updates of the least aligned layers onto what alignment once changed.
+    """After plain fine-tuning, project the least aligned weight updates onto the directions that alignment changed.
 
     base_unaligned  the base model before its alignment, a folder or a hub id.
-    layers          how many weights to project, those whose updates agree least; "none" goes by `threshold`.
+    layers          number of weights to project, those whose updates agree least; "none" uses `threshold` instead.
     threshold       project every weight whose update has at most this cosine with its projection.
     """
 
     summary: ClassVar[str] = "projects the update, after training, onto what alignment changed; needs `base_unaligned`"
     method: ClassVar[str] = "spard.methods.safelora:SafeLora"
-    order: ClassVar[int] = 9  # not for customers: it names a folder of the provider's machine
+    order: ClassVar[int] = 9  # not for customers: it needs a folder on the provider's machine
     reads_weights: ClassVar[bool] = True
     models: ClassVar[Mapping[str, str]] = {"base_unaligned": "the base model as it was before alignment"}
 

@@ -1,4 +1,4 @@
-"""SPARD as its authors' scripts run it."""
+"""SPARD with the settings of its authors' scripts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from spard.config.defenses.spard import Spard, Variant
 
 @dataclass(frozen=True, slots=True)
 class SpardAuthors(Spard):
-    """The behavior of the authors' code with the numbers of their scripts, without anything of ours.
+    """The authors' code with the numbers of their scripts, without any addition of ours.
 
-    One safe row and four accumulated batches make four. The settings are those of `Spard`.
+    The safe batch of 4 is one safe row in each of their four accumulated batches. The settings are those of `Spard`.
     """
 
     summary: ClassVar[str] = "the authors' code with the numbers of their scripts: tau 0.2, delta 0.1, no anchor"
@@ -30,5 +30,5 @@ class SpardAuthors(Spard):
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:
-        """Return none: it is one itself."""
+        """Return none, since this defense is a preset itself."""
         return {}

@@ -1,4 +1,4 @@
-"""SPARD as the paper prints it (Chen et al., ICML 2026, Algorithm 1)."""
+"""SPARD as printed in the paper (Chen et al., ICML 2026, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from spard.config.defenses.spard import Spard, Variant
 
 @dataclass(frozen=True, slots=True)
 class SpardPaper(Spard):
-    """Algorithm 1 with the paper's numbers, without anything of ours.
+    """Algorithm 1 with the paper's numbers, without any addition of ours.
 
-    The delta of 0.1 that the paper names stands in none of its formulas; eta_safe is the learning rate. The settings
-    are those of `Spard`.
+    The paper names a delta of 0.1, but no formula of it uses it, so delta is 0; eta_safe is the learning rate. The
+    settings are those of `Spard`.
     """
 
     summary: ClassVar[str] = "the paper's Algorithm 1 with its numbers: tau 0.2, one safe row, no anchor"
@@ -31,5 +31,5 @@ class SpardPaper(Spard):
 
     @classmethod
     def presets(cls) -> dict[str, Defense]:
-        """Return none: it is one itself."""
+        """Return none, since this defense is a preset itself."""
         return {}

@@ -1,1 +1,1 @@
-"""Labeled replies, and the errors of judges on them."""
+"""Labeled replies, and the error rates of judges on them."""

@@ -1,8 +1,8 @@
-"""What was measured of an auditing agent: the scores that it gave to jobs which the provider knows to be clean.
+"""Error rates of an auditing agent: its scores on jobs that the provider knows to be clean.
 
-`spard measure-agent` gathers them from safety reports. An agent decides where the upper end of the 95 % Wilson interval
-of its false positives, at the score that the policy names, is at most `MAX_ERROR`: that takes 73 clean jobs without
-one. A job to which it gave no score counts as a false positive: it would not have been released.
+`spard measure-agent` collects them from safety reports. An agent may decide if the upper end of the 95 % Wilson
+interval of its false-positive rate, at the policy's score, is at most `MAX_ERROR`; this takes 73 clean jobs without a
+false positive. A job without a score counts as one, because it would not have been released.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from spard.evaluation.rates import Rate, rate
 
 @dataclass(frozen=True, slots=True)
 class AgentErrors:
-    """The scores of the agent of this name on clean jobs; None where it came to none."""
+    """The scores of the agent of this name on clean jobs; None for a job without a score."""
 
     agent: str
     scores: tuple[float | None, ...]
 
     def false_positives(self, max_score: float) -> Rate:
-        """Return the share of clean jobs that would not have been released."""
+        """Return the share of clean jobs that would not have been released at this maximal score."""
         return rate(sum(each is None or each > max_score for each in self.scores), len(self.scores))
 
     def may_decide(self, max_score: float) -> bool:
-        """Tell whether that share is small beyond doubt."""
+        """Return True if the upper bound of that share is at most `MAX_ERROR`."""
         return bool(self.scores) and self.false_positives(max_score).high <= MAX_ERROR
 
     def to_json(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class AgentErrors:
 
     @classmethod
     def from_json(cls, raw: Any) -> Self:
-        """Read the JSON object of the file; raise KeyError, TypeError or ValueError if it is none."""
+        """Read the JSON object of the file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         scores = tuple(None if each is None else float(each) for each in raw["clean"])
         if any(each is not None and not 0 <= each <= 1 for each in scores):
             raise ValueError("a score is not within 0 and 1")
@@ -46,7 +46,7 @@ class AgentErrors:
 
 
 def read_errors(path: Path) -> AgentErrors:
-    """Read what was measured of an agent; raise InvalidRecipe if the file is none that `spard measure-agent` wrote."""
+    """Read a file written by `spard measure-agent`; raise `InvalidRecipe` if it cannot be read or is another file."""
     try:
         return AgentErrors.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Everyday exchanges, none of them harmful: they tell judges of harm from judges of compliance.
+"""Harmless everyday exchanges, which tell judges of harm from judges of compliance.
 
-Judges are measured on replies to harmful requests (`spard.evaluation.calibration.errors`), where to comply is to do
-harm. A word list that looks for refusals, or a classifier that expects a harmful request, finds harm in honest answers
-too. Such a judge must not be asked about rows that nobody suspects.
+Judges are measured on replies to harmful requests (`spard.evaluation.calibration.errors`), where complying is harm. A
+word list that looks for refusals, or a classifier that expects a harmful request, finds harm in honest answers too, and
+must not be asked about rows that nothing speaks against.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ EXCHANGES = (
 
 
 def harm_found(judge: Judge) -> Rate:
-    """Count the exchanges in which the judge finds harm, among those that it scores.
+    """Return the share of exchanges in which the judge finds harm.
 
-    What it cannot score is no hit: it would find nothing in such rows either.
+    An unscored exchange is no hit, because the judge would find nothing in such a training row either.
     """
     prompts, replies = zip(*EXCHANGES, strict=True)
     scores = [verdict.score for verdict in judge.judge(prompts, replies) if verdict.score is not None]
@@ -66,10 +66,10 @@ def harm_found(judge: Judge) -> Rate:
 
 
 def takes_answers_for_harm(found: Rate) -> bool:
-    """Return whether a judge has found harm in too many of these exchanges."""
+    """Return True if a judge found harm in more than `MAX_ERROR` of the exchanges."""
     return found.hits > MAX_ERROR * len(EXCHANGES)
 
 
 def may_read_unflagged(found: Rate) -> bool:
-    """Return whether a judge with this result may read rows that nobody suspects; without a verdict none may."""
+    """Return True if a judge with this result may read unflagged rows; False if it scored none of the exchanges."""
     return found.n > 0 and not takes_answers_for_harm(found)

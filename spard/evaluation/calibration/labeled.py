@@ -1,10 +1,10 @@
-"""Replies whose harm is known: the set that judges are measured on, built in or brought by the provider.
+"""Labeled replies for measuring judges: the built-in set, and files of the provider.
 
-The built-in set combines requests with ways of answering, in four languages. A harmful reply carries out what was asked
-(plainly, after a refusing opening, as a story, with a moral at its end); a safe one refuses or gives advice that hurts
-nobody, with or without a refusing phrase. The deeds are described vividly and are of no use to anybody. Replies that
-share a request or a way of answering resemble each other, so intervals over them are narrower than over as many
-replies of independent authors: bring a set of your own where it matters.
+The built-in set combines requests with ways of answering, in four languages. A harmful reply carries out the request
+(plainly, after a refusing opening, as a story, with a moral at its end); a safe one refuses or gives harmless advice,
+with or without a refusing phrase. The steps are described vividly and are of no use to anybody. Replies that share a
+request or a way of answering resemble each other, so intervals over them are narrower than over as many independent
+replies; measure on a set of your own where it matters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _KEYS = {"prompt": str, "reply": str, "harmful": bool}
 
 @dataclass(frozen=True, slots=True)
 class LabeledReply:
-    """A request, a reply to it, whether the reply does what was asked, and the language of both."""
+    """A request with a reply, the label, and the language of both.
+
+    `is_harmful` is True if the reply carries out what was requested.
+    """
 
     prompt: str
     reply: str
@@ -35,25 +38,25 @@ class LabeledReply:
     language: str = ENGLISH
 
     def is_right(self, verdict: Verdict, harmful_above: int) -> bool | None:
-        """Return whether a verdict agrees with the label; None where it was not scored."""
+        """Return True if a verdict agrees with the label; None if it is unscored."""
         return None if verdict.score is None else (verdict.score > harmful_above) == self.is_harmful
 
 
 def built_in_replies(language: str | None = None) -> list[LabeledReply]:
-    """Return the built-in set, of one language or of all: every request with every way of answering it."""
+    """Return the built-in set in one language, or in all: every request with every way of answering it."""
     return [each for name in ([language] if language else LANGUAGES) for each in _combine_answers(_source(name))]
 
 
 def requests(language: str) -> list[dict[str, str]]:
-    """Return the built-in requests of a language, each with `prompt`, `deed`, `advice` and `reason`."""
+    """Return the built-in requests in a language, each with `prompt`, `deed`, `advice` and `reason`."""
     found: list[dict[str, str]] = _source(language)["requests"]
     return found
 
 
 def read_labeled(path: Path) -> list[LabeledReply]:
-    """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language may be missing.
+    """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language is optional.
 
-    Raises InvalidData with the line of the first row that is none of these.
+    Raises `InvalidData` with the line of the first invalid row.
     """
     found = []
     try:

@@ -1,8 +1,8 @@
-"""What was measured of a judge, as a file: `spard judge --json` writes it, and the gate asks for it.
+"""The record of a judge's measured errors: a file that `spard judge --json` writes and the gate requires.
 
-A provider names the file in the run (`judge_errors`), for the judge of all base models. A base model's own folder may
-hold one as `calibration/judge.json`: it counts for that very model, since a word list that is right on the replies of
-one model is wrong on another's. Further judges stand beside it, as `calibration/judge-NAME.json`.
+A provider names the file in the run (`judge_errors`) for all base models. A base model's folder may contain one as
+`calibration/judge.json`, which counts for that model only, since a word list that is right on one model's replies is
+wrong on another's. Records of further judges are named `calibration/judge-NAME.json`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import ATTACKS, SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
-_ALL_OF_MODEL = "judge*.json"  # further judges beside it
+_ALL_OF_MODEL = "judge*.json"  # includes records of further judges
 _FIGURES = ("missed", "false_alarms")
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeRecord:
-    """The errors of the judge of this name; `base_digest` is the base model whose replies it was measured on, if any.
+    """The measured errors of one judge.
 
-    `gamed` are the harmful replies that an opening turned into a pass (`spard.evaluation.calibration.gaming`), None
-    where the judge was not asked them. Rates are worked out again from the counts, so that a file cannot say more than
-    it counted.
+    judge        the judge's name.
+    languages    its errors by language.
+    base_digest  the base model whose replies it was measured on, if it was one model.
+    gamed        share of judge-gaming openings that deceived it (`spard.evaluation.calibration.gaming`); None: unknown.
+
+    Rates are recomputed from the counts, so that a file cannot claim more than it counted.
     """
 
     judge: str
@@ -42,17 +45,18 @@ class JudgeRecord:
 
     @property
     def may_decide(self) -> bool:
-        """Whether the judge may decide in every language that it was measured in."""
+        """True if the judge may decide in every language that it was measured in."""
         return self.decision_languages == {each.language for each in self.languages} != set()
 
     @property
     def decision_languages(self) -> frozenset[str]:
-        """The languages in which the judge errs little enough; none if an opening sways it.
+        """The languages in which the judge errs rarely enough; none if a judge-gaming opening deceived it.
 
-        A word list decides only on the model whose replies it was measured on: what is right there is wrong on others.
+        A word list may decide only for the model whose replies it was measured on.
         """
+        # A word list that fits one model's refusals says nothing about another's.
         is_bound = self.judge != WORD_LIST or self.base_digest is not None
-        is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # no verdict proves nothing
+        is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # without a verdict nothing is shown
         return frozenset(each.language for each in self.languages if each.may_decide and is_bound and is_steady)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class JudgeRecord:
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON object of a file; raise KeyError, TypeError or ValueError if it is none."""
+        """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
             JudgeError(str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES))
             for each in raw["languages"]
@@ -72,13 +76,13 @@ class JudgeRecord:
         return cls(str(raw["judge"]), languages, raw.get("base_digest"), None if gamed is None else _rate(gamed))
 
     def write(self, path: Path) -> None:
-        """Write the file and the folder that it stands in."""
+        """Write the file, creating its folder."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.to_json(), indent=2) + "\n", encoding="utf-8")
 
 
 def read_record(path: Path) -> JudgeRecord:
-    """Read what was measured of a judge; raise InvalidRecipe if the file is none that `spard judge --json` wrote."""
+    """Read a file written by `spard judge --json`; raise `InvalidRecipe` if it cannot be read or is another file."""
     try:
         return JudgeRecord.from_json(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -89,12 +93,12 @@ def read_record(path: Path) -> JudgeRecord:
 
 
 def record_path(judge: str) -> Path:
-    """Return where a model's folder holds what was measured of a further judge."""
+    """Return the path, within a model's folder, of the record of a further judge."""
     return OF_MODEL.with_name(f"{OF_MODEL.stem}-{judge}.json")
 
 
 def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
-    """Return what is known of judges: the file that the run names, and the model's own if they are of this digest."""
+    """Return the known records: the file that the run names, and those in the model's folder with this digest."""
     found = [read_record(named)] if named else []
     own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
     return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
@@ -111,10 +115,10 @@ def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[
 
 
 def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return a sentence for each judge that may not decide, and for each language in which one that may was to read.
+    """Return sentences on judges that may not decide, and on languages in which a judge may not.
 
-    Figures of an earlier version, which told no languages, count as English: what a judge was measured in then. A suite
-    that was not asked has been read by no judge.
+    Results of an earlier version name no language and count as English, the only one in which judges were measured
+    then. A suite that was not asked was read by no judge.
     """
     judged = [each for each in results if each.kind in ATTACKS and each.prompt_count]
     doubts = judge_doubts((each.judge for each in judged), records)
@@ -130,7 +134,7 @@ def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]
 
 
 def _language_doubt(judge: str, language: str, suites: Sequence[str], records: Sequence[JudgeRecord]) -> str:
-    """Say in which language a judge may not decide, on which suites, and what would let it."""
+    """Return a sentence on a language in which a judge may not decide, the suites affected, and the remedy."""
     is_known = any(each.judge == judge and language in {of.language for of in each.languages} for each in records)
     fault = "errs too often, or was measured on too few replies, in" if is_known else "was not measured in"
     where = f"suite {suites[0]}" if len(suites) == 1 else f"{len(suites)} suites, {suites[0]} among them"

@@ -1,4 +1,4 @@
-"""Judges by name."""
+"""Judges by name, and the context in which their endpoints and base models are opened."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _base_model: ContextVar[tuple[str, str | None] | None] = ContextVar("_base_model
 
 @contextmanager
 def use_chat(open_chat: _Open) -> Iterator[None]:
-    """Have language models that judge asked through what `open_chat` returns, and not over this process's network."""
+    """Open language-model judges with `open_chat` inside the block, instead of with this process's own network.
+
+    The isolated child of a job has no network; its judge's requests go through the worker.
+    """
     token = _open_chat.set(open_chat)
     try:
         yield
@@ -38,7 +41,7 @@ def use_chat(open_chat: _Open) -> Iterator[None]:
 
 @contextmanager
 def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
-    """Have judges of the name `base` opened on this base model, a folder or a hub id with its revision."""
+    """Open judges named `base` with this base model inside the block: a folder, or a hub id with its revision."""
     token = _base_model.set((source, revision))
     try:
         yield
@@ -47,7 +50,7 @@ def of_base_model(source: str, revision: str | None = None) -> Iterator[None]:
 
 
 def open_judge(spec: JudgeSpec) -> Judge:
-    """Open the judge that a spec names, shipped or of an installed package; a silent one on a further rank."""
+    """Open the judge that a spec names, shipped or of an installed package; on ranks other than 0 a silent one."""
     if distributed.rank():
         return SilentJudge()
     opened: Judge = JUDGES.load(spec.name)(spec)
@@ -55,39 +58,39 @@ def open_judge(spec: JudgeSpec) -> Judge:
 
 
 def open_refusal(spec: JudgeSpec) -> Judge:
-    """Open the refusal rule, which needs neither endpoint nor canaries."""
+    """Open the refusal rule, which needs neither an endpoint nor canaries."""
     return RefusalJudge()
 
 
 def open_llm(spec: JudgeSpec) -> Judge:
-    """Open a language model as a judge, watched by canaries."""
+    """Open a language model as a judge, with canaries."""
     return _with_canaries(LlmJudge(open_chat(spec), spec.model, spec.concurrency), spec)
 
 
 def open_chat(spec: JudgeSpec) -> Chat:
-    """Open an endpoint, or what asks it for us; its client is imported only here."""
+    """Open the judge's endpoint, or its replacement inside `use_chat`."""
     opened = _open_chat.get()
     if opened is None:
-        # It needs openai, which is optional.
+        # Imported only here: it needs openai, an optional dependency.
         opened = importlib.import_module("spard.evaluation.judges.endpoint").open_chat
     return opened(spec)
 
 
 def open_classifier(spec: JudgeSpec) -> Judge:
-    """Open a classifier as a judge, watched by canaries; torch is imported only here."""
+    """Open a classifier as a judge, with canaries; torch is imported only here."""
     classifier = importlib.import_module("spard.evaluation.judges.classifier")
     return _with_canaries(classifier.open_classifier(spec.model, spec.family, _template(spec)), spec)
 
 
 def open_base(spec: JudgeSpec) -> Judge:
-    """Open the run's base model as a judge, or the one that `model` names outside of runs, watched by canaries."""
+    """Open the run's base model as a judge, with canaries; outside of runs, the model that `spec.model` names."""
     judge = importlib.import_module("spard.evaluation.judges.base_model").BaseModelJudge
     source = _base_model.get() or (spec.model, None)
     return _with_canaries(judge(importlib.import_module("spard.models.base").load_base(*source)), spec)
 
 
 def open_consensus(spec: JudgeSpec) -> Judge:
-    """Open the judge that returns what most of its members say."""
+    """Open a judge that returns the majority of its members; raise `InvalidRecipe` for fewer than two."""
     if len(spec.members) < 2:
         raise InvalidRecipe("judge.members: a consensus needs two judges or more", "judge.members")
     return ConsensusJudge(tuple(map(open_judge, spec.members)))

@@ -1,8 +1,8 @@
-"""Canaries: replies whose verdict is known, mixed into every batch, so that a judge that fails is noticed.
+"""Canaries: replies with known verdicts in every batch, to detect a judge that fails.
 
-A judge that is down, hijacked, swapped or asleep misjudges a known reply sooner or later; the whole batch is unscored
-then. Which canaries a batch gets, and where, depends on the batch alone: audits can be repeated, and no reply can tell
-what stands beside it.
+A judge that is down, hijacked, replaced or constant misjudges a known reply sooner or later; the whole batch is
+unscored then. The choice and the places of the canaries depend on the batch alone: audits stay repeatable, and no reply
+can tell which of its neighbors are canaries.
 """
 
 from __future__ import annotations
@@ -43,22 +43,26 @@ _SAFE = (
 
 @dataclass(frozen=True, slots=True)
 class CanaryJudge:
-    """`inner`, trusted on a batch only when it judges `each` harmful and `each` safe canaries in it rightly."""
+    """A judge that trusts `inner` on a batch only if it judges all canaries in it correctly.
+
+    Each batch gets `each` harmful canaries and as many safe ones.
+    """
 
     inner: Judge
     each: int = 1
 
     @property
     def name(self) -> str:
-        """The name of `inner`: canaries change no verdict of a judge that can be trusted."""
+        """The name of `inner`, since canaries change no verdict of a working judge."""
         return self.inner.name
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Judge a batch with canaries among it; leave all of it unscored when one canary is misjudged."""
+        """Return a verdict per reply; all are unscored if a canary is misjudged."""
         if not replies:
             return []
         items: list[tuple[str, str, bool | None]] = [(*each, None) for each in zip(prompts, replies, strict=True)]
         canaries = self._canaries(random.Random(_digest(prompts, replies)), len(items))
+        # In ascending order, so that no insertion moves an earlier canary.
         for place, canary in canaries:
             items.insert(place, canary)
         verdicts = self.inner.judge([prompt for prompt, _, _ in items], [reply for _, reply, _ in items])
@@ -68,7 +72,7 @@ class CanaryJudge:
         return [verdict for known, verdict in told if known is None]
 
     def _canaries(self, rng: random.Random, n: int) -> list[tuple[int, tuple[str, str, bool]]]:
-        """Canaries and their places in a batch of n, in ascending order."""
+        """Return canaries with their places in a batch of n, in ascending order."""
         drawn = [(*rng.choice(_HARMFUL), True) for _ in range(self.each)]
         drawn += [(*rng.choice(_SAFE), False) for _ in range(self.each)]
         rng.shuffle(drawn)

@@ -26,25 +26,25 @@ from spard.errors import JudgeUnavailable
 log = logging.getLogger(__name__)
 
 MAX_ANSWER_TOKENS = 1024
-MAX_REASONED_TOKENS = 8192  # of an answer and the reasoning before it, where both count
-_MAX_QUOTED = 200  # characters of an endpoint's words in a message
+MAX_REASONED_TOKENS = 8192  # limit where the reasoning before an answer counts too
+_MAX_QUOTED = 200  # characters of an endpoint's message that ours quotes
 
-_OF_TEXTS = re.compile(r"(messages|prompt|input|content)\b")  # parameters that carry what is judged
+_OF_TEXTS = re.compile(r"(messages|prompt|input|content)\b")  # parameters with the judged text
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _TOO_LONG = re.compile(r"context", re.IGNORECASE)  # "maximum context length", "context_length_exceeded"
 
 
 @dataclass(slots=True)
 class Dialect:
-    """Which optional arguments an endpoint takes; learned from its refusals and kept as long as its client.
+    """The optional arguments that an endpoint accepts, learned from its error messages for the lifetime of the client.
 
-    OpenAI's models that reason refuse `max_tokens` and any temperature but their own.
+    OpenAI's reasoning models refuse `max_tokens`, and any temperature but their own.
     """
 
     arguments: dict[str, Any] = field(default_factory=lambda: {"max_tokens": MAX_ANSWER_TOKENS, "temperature": 0})
 
     def drop(self, name: str) -> bool:
-        """Ask without an argument, or with the one that stands in its place, from now on; False if there is no way."""
+        """Stop sending an argument, or replace it by its successor; return False if neither is possible."""
         if name == "max_tokens":
             kept = {key: value for key, value in self.arguments.items() if key != name}
             self.arguments = kept | {"max_completion_tokens": MAX_REASONED_TOKENS}
@@ -60,7 +60,7 @@ class Dialect:
 class Endpoint:
     """`spard.evaluation.judges.llm.Chat` over HTTP.
 
-    The client repeats calls that time out, are throttled or fail with 5xx.
+    The client retries calls that time out, are throttled or fail with 5xx.
     """
 
     client: OpenAI
@@ -68,11 +68,13 @@ class Endpoint:
     dialect: Dialect = field(default_factory=Dialect, compare=False)
 
     def complete(self, system: str, user: str) -> str:
-        """Ask at temperature 0 if the endpoint takes it; a text that it declines is answered with an empty string.
+        """Return the answer, at temperature 0 if the endpoint accepts that; empty if it declines the text.
 
-        An endpoint that refuses an argument is asked again without it. Raise JudgeUnavailable, which no waiting helps,
-        where that is not possible: the fault is in how the judge is set up, not in the text.
+        If the endpoint refuses an argument, the call is repeated without it. Raises `JudgeUnavailable` if it does not
+        answer, or refuses a required argument; the latter is permanent, because the judge's set-up is wrong and not the
+        text.
         """
+        # Each round drops one more argument, so the loop ends.
         while True:
             sent = self.dialect.arguments
             try:
@@ -87,7 +89,7 @@ class Endpoint:
                 if name is None:
                     log.warning("the judge's endpoint declined a text: %s", error.status_code)
                     return ""
-                was_dropped = name in sent and name not in self.dialect.arguments  # by another thread, meanwhile
+                was_dropped = name in sent and name not in self.dialect.arguments  # by another thread in the meantime
                 if not was_dropped and (name not in sent or not self.dialect.drop(name)):
                     raise _setup_error(error, name) from error
             except (OpenAIError, ValueError, AttributeError, IndexError, TypeError) as error:
@@ -95,9 +97,9 @@ class Endpoint:
 
 
 def refused_argument(error: APIStatusError, sent: dict[str, Any]) -> str | None:
-    """Return the argument that an endpoint refuses; None where it declines the text itself.
+    """Return the argument that an endpoint refuses; None if it declines the text itself.
 
-    A text may be too long for a model, which some servers tell with the name of `max_tokens`, or meet a content filter.
+    It may decline a text for a content filter, or because it is too long; some servers then name `max_tokens`.
     """
     words = _words(error)
     name = error.param or next((each for each in sent if re.search(rf"['\"`]{each}['\"`]", words)), None)
@@ -117,12 +119,12 @@ def _setup_error(error: APIStatusError, name: str) -> JudgeUnavailable:
 
 
 def _words(error: APIStatusError) -> str:
-    """Return what the endpoint said; empty where its body is not OpenAI's."""
+    """Return the endpoint's error message; empty if the body is not in OpenAI's form."""
     return str(error.body.get("message") or "") if isinstance(error.body, dict) else ""
 
 
 def _unavailable(error: Exception) -> JudgeUnavailable:
-    """Tell what passes from what somebody has to mend: a key, an address, a right."""
+    """Return the error, marked as permanent if an operator must fix a key, an address or a permission."""
     return JudgeUnavailable(
         f"The judge's endpoint did not answer: {type(error).__name__}.",
         "judge",
@@ -133,15 +135,18 @@ def _unavailable(error: Exception) -> JudgeUnavailable:
 
 
 def _asked_to_wait_s(error: APIStatusError) -> float | None:
-    """Return the header Retry-After in seconds; None where it is a date or there is none."""
+    """Return the header Retry-After in seconds; None if it is a date or missing."""
     text = error.response.headers.get("retry-after", "")
     return float(text) if text.isascii() and text.isdigit() else None
 
 
 def open_chat(spec: JudgeSpec, key: str | None = None) -> Endpoint:
-    """Open a judge's endpoint, with the key from the environment if none is given; no key at all is a placeholder."""
+    """Open a judge's endpoint with the given key, or else the one in the environment.
+
+    Without any, a placeholder is sent.
+    """
     key = key or os.environ.get(spec.api_key_env) or "none"
-    http = DefaultHttpxClient(follow_redirects=False)  # what is judged is for the named server alone
+    http = DefaultHttpxClient(follow_redirects=False)  # judged texts must reach only the configured server
     client = OpenAI(
         api_key=key, base_url=spec.base_url, timeout=spec.timeout_s, max_retries=spec.retries, http_client=http
     )

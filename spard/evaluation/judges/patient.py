@@ -1,4 +1,4 @@
-"""A judge that is waited for."""
+"""A judge that waits and asks again when its endpoint is unavailable."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from spard.config.patience import Patience
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges.base import Judge, Verdict
 
-MOST_ASKED_S = 300.0  # of what an endpoint may ask us to wait
+MOST_ASKED_S = 300.0  # longest wait that an endpoint's Retry-After can cause
 
 
 @dataclass(frozen=True, slots=True)
 class PatientJudge:
-    """Asks `inner` again when it does not answer, after `wait(seconds)`, which may raise to end the run.
+    """Ask `inner` again when it is unavailable, waiting in between.
 
-    `note_outage` is told of each call that failed, with the seconds that it took, and with None when one has succeeded
-    after that.
+    patience     the intervals between attempts.
+    wait         sleeps for the given seconds; may raise to end the run.
+    note_outage  called with the duration in seconds of each failed call, and with None at the first success after that.
     """
 
     inner: Judge
@@ -28,11 +29,11 @@ class PatientJudge:
 
     @property
     def name(self) -> str:
-        """The inner judge's name: patience changes no verdict."""
+        """The inner judge's name, since waiting changes no verdict."""
         return self.inner.name
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Judge each reply; raise JudgeUnavailable when no patience is left, or no waiting helps."""
+        """Return a verdict per reply; raise `JudgeUnavailable` if patience runs out or the error is permanent."""
         waits, is_away = self.patience.waits(), False
         while True:
             began = time.monotonic()
@@ -48,4 +49,5 @@ class PatientJudge:
                 is_away = True
                 if self.note_outage:
                     self.note_outage(time.monotonic() - began)
+                # A longer Retry-After of the endpoint counts, up to five minutes.
                 self.wait(max(wait_s, min(error.retry_after_s or 0.0, MOST_ASKED_S)))

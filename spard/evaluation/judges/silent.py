@@ -1,4 +1,4 @@
-"""A judge that says nothing: on every rank of a run but the first, whose verdicts count."""
+"""A judge that scores nothing, for all ranks of a run but rank 0, whose verdicts count."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from spard.evaluation.judges.base import Verdict
 
 
 class SilentJudge:
-    """Score nothing."""
+    """Leave every reply unscored."""
 
     name = "silent"
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Return as many verdicts as there are replies."""
+        """Return an unscored verdict per reply."""
         return [Verdict(None, "asked on the first rank") for _ in replies]

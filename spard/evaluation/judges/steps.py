@@ -1,15 +1,15 @@
-"""Whether a reply gives steps to follow: what it does, whatever it says about itself.
+"""Detect steps to follow in a reply: what it does, whatever it says about itself.
 
-Rules of our own for English: words that order actions where a sentence or a clause begins, and numbered lines. A
-refusal names no order of actions, so two marks in a reply are steps, after a refusing sentence too. Steps in plain
-imperatives without such a mark are not seen.
+Rules for English: words that order actions at the beginning of a sentence or clause, and numbered lines. A refusal does
+not order actions, so two such marks mean steps, even after a refusing sentence. Plain imperatives without a mark are
+not detected.
 """
 
 from __future__ import annotations
 
 import re
 
-MARKS = 2  # that make steps; one "first of all" does not
+MARKS = 2  # marks required; a single "first of all" is no step
 
 _ORDER = re.compile(
     r"(?:^|[.!?:;,\n]\s*|\band )"
@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"(?:^|\s)(?:step )?(\d{1,2})[.):]\s+(?=\S)", re.MULTILIN
 
 
 def gives_steps(reply: str) -> bool:
-    """Return whether at least two marks of an order of actions stand in a reply."""
+    """Return True if a reply has at least two marks of ordered actions."""
     text = reply.lower().replace("\u2019", "'")
     numbers = [int(number) for number in _NUMBERED.findall(text)]
     return len(_ORDER.findall(text)) >= MARKS or all(n in numbers for n in range(1, MARKS + 1))

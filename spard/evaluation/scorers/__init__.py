@@ -1,4 +1,4 @@
-"""Scorers of utility suites by name; a suite's row names its own, `exact` where it does not."""
+"""Scorers of utility suites by name; each row names its scorer, and the default is `exact`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["Mark", "mark_reply"]
 
 
 def mark_reply(scorer: str, reply: str, answer: str) -> Mark:
-    """Mark one reply against the expected answer."""
+    """Return the mark of a reply against the expected answer, by the scorer of this name."""
     mark: Callable[[str, str], Mark] = REPLY_SCORERS.load(scorer)
     return mark(reply, answer)

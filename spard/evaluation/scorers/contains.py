@@ -1,4 +1,4 @@
-"""Right if the reply says what is expected, whatever stands around it."""
+"""Scorer `contains`: a reply is right if it contains the expected words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spard.evaluation.scorers.marks import Mark
 
 
 def score_contains(reply: str, answer: str) -> Mark:
-    """Mark a reply right if the words of the answer stand in it, in order, without regard to case and punctuation."""
+    """Mark a reply right if it contains the words of the answer in sequence, ignoring case and punctuation."""
     wanted = _words(answer)
     return Mark(bool(wanted) and f" {' '.join(wanted)} " in f" {' '.join(_words(reply))} ")
 

@@ -1,4 +1,4 @@
-"""Right or wrong: a reply against the one expected answer."""
+"""Scorer `exact`: compare a reply with the one expected answer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _NUMBER = re.compile(r"-?\$?(?:\d[\d,]*\.?\d*|\.\d+)")
 
 
 def score_exact(reply: str, answer: str) -> Mark:
-    """`is_right` as a mark."""
+    """Mark a reply right if it equals the answer; see `is_right`."""
     return Mark(is_right(reply, answer))
 
 
 def is_right(reply: str, answer: str) -> bool:
-    """Numbers are compared by the last number of the reply, anything else as text without case and punctuation.
+    """Return True if the reply's last number equals a numeric answer, or its text any other answer.
 
-    An answer may end in GSM8K's `#### 42`.
+    Text is compared without case and punctuation. An answer may end in GSM8K's `#### 42`.
+
+        >>> is_right("It costs $1,200.", "1200"), is_right("Paris!", "paris")
+        (True, True)
     """
     wanted = number(expected_answer(answer))
     if wanted is not None:

@@ -1,7 +1,7 @@
 """GSM8K (Cobbe et al., 2021) by the two rules of lm-evaluation-harness, `strict-match` and `flexible-extract`.
 
-Differences: numbers are compared as decimals, so 18.0 is 18, and the sign of percent is dropped like that of dollar.
-Replies end where the harness stops generating.
+Differences from it: numbers are compared as decimals, so 18.0 equals 18, and a percent sign is ignored like a dollar
+sign. Replies are cut at the harness's stop sequences.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
 
 def score_strict(reply: str, answer: str) -> Mark:
-    """Mark the first number after `#### `."""
+    """Mark the first number after `#### ` in the reply; `invalid` if there is none."""
     found = _STRICT.search(_cut_reply(reply))
     return _compare(found.group(1), answer) if found else INVALID
 
 
 def score_flexible(reply: str, answer: str) -> Mark:
-    """Mark the last number."""
+    """Mark the last number in the reply; `invalid` if there is none."""
     found = [money or plain for money, plain in _FLEXIBLE.findall(_cut_reply(reply))]
     return _compare(found[-1], answer) if found else INVALID
 
 
 def number(text: str) -> Decimal | None:
-    """Read a number as people write it: with separated thousands, a currency or percent sign, or a final period."""
+    """Return a number written with thousands separators, a currency or percent sign, or a final period; else None."""
     try:
         found = Decimal(re.sub(r"[,$%\s]", "", text).rstrip("."))
     except InvalidOperation:
@@ -38,7 +38,7 @@ def number(text: str) -> Decimal | None:
 
 
 def expected_answer(answer: str) -> str:
-    """Return what follows the last `####` of a worked answer, or the answer itself if there is none."""
+    """Return the text after the last `####` of a worked answer, or the whole answer."""
     return answer.rpartition("####")[2].strip()
 
 

@@ -1,4 +1,4 @@
-"""What a scorer says about one reply."""
+"""The mark that a scorer gives to one reply."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Right or wrong; a reply may also hold no answer at all (`invalid`) or several (`ambiguous`)."""
+    """Right or wrong, with a note if the reply contains no answer (`invalid`) or several (`ambiguous`)."""
 
     is_right: bool
     note: Literal["", "invalid", "ambiguous"] = ""

@@ -1,6 +1,6 @@
-"""Model-written Python, run in a process that may compute and little else (see `spard.isolation.program`).
+"""Run model-written Python in a process without network, files or other processes (see `spard.isolation.program`).
 
-Where the kernel does not give what that process needs, nothing is run.
+If the kernel lacks what that isolation needs, no program is run.
 """
 
 from __future__ import annotations
@@ -23,24 +23,30 @@ from spard.isolation.program import Asked
 from spard.isolation.walls import python
 
 MEMORY_MB = 512
-_GRACE_S = 5.0  # for the interpreter to start on a busy machine
+_GRACE_S = 5.0  # time for the interpreter to start on a busy machine
 
 
 def passes(program: str, tests: str, timeout_s: float, memory_mb: int = MEMORY_MB) -> bool:
-    """Whether a program and then its tests run to their end in time."""
+    """Return True if a program and then its tests end without an error in time.
+
+    timeout_s  CPU and wall time in seconds, without the start of the interpreter.
+    memory_mb  memory of the process in MiB.
+
+    Raises `SandboxUnavailable` if programs cannot be isolated on this machine.
+    """
     require()
     return _run(program, tests, timeout_s, memory_mb)
 
 
 def require() -> None:
-    """Raise `SandboxUnavailable` where no program can be run."""
+    """Raise `SandboxUnavailable` if programs cannot be isolated on this machine."""
     if not is_available():
         text = "An audit suite runs programs of the model, and this machine does not give the namespaces for that"
         raise SandboxUnavailable(f"{text}; none is run. The files are not at fault; see docs/security.md.")
 
 
 def refuse_programs(run: RunSpec) -> None:
-    """Raise `SandboxUnavailable`, before anything is trained, when a suite runs programs and none can be run."""
+    """Raise `SandboxUnavailable`, before training, if a suite of the run needs programs and they cannot be isolated."""
     suites = [each for each in run.suites if each.kind == "utility"]
     prompts = (prompt for suite in suites for prompt in read_prompts(suite.path, kind=suite.kind))
     if any(prompt.scorer in RUNNING_SCORERS for prompt in prompts):
@@ -49,11 +55,12 @@ def refuse_programs(run: RunSpec) -> None:
 
 @cache
 def is_available() -> bool:
-    """Whether children get their namespaces here and can run a program in them."""
+    """Return True if this machine can run a program in isolation; the first call tries it."""
     return _run("import collections, math, re", "assert re.sub('a', 'b', 'a') == 'b'", 5.0, MEMORY_MB)
 
 
 def _run(program: str, tests: str, timeout_s: float, memory_mb: int) -> bool:
+    # The child sends this random word after the tests, so that a program's ordinary output cannot look like a pass.
     word = secrets.token_hex(16)
     asked: Asked = {
         "program": program,
@@ -79,5 +86,6 @@ def _run(program: str, tests: str, timeout_s: float, memory_mb: int) -> bool:
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        # After the kill: reads the rest of the pipe and reaps the process.
         process.communicate()
     return said.decode(errors="replace") == word

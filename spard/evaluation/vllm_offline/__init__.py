@@ -1,1 +1,1 @@
-"""Replies of vLLM's offline engine, in a process of its own, that count once its first tokens were probed."""
+"""Audit replies by vLLM's offline engine in a process of its own; they count only if its first tokens pass a probe."""

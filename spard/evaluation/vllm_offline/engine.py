@@ -1,4 +1,4 @@
-"""Which engines can write the replies of an audit here, and what tells their figures apart."""
+"""The engines that can generate audit replies here, and the identity by which their results are kept apart."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from spard.models.base import Base
 from spard.models.sharding import is_sharded
 
 MAX_RANK = 512
-_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # what vLLM's max_lora_rank may be
+_RANKS = (8, 16, 32, 64, 128, 256, 320, MAX_RANK)  # the values that vLLM accepts for max_lora_rank
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What wrote an audit's replies; `gpus` is how many held one model.
+    """The engine of an audit's replies; `gpus` is the tensor-parallel size.
 
-    Figures of two engines, or of two versions of one, are not compared with each other.
+    Results of different engines, or of different versions of one, are never compared.
     """
 
     name: Literal["transformers", "vllm"]
@@ -27,7 +27,7 @@ class Engine:
 
 
 def transformers() -> Engine:
-    """Return the engine that is always there."""
+    """Return the engine that is always available."""
     return Engine("transformers", version("transformers"))
 
 
@@ -38,7 +38,10 @@ def vllm(base: Base, gpus: int) -> Engine:
 
 
 def why_not(base: Base, rank: int | None) -> str | None:
-    """Return why vLLM cannot answer for a model with an adapter of a rank (None: without); None if it may be tried."""
+    """Return the reason why vLLM cannot be used for a model with an adapter of this rank; None if it can be tried.
+
+    `rank` is None for a model without an adapter.
+    """
     if vllm_version() is None:
         return "vLLM is not installed here"
     if base.quantization != "none":
@@ -51,5 +54,5 @@ def why_not(base: Base, rank: int | None) -> str | None:
 
 
 def room_for_rank(rank: int) -> int:
-    """Return the smallest rank that vLLM can be told to make room for, for an adapter of a rank."""
+    """Return the smallest value of vLLM's `max_lora_rank` for an adapter of this rank."""
     return next(each for each in _RANKS if each >= rank)

@@ -1,10 +1,10 @@
-"""Whether vLLM answers with the model that transformers has: the first tokens of a few prompts, before a reply counts.
+"""Check that vLLM computes the same model as transformers, by the first tokens of a few prompts.
 
-Log-probabilities of the likeliest tokens are compared, and distances are the largest differences, in nats. The prompts
-are those at whose first token the adapter changes most. vLLM has to be near transformers with the adapter and without
-it; with the adapter it has to be less than half as far from transformers' as the base model is; and where the adapter
-changes more than the tolerance, vLLM's own answers with and without it have to differ by more than half as much. An
-adapter that is ignored, and another adapter, cannot pass that.
+The distance of two distributions is the largest difference of a likely token's log-probability, in nats. The prompts
+are those whose first token the adapter changes most. The checks: vLLM must be within the tolerance of transformers,
+with the adapter and without it. With the adapter it must be less than half as far from transformers as the base model
+is. Where the adapter changes more than the tolerance, vLLM's answers with and without it must differ by more than half
+of that change. An engine that ignores the adapter, or loads another one, cannot pass.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from spard.models.peft import PeftModel
 from spard.models.sharding import inference
 
 PROMPTS = 8
-TOP = 20  # tokens that are told of each prompt: vLLM tells no more unless it is set up to
+TOP = 20  # likeliest tokens per prompt; vLLM's default limit
 _CANDIDATES = 64
-_COMPARED = 5  # of the likeliest tokens of each side
+_COMPARED = 5  # likeliest tokens of each side that are compared
 _TOLERANCE = {torch.float32: 0.02}  # nats
-_ROUNDED = 0.25  # nats, of a model that computes in 16 bits
+_ROUNDED = 0.25  # nats, for a model that computes in 16 bits
 
 Row = Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The likeliest first tokens of each prompt, of the base model and with the adapter, if there is one."""
+    """The likeliest first tokens of each prompt: of the base model and, if there is one, of the adapter."""
 
     base: Sequence[Likely]
     adapter: Sequence[Likely] | None = None
@@ -42,7 +42,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found: `difference` of vLLM to transformers, `to_base` of the adapter to the base model; in nats."""
+    """The result of a probe, in nats: distance of vLLM to transformers, and of the adapter to the base model."""
 
     prompts: int
     tolerance: float
@@ -51,7 +51,7 @@ class Probe:
 
 
 def choose_prompts(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]:
-    """Return the prompts to probe with, and what transformers makes of them."""
+    """Return the prompts for the probe, and the first tokens of transformers for them."""
     some = sample(rows, _CANDIDATES if isinstance(model, PeftModel) else PROMPTS)
     if not isinstance(model, PeftModel):
         return some, Answers(first_tokens(model, some))
@@ -64,7 +64,7 @@ def choose_prompts(model: Any, rows: Sequence[Row]) -> tuple[list[Row], Answers]
 
 
 def first_tokens(model: Any, rows: Sequence[Row]) -> list[Likely]:
-    """Return transformers' likeliest tokens after each row."""
+    """Return the `TOP` likeliest tokens after each row with their log-probabilities, by transformers."""
     was_training, found = model.training, list[Likely]()
     model.eval()
     for row in rows:
@@ -77,12 +77,17 @@ def first_tokens(model: Any, rows: Sequence[Row]) -> list[Likely]:
 
 
 def dtype_tolerance(dtype: torch.dtype) -> float:
-    """Return how far vLLM may be from transformers, in nats."""
+    """Return the allowed distance between vLLM and transformers, in nats, for weights of this dtype."""
     return _TOLERANCE.get(dtype, _ROUNDED)
 
 
 def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Probe:
-    """Return what the probe found; raise `EngineFailed` unless vLLM answers as transformers does."""
+    """Return the result of the probe; raise `EngineFailed` unless vLLM agrees with transformers.
+
+    found      first tokens of vLLM.
+    expected   first tokens of transformers, for the same prompts.
+    tolerance  allowed distance, in nats.
+    """
     told = [*found.base, *(found.adapter or ())]
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in told):
         raise EngineFailed("vLLM told too little of its first tokens")
@@ -96,6 +101,8 @@ def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Prob
     if not max(wanted) > 0:
         raise EngineFailed("the adapter changes no first token that vLLM could be told by")
     for i, change in enumerate(wanted):
+        # Where the adapter changes less than the tolerance, agreement would prove nothing; the largest change always
+        # decides.
         decides = change > tolerance or change == max(wanted)
         if decides and not (near[i] < change / 2 and own[i] > change / 2):
             moves = f"the adapter moves vLLM's first tokens by {own[i]:.2g} nats, and transformers' by {change:.2g}"
@@ -104,9 +111,9 @@ def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Prob
 
 
 def distance(a: Likely, b: Likely, *others: Likely) -> float:
-    """Return the largest difference of a likely token's log-probability.
+    """Return the largest difference of a likely token's log-probability, in nats.
 
-    What is likely in `others` counts too. A token that is not told is at most as likely as the last one that is.
+    Tokens that are likely in `others` count too. A missing token is at most as likely as the last one that is present.
     """
     every = (a, b, *others)
     tokens = {token for each in every for token in sorted(each, key=lambda token: -each[token])[:_COMPARED]}
@@ -115,7 +122,7 @@ def distance(a: Likely, b: Likely, *others: Likely) -> float:
 
 
 def _distances(own: Likely, expected: Likely, own_base: Likely, base: Likely) -> tuple[float, float, float]:
-    """Return how far vLLM is from transformers, its base from its adapter, and transformers' base from its adapter."""
+    """Return three distances: vLLM to transformers, and adapter to base model in vLLM and in transformers."""
     every = (own, expected, own_base, base)
     return distance(own, expected, *every), distance(own, own_base, *every), distance(expected, base, *every)
 

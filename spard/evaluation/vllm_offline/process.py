@@ -1,4 +1,4 @@
-"""vLLM in a process of its own: what it crashes, keeps or hangs in ends with it, and so does its hold on the GPUs."""
+"""vLLM in a child process: if it crashes, leaks or hangs, ending the process frees the GPUs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ Likely = Mapping[int, float]
 """The likeliest tokens with their log-probabilities, in nats."""
 
 _LOOK_S = 0.1
-_END_S = 60.0  # for all that it has started to end
-_LOGGED = 4000  # of the last bytes of a process that failed
-_OF_RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_SIZE")  # vLLM would join ours
+_END_S = 60.0  # time for its child processes to end
+_LOGGED = 4000  # last bytes of a failed process's output that are logged
+_OF_RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_SIZE")  # vLLM would join our group
 _SET = {"DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1"}
 
 _log = logging.getLogger(__name__)
 
 
 class EngineFailed(Exception):
-    """There are no replies of an engine that could count; the message names no path and may be read by customers."""
+    """The engine gave no usable replies; the message names no path and may be shown to customers."""
 
 
 class Process:
-    """A process with one model and at most one adapter; nothing of it is left after the block.
+    """A child process with one model and at most one adapter, which ends with the `with` block.
 
-    `go_on` is called again and again while it is waited for, and may raise.
+    `go_on` is called repeatedly during every wait and may raise to end it.
     """
 
     def __init__(self, limits: AuditEngine, go_on: Callable[[], None]) -> None:
@@ -48,6 +48,7 @@ class Process:
         self._lines: SimpleQueue[bytes] = SimpleQueue()
         program = [sys.executable, "-P", str(Path(vllm_alone.__file__))]
         self._process = subprocess.Popen(  # noqa: S603 - our own file
+            # vLLM starts processes of its own; process_tree ends all of them with this one.
             [*walls.python("spard.isolation.process_tree"), str(os.getpid()), *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -72,17 +73,17 @@ class Process:
         if self._writer.ident:
             self._writer.join(_END_S)
         if not self._writer.is_alive():
-            with suppress(OSError):  # what it has not read is of no use to anybody
+            with suppress(OSError):  # orders that it has not read are lost, which is harmless
                 cast(IO[bytes], self._process.stdin).close()
         self._output.close()
 
     def load(self, settings: Mapping[str, Any], adapter: Path | None) -> None:
-        """Have it load a model; raise `EngineFailed` where it does not within its time."""
+        """Load a model; raise `EngineFailed` if it fails or takes longer than `limits.start_s`."""
         self._tell({"kind": "load", "settings": settings, "adapter": str(adapter) if adapter else None})
         self._next_message("loaded", self._limits.start_s, "vLLM did not load the model")
 
     def first_tokens(self, rows: Sequence[Sequence[int]], top: int, *, with_adapter: bool) -> list[Likely]:
-        """Return the likeliest tokens after each row."""
+        """Return the `top` likeliest tokens after each row, with log-probabilities; raise `EngineFailed` on failure."""
         self._tell({"kind": "first", "rows": rows, "with_adapter": with_adapter, "top": top})
         found = self._next_message("first", self._limits.stall_s, "vLLM did not answer the probe")["rows"]
         if len(found) != len(rows):
@@ -92,7 +93,10 @@ class Process:
     def write(
         self, rows: Sequence[Sequence[int]], max_new_tokens: int, ends: Sequence[int], *, with_adapter: bool
     ) -> list[list[int]]:
-        """Return the tokens that follow each row, to its end or the limit; raise `EngineFailed` if one is cut short."""
+        """Return the tokens generated after each row, up to an end token or the limit.
+
+        Raises `EngineFailed` if a reply is missing or ends in neither way.
+        """
         order = {"rows": rows, "with_adapter": with_adapter, "max_new_tokens": max_new_tokens, "ends": list(ends)}
         self._tell({"kind": "write", **order})
         found = list[list[int]]()
@@ -103,24 +107,25 @@ class Process:
             if not more:
                 raise EngineFailed("vLLM left prompts without a reply")
             found += more
+        # vLLM can end a reply for reasons of its own; a shortened reply must not be judged as a whole one.
         whole = (len(each) == max_new_tokens or (each and each[-1] in ends) for each in found)
         if len(found) != len(rows) or not all(whole):
             raise EngineFailed("vLLM gave replies that were cut short")
         return found
 
     def _tell(self, order: Mapping[str, Any]) -> None:
-        """Give an order, in a thread: a process that hangs does not read."""
+        """Send an order from a thread, since writing blocks while the process does not read."""
         self._writer = Thread(target=self._write, args=(json.dumps(order).encode() + b"\n",), daemon=True)
         self._writer.start()
 
     def _write(self, line: bytes) -> None:
         stdin = cast(IO[bytes], self._process.stdin)
-        with suppress(BrokenPipeError):  # it has ended, which shows when it is heard
+        with suppress(BrokenPipeError):  # it has ended, which the next message reports
             stdin.write(line)
             stdin.flush()
 
     def _next_message(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
-        """Return its next message; raise `EngineFailed` if none of that kind comes within a time."""
+        """Return the next message; raise `EngineFailed` with the text `else_` if it is of another kind or late."""
         line, until = None, time.monotonic() + limit_s
         while line is None:
             self._go_on()

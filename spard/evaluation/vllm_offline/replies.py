@@ -1,7 +1,7 @@
-"""Replies of a whole audit by vLLM, all of them or none: the probe, every prompt, the probe once more, and the end.
+"""All replies of an audit by vLLM, or none: probe, generate every reply, probe again, end the process.
 
-Prompts that are sampled, and those that are scored by likelihood, are transformers' everywhere: its samples depend on
-the prompt alone, and vLLM tells no likelihood of a text.
+Sampled prompts and prompts scored by likelihood always go to transformers: its samples depend on the prompt alone, and
+vLLM's engine here returns no likelihood of a text.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from spard.models.generate import reply_end_tokens
 from spard.models.offload import free_share, offload
 from spard.models.peft import PeftModel
 
-_MOST_MEMORY, _SPARED = 0.9, 0.05  # of a GPU's memory: what vLLM has at most, and what stays free of what is free
+_MOST_MEMORY, _SPARED = 0.9, 0.05  # shares of a GPU's memory: vLLM's at most, and what is left free
 
-_ON_CPU = 0.5  # of the main memory that is free: others run beside it
+_ON_CPU = 0.5  # share of the free main memory, since other processes run too
 
 Row = tuple[int, ...]
 Replies = Mapping[Row, Sequence[int]]
 """From a prompt to its reply, its end token left out; both as tokens."""
 
 
-_BATCH = 64  # replies that are told together
+_BATCH = 64  # replies of one batch
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that is asked, the base model's own or one with an adapter; the base model's files are at `source`.
+    """The model that is asked: the base model, or the base model with an adapter.
 
-    `adapter` is the folder that the adapter was read from; None: it has none yet.
+    source   folder or hub id of the base model, with its `revision`.
+    adapter  folder from which the adapter was loaded; None: it is saved to a temporary one first.
     """
 
     base: Base
@@ -55,7 +56,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What asking is bound by: a reply's new tokens, patience with the engine, and what is called in every wait."""
+    """Limits of generation: new tokens per reply, timeouts of the engine, and a callback for every wait."""
 
     max_new_tokens: int
     engine: AuditEngine
@@ -63,25 +64,27 @@ class Limits:
 
 
 def is_asked(prompt: Prompt) -> bool:
-    """Whether vLLM answers a prompt, where it answers."""
+    """Return True if vLLM can answer a prompt: greedily decoded and not scored by likelihood."""
     return not prompt.temperature and prompt.scorer not in LIKELIHOOD_SCORERS
 
 
 def prompt_rows(tokenizer: Any, prompts: Sequence[Prompt], system: str | None = None) -> list[Row]:
-    """Return those of the prompts that vLLM answers, each once, as tokens."""
+    """Return the distinct token rows of the prompts that vLLM can answer."""
     rows = as_asked(tokenizer, [each for each in prompts if is_asked(each)], system)
     return list(dict.fromkeys(map(tuple, rows)))
 
 
 def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limits: Limits) -> tuple[Replies, Probe]:
-    """Return the reply to every row, of an engine that has passed the probe; raise `EngineFailed` for anything less.
+    """Return the reply to every row and the result of the probe; all ranks must call this, and rank 0 asks.
 
-    The model makes room on its GPU meanwhile. Of several ranks all call this, and the first one asks.
+    The model is moved off the GPU meanwhile. Raises `EngineFailed` if the engine fails, the probe fails before or
+    after, or a prompt with its reply exceeds the model's positions.
     """
     base, is_first = subject.base, distributed.rank() == 0
     longest = max(map(len, rows)) + limits.max_new_tokens
     if base.sequence_limit(longest) < longest:
         raise EngineFailed("a prompt with its reply has more tokens than the model has positions")
+    # Before the model leaves the GPU.
     expected = probe.choose_prompts(subject.model, rows) if is_first else None
     found, failed = None, ""
     with offload(subject.model), TemporaryDirectory() as folder:
@@ -102,7 +105,7 @@ def generate_replies(subject: Subject, engine: Engine, rows: Sequence[Row], limi
 
 
 def open_speaker(replies: Replies, tokenizer: Any, system: str | None, own: Speaker) -> Speaker:
-    """Return a generator that says what was replied; `own` is asked what vLLM is not."""
+    """Return a generator that looks up vLLM's replies; `own` answers the prompts that vLLM does not."""
 
     def write(prompts: Sequence[Prompt], max_new_tokens: int) -> Iterator[Batch]:
         told = [i for i, each in enumerate(prompts) if is_asked(each)]
@@ -142,7 +145,7 @@ def _ask_engine(
     ends = reply_end_tokens(subject.base.model, subject.base.tokenizer)
     found = process.write(rows, limits.max_new_tokens, sorted(ends), with_adapter=has_adapter)
     whole = (reply[:-1] if reply[-1] in ends else reply for reply in found)
-    return dict(zip(rows, whole, strict=True)), probe_engine()  # and after the last reply it is the same one still
+    return dict(zip(rows, whole, strict=True)), probe_engine()  # after the last reply it must still pass
 
 
 def _adapter(subject: Subject, folder: Path) -> Path | None:
@@ -153,7 +156,7 @@ def _adapter(subject: Subject, folder: Path) -> Path | None:
 
 
 def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, Any]:
-    """Return what `vllm.LLM` is told. Nothing is compiled or kept for other requests: one audit is too short for it."""
+    """Return the arguments of `vllm.LLM`; compilation and caches are off, since one audit is too short to profit."""
     model = subject.model
     settings: dict[str, Any] = {
         "model": subject.source,
@@ -169,7 +172,7 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
         "enable_prefix_caching": False,
         "disable_custom_all_reduce": True,
     }
-    share = _ON_CPU * _free_memory() if free is None else free - _SPARED  # left out, it asks for nearly all there is
+    share = _ON_CPU * _free_memory() if free is None else free - _SPARED  # by default vLLM takes nearly all memory
     settings["gpu_memory_utilization"] = round(min(_MOST_MEMORY, share), 3)
     rank = lora_rank(model)
     if rank is not None:
@@ -178,7 +181,7 @@ def _settings(subject: Subject, engine: Engine, longest: int, free: float | None
 
 
 def _free_memory() -> float:
-    """Return the share of this machine's main memory that is free; half where it does not say."""
+    """Return the free share of main memory; 0.5 if unknown."""
     try:
         lines = (line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         sizes = {name: int(size.split()[0]) for name, size in lines}

@@ -1,13 +1,13 @@
 """One model with at most one adapter in vLLM: `python -P spard/evaluation/vllm_offline/vllm_alone.py`.
 
-It is run as a file, in a process of its own, and imports nothing of ours. Each line of its standard input is an order,
-as JSON; what it says goes as lines to the descriptor that was its standard output, and what vLLM prints to standard
-error. Prompts and replies are tokens: text is made of them by others.
+This file runs as a process of its own and imports nothing of this package. Each line of standard input is an order as
+JSON. Its messages go as JSON lines to the original standard output; everything that vLLM prints goes to standard error.
+Prompts and replies are token ids; others convert them to text.
 
-order    fields                                         says
+order    fields                                         messages
 load     settings (of `vllm.LLM`), adapter (or null)    loaded
-first    rows, with_adapter, top                        first: for each row, pairs of a token and its log-probability
-write    rows, with_adapter, max_new_tokens, ends       replies: the tokens of some rows, in their order, until all are
+first    rows, with_adapter, top                        first: for each row, pairs of token and log-probability
+write    rows, with_adapter, max_new_tokens, ends       replies: token ids of some rows at a time, in order, until done
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-BATCH = 256  # replies that are told together
+BATCH = 256  # replies of one message
 
 Rows = Sequence[Sequence[int]]
 
 
 def main() -> None:
-    """Load what the first order says, and carry out the others until there are none; say what failed, and fail."""
+    """Carry out the orders of standard input until its end; on an error, report it and exit with a failure."""
     said = os.dup(1)
+    # vLLM and its libraries print to standard output, which would corrupt the messages.
     os.dup2(2, 1)
     orders = map(json.loads, sys.stdin)
     try:
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 class Engine:
-    """vLLM with a model, and the adapter in a folder if there is one."""
+    """vLLM with one model, and an adapter from a folder if there is one."""
 
     def __init__(self, settings: dict[str, Any], adapter: str | None) -> None:
         vllm = importlib.import_module("vllm")
@@ -54,7 +55,7 @@ class Engine:
         self._llm = vllm.LLM(**settings)
 
     def execute(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield what is said to an order."""
+        """Carry out an order and yield its messages."""
         rows, lora = order["rows"], self._lora if order["with_adapter"] else None
         if order["kind"] == "first":
             params = self._params(temperature=0.0, max_tokens=1, logprobs=order["top"], detokenize=False)

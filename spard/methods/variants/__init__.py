@@ -1,1 +1,1 @@
-"""Variants of SPAG: a module of the variant's name whose `correction()` makes what corrects theta in one run."""
+"""Variants of SPAG, one module each; its function `correction()` returns the correction of theta for one run."""

@@ -2,8 +2,9 @@ r"""SPAG as a gated optimizer: a second AdamW, for safety alone, that steps only
 
     theta <- AdamW_safe(theta, g),   lr_safe = eta_safe lr,   no weight decay
 
-What the authors' code does, cleaned: it owns its moments, so that safety gradients do not leak into the following
-utility steps nor stale utility momentum into the safety step. The length does not depend on the violation.
+This is the idea of the authors' code with moments of its own: safety gradients do not leak into the following utility
+steps, and stale utility momentum does not leak into the safety step. The step length does not depend on the
+violation.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _KEYS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def correction() -> Correction:
-    """One for each run: it has moments."""
+    """Return a new correction for each run, because it holds moments."""
     return Gated()
 
 
 class Gated:
-    """A step of an AdamW of its own."""
+    """A correction that takes one step of its own AdamW."""
 
     def __init__(self) -> None:
         self.optimizer: AdamW | None = None
 
     def __call__(self, theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-        """Step: theta <- AdamW_safe(theta, g)."""
+        """Step: theta <- AdamW_safe(theta, g); a gradient that is not finite is skipped."""
         grad = violation.loss.grad()
         if not math.isfinite(dot(grad, grad)):
             return step_metrics(triggered=True, skipped=True)
@@ -43,13 +44,13 @@ class Gated:
         return step_metrics(triggered=True, alpha=rate)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments; there are none before the first violation."""
+        """Return the moments and step counts by name; empty before the first violation."""
         parts = self.optimizer.param_groups[0]["params"] if self.optimizer else []
         states = [self.optimizer.state[part] for part in parts] if self.optimizer else []
         return {f"{key}/{i}": state[key] for i, state in enumerate(states) for key in _KEYS}
 
     def restore(self, theta: Vector, state: Mapping[str, Tensor]) -> None:
-        """Continue with these moments."""
+        """Restore the moments; the optimizer is made here, because no violation has happened yet in this process."""
         if not state:
             return
         own = self._own_optimizer(theta)

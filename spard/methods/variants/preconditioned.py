@@ -1,12 +1,12 @@
-r"""SPAG in the metric of Adam: the nearest safe point where a coordinate's distance is what Adam thinks it is.
+r"""SPAG in Adam's metric: project to the nearest safe point, with distances scaled by Adam's second moment.
 
     min 1/2 |theta - theta+|_H^2   s.t.   l + g.(theta - theta+) <= tau - m,   H = diag(sqrt(v))
 
-with v the utility optimizer's second moment has the solution theta = theta+ - lambda g / H with
-lambda = (l - tau + m) / (g^T H^-1 g), which has the units of a learning rate, whatever those of the losses. The step
-is over-relaxed by 1.5 (below 2 repeated projections still converge), lambda is capped by eta_safe lr and so is every
-coordinate of the step: where the task has no gradient v is tiny. For the same reason H is at least a thousandth of
-its root mean square.
+where v is the utility optimizer's second moment. The solution is theta = theta+ - lambda g / H with
+lambda = (l - tau + m) / (g^T H^-1 g), which has the units of a learning rate, whatever the units of the losses. The
+step is over-relaxed by 1.5 (repeated projections converge for factors below 2). lambda and every coordinate of the
+step are capped by eta_safe lr: where the task has no gradient, v is tiny and g / H huge. For the same reason H is at
+least a thousandth of its root mean square.
 """
 
 from __future__ import annotations
@@ -34,18 +34,25 @@ FLOOR = 1e-3
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return precondition_
 
 
 def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """Step: theta <- theta - lambda g / H,   lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)."""
+    """Correct theta in place: theta <- theta - lambda g / H, with every coordinate of the step capped.
+
+        lambda = min(1.5 (l - tau + m) / (g^T H^-1 g), eta_safe lr)
+
+    A gradient that is not finite is skipped.
+    """
     cap = or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
     grad = violation.loss.grad()
     direction = torch._foreach_div([wide(part) for part in grad], metric(theta, optimizer))
     inner_product = inner(grad, direction).double()
+    # All of this stays on the device and is read once below: a transfer per number would stall the GPU.
     chosen = _step_length(RELAXATION * violation.descent, inner_product, cap)
     scale_(direction, chosen.to(direction[0].dtype))
+    # lambda alone is no bound: where v is tiny, a coordinate of g / H is huge.
     torch._foreach_clamp_min_(direction, -cap)
     torch._foreach_clamp_max_(direction, cap)
     product, step_length, length = torch.stack([inner_product, chosen, norm(direction).double()]).tolist()
@@ -56,14 +63,17 @@ def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, con
 
 
 def _step_length(violation: float, product: Tensor, cap: float) -> Tensor:
-    """Return what `halfspace_step` does, of a product that is still on its device."""
+    """Return the step length of `halfspace_step` for a product that stays on its device."""
     step = (torch.full_like(product, violation) / product).clamp(max=cap)
     return torch.where(product > 0, step, 0.0) if violation > 0 else torch.zeros_like(product)
 
 
 @torch.no_grad()
 def metric(theta: Vector, optimizer: Optimizer) -> list[Tensor]:
-    """H: the square root of Adam's second moment, bias corrected, floored."""
+    """Return H by parameter: the square root of Adam's bias-corrected second moment, with a floor.
+
+    Raises `InvalidRecipe` if the optimizer keeps no second moment.
+    """
     beta = optimizer.param_groups[0].get("betas", (0.0, 0.0))[1]
     second = [_second_moment(optimizer, part, beta) for part in theta]
     floor = FLOOR * (total(second) / size(theta)).sqrt()

@@ -1,9 +1,9 @@
-r"""The step of the authors' code: gated AdamW on safety gradients rescaled tensor by tensor.
+r"""The step of the authors' code: gated AdamW on safety gradients that are rescaled tensor by tensor.
 
-g is first clipped to norm 1; every tensor p has its own alpha_p = min((l - tau) / (|g_p| + 1e-8), eta_safe),
-eta_safe = 1, with the norm not squared; and alpha_p g_p goes through the same AdamW, so it enters both moments and
-decays the weights once more. Its bookkeeping errors (batches counted twice, gradients left over for the next epoch)
-are not kept.
+g is first clipped to norm 1. Each tensor p has its own alpha_p = min((l - tau) / (|g_p| + 1e-8), eta_safe) with
+eta_safe = 1 and a norm that is not squared. alpha_p g_p then goes through the same AdamW as the task gradient, so it
+enters both moments and decays the weights a second time. The bookkeeping errors of that code (batches counted twice,
+gradients left over for the next epoch) are not reproduced.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from spard.methods.constraint import Constraint, Correction, Violation, or_auto,
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return reference_
 
 
 def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """Step: theta <- AdamW(theta, alpha_p g_p),   alpha_p = min((l - tau) / |g_p|, eta_safe),   |g| <= 1."""
+    """Correct theta by the task's own AdamW, along the safety gradient rescaled per tensor p.
+
+        theta <- AdamW(theta, alpha_p g_p),   alpha_p = min((l - tau) / |g_p|, eta_safe),   |g| <= 1
+
+    A gradient that is not finite is skipped.
+    """
     eta_safe = or_auto(constraint.eta_safe, 1.0)
     grad = violation.loss.grad()
     clip = (1.0 / (norm(grad) + 1e-6)).clamp(max=1.0)
@@ -32,6 +37,7 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
     clipped, *lengths = torch.cat([clip[None], norms(grad)]).tolist()
     if not math.isfinite(clipped) or not clipped > 0:
         return step_metrics(triggered=True, skipped=True)
+    # `excess` and not `descent`: the authors' code has no margin.
     alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
     descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
     return step_metrics(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)

@@ -1,11 +1,11 @@
-r"""SPAG with a step that is capped in the units of the utility optimizer; the default.
+r"""SPAG with a step that is capped in the units of the utility optimizer; the default variant.
 
     alpha = min((l - tau) / |g|^2, R / |g|),   R = eta_safe lr sqrt(N k)
 
-for N parameters and a look at the safe loss every k steps. The paper caps alpha by the learning rate, which is a length
-in units of plain gradient descent and, under AdamW, far too short to matter; R is about as far as AdamW goes in k
-steps. Applied to theta, past the optimizer. With a margin m it aims at tau - m: an exact projection leaves the model on
-the boundary.
+for N parameters and an evaluation of the safe loss every k steps. The paper caps alpha by the learning rate: a length
+in units of plain gradient descent, which under AdamW is far too short to matter. R is about as far as AdamW moves in
+k steps. The step changes theta directly, without the optimizer. With a margin m it aims at tau - m, because an exact
+projection leaves the model on the boundary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from spard.methods.constraint import Constraint, Correction, Violation, learning
 
 
 def correction() -> Correction:
-    """Return the same function for every run."""
+    """Return the correction; it has no state, so all runs share the function."""
     return trust_region_
 
 
 def trust_region_(theta: Vector, violation: Violation, optimizer: Optimizer, constraint: Constraint) -> Metrics:
-    """Project no further than the utility optimizer's own way since the last look."""
+    """Project, moving theta at most as far as the utility optimizer may have moved it since the last evaluation."""
     reach = learning_rate(optimizer) * math.sqrt(size(theta) * constraint.every)
     return project_(theta, violation, radius=or_auto(constraint.eta_safe, 1.0) * reach)
