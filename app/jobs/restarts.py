@@ -1,4 +1,4 @@
-"""Where a job's training went on after an attempt that ended early: told by its worker as an event, read for plots."""
+"""Read the steps at which a job's training restarted from the events that its workers wrote."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ WORDS = "Training goes on after step"
 
 
 def steps(messages: Iterable[str]) -> list[int]:
-    """Return the last step before each restart, in the order of the messages that tell them."""
+    """Return the last step before each restart, in the order of the messages."""
     return [int(found[1]) for text in messages if (found := re.fullmatch(rf"{WORDS} (\d{{1,9}})", text))]

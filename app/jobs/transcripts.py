@@ -1,4 +1,4 @@
-"""What a job's audit asked and was answered: kept where the policy says so, and every look at it is logged."""
+"""Show the prompts and replies of a job's audit: stored if the policy allows it, and each access is logged."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TranscriptList(BaseModel):
 
 
 def find(session: Session, project_id: str, job_id: str) -> str:
-    """Return where the transcripts of the project's job lie; `HasNone` where none were kept."""
+    """Return the storage key of a job's transcripts; raise `HasNone` if the policy keeps none."""
     job, report_key = service.reported_job(session, project_id, job_id)
     if not job.spec.transcripts:
         raise _none_kept(job)
@@ -67,7 +67,7 @@ def show(
     suite: str | None,
     hit: bool | None,
 ) -> TranscriptList:
-    """Return a page of a job's transcripts, as `read` does, and log that it was looked at."""
+    """Return a page of a job's transcripts, as `read` does, and log the access."""
     with begin() as session:
         key = find(session, project_id, job_id)
     found = read(storage, key, after, limit, suite, hit)
@@ -77,7 +77,7 @@ def show(
 
 
 def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, hit: bool | None) -> TranscriptList:
-    """Return up to `limit` transcripts above the index `after`; of one suite, or with one outcome, where asked."""
+    """Return up to `limit` transcripts with an index above `after`, filtered by suite and outcome if given."""
     wanted = (
         each
         for each in _all(storage, key)

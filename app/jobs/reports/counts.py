@@ -1,4 +1,4 @@
-"""Counts of an audit, all suites of a kind together."""
+"""Sum the counts of an audit over all suites of a kind."""
 
 from __future__ import annotations
 
