@@ -1,4 +1,4 @@
-"""Limits of what one project has open at one time at this process: uploads as they arrive, streams."""
+"""Limit what one project has open at the same time in this process, such as uploads and streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RETRY_AFTER_S = 5
 
 
 class Slots:
-    """Counts what each project has open of one kind; `what` and `code` are told to whom it is too much."""
+    """Counts what each project has open of one kind; `what` and `code` appear in the error for one too many."""
 
     def __init__(self, what: str, code: str) -> None:
         self._what, self._code = what, code
