@@ -1,7 +1,8 @@
-"""Rows and storage compared, both ways: first a report, and by command what follows from it.
+"""Compare rows and storage in both directions: a report and, by command, repairs.
 
-Nothing is removed that was not reported for days, and what is removed is kept aside for more days. Left alone are keys
-that the service cannot have made, objects of the last day, and all that another database or a lost one may know.
+Nothing is removed that was not reported for days, and removed objects are kept aside for more days. Never touched are
+keys that the service cannot have made, objects of the last day, and objects that another or lost database may
+reference.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ log = logging.getLogger(__name__)
 ASIDE = "aside"
 UNEXPLAINED, MISSING = "unexplained", "missing"
 _PAGE = 500
-_YOUNG = timedelta(days=1)  # longer than any request takes, of old versions too, which note no intents
+_YOUNG = timedelta(days=1)  # longer than any request, also of old versions without intents
 _PUT_ASIDE = re.compile(rf"{ASIDE}/(?P<date>\d{{4}}-\d\d-\d\d)/(?P<key>.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found; `young` and `foreign` objects have no row either and were left alone."""
+    """The result of a comparison; `young` and `foreign` count objects without a row that were left alone."""
 
     mark: ObjectMark
     objects: int
@@ -48,7 +49,7 @@ class Report:
 
 @dataclass(slots=True)
 class Repaired:
-    """Keys that were moved aside, given back to the row that names them, and removed for good."""
+    """Keys that were moved aside, moved back for a row that needs them, and deleted for good."""
 
     moved: list[str] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
@@ -58,9 +59,9 @@ class Repaired:
 
 @dataclass(slots=True)
 class _Seen:
-    """A listing as it is read."""
+    """The state of reading a listing."""
 
-    keys: set[int] = field(default_factory=set)  # hashes: a bucket may hold millions
+    keys: set[int] = field(default_factory=set)  # hashes, because a bucket may hold millions
     objects: int = 0
     young: int = 0
     foreign: int = 0
@@ -68,7 +69,7 @@ class _Seen:
 
 
 def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
-    """Compare rows and storage; what does not agree is noted with the time since when."""
+    """Compare rows and storage; each difference is recorded with the time since when it has existed."""
     mark = marks.renew(storage, begin)
     with begin() as session:
         now = session.scalars(select(timestamp())).one()
@@ -94,7 +95,10 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 def repair(
     storage: Storage, begin: Begin, reported_for: timedelta, aside_for: timedelta, young: timedelta = _YOUNG
 ) -> Repaired:
-    """Compare, and move aside what was reported for long enough; give back what lies aside and a row names."""
+    """Compare, move aside objects without a row that were reported for `reported_for`, and restore needed ones.
+
+    Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted.
+    """
     report, done = check(storage, begin, young), Repaired()
     lost = {each.storage_key for each in report.select(MISSING)}
     done.given_back = restore(storage, lost)
@@ -111,7 +115,7 @@ def repair(
 
 
 def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
-    """Move objects back from where they lie aside, all of them if no keys are given; none is overwritten."""
+    """Move objects back from aside, all of them if `keys` is None; existing objects are not overwritten."""
     wanted = None if keys is None else set(keys)
     if wanted is not None and not wanted:
         return []
@@ -136,13 +140,13 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
         for key, why in found.items():
             if page[key].modified_at >= young_since:
                 seen.young += 1
-            elif storage.exists(key):  # else it was deleted after it was listed
+            elif storage.exists(key):  # otherwise it was deleted after it was listed
                 seen.unexplained[key] = page[key], why
     return seen
 
 
 def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Named]:
-    """Return rows whose object is not there, and was not deleted with the row meanwhile."""
+    """Return rows without their object, except rows that were deleted during the comparison."""
     with begin() as session:
         suspects = {each.key for each in explained.named_objects(session) if hash(each.key) not in seen.keys}
     absent = {key for key in suspects if not storage.exists(key)}
@@ -153,7 +157,7 @@ def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Name
 
 
 def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: int) -> None:
-    """Note a finding; it is as old as its reason."""
+    """Record a finding; its age starts anew when its reason changes."""
     finding = session.get(ObjectFinding, key)
     if finding is None or (finding.kind, finding.why) != (kind, why):
         session.merge(
