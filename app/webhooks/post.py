@@ -1,4 +1,4 @@
-"""One POST to a checked address: no redirect is followed, no proxy asked, and it ends within a fixed time."""
+"""Send one POST to a checked address, without redirects or proxies and within a fixed time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threading import Timer
 from app.webhooks.address import Target
 
 _CONNECT_S = 3.0
-_TOTAL_S = 10.0  # a receiver that answers a byte at a time is cut off too
+_TOTAL_S = 10.0  # also stops a receiver that answers one byte at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Answer:
 
 
 class Unanswered(Exception):
-    """The receiver could not be reached, or did not answer in time."""
+    """Raised if the receiver could not be reached or did not answer in time."""
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to the address that was checked, whatever its name resolves to by now."""
+    """A connection to the checked address, regardless of what its name resolves to now."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.host, target.port)
@@ -47,7 +47,7 @@ class _Connection(http.client.HTTPConnection):
 
 
 def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
-    """Send a body; of the answer, only the status and one header are read."""
+    """Send a body and return the status and one header of the answer; raise `Unanswered` if there is none."""
     connection = _Connection(target)
     deadline = Timer(_TOTAL_S, connection.cut)
     try:
