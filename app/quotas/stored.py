@@ -1,4 +1,4 @@
-"""Bytes on their way into storage, or that still wait to be deleted: they count as those of files do."""
+"""Count bytes that are being uploaded or wait for deletion, which count like those of files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OPEN = Upload.status == "pending"
 
 
 def pending(session: Session, project_id: str | None = None) -> Counter[str]:
-    """Return the bytes that are pending by project, of one or of all.
+    """Return the pending bytes by project, of one project or all.
 
-    An upload in parts counts for what it has announced, or for its parts where they are more.
+    An upload in parts counts with its announced size, or with the size of its parts if that is larger.
     """
     found = Counter[str]()
     of_project = (Upload.project_id == project_id) if project_id else true()
@@ -33,7 +33,7 @@ def pending(session: Session, project_id: str | None = None) -> Counter[str]:
 
 
 def sent_parts(session: Session, which: ColumnElement[bool]) -> Counter[str]:
-    """Return the bytes of each open upload's parts, those that are being written among them."""
+    """Return the bytes of each open upload's parts, including parts that are being written."""
     stored = select(UploadPart.upload_id, func.sum(UploadPart.bytes)).join(Upload, Upload.id == UploadPart.upload_id)
     coming = select(ObjectIntent.subject, func.sum(ObjectIntent.bytes)).join(Upload, Upload.id == ObjectIntent.subject)
     found = Counter[str]()
