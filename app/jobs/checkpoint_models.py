@@ -72,7 +72,9 @@ def find_checkpoint(session: Session, project_id: str, name: str) -> tuple[Job, 
         prefix, step = match.group(1), int(match.group(2))
         same = (Job.project_id == project_id) & Job.id.startswith(f"ftjob-{prefix}") & (JobCheckpoint.step == step)
         query = select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(same)
+        # Callers ask again after they have locked the job: `populate_existing` replaces what the session read before.
         for job, checkpoint in session.execute(query.execution_options(populate_existing=True)):
+            # The name holds only 12 digits of the job's id, so the whole name decides.
             if checkpoint_name(job, checkpoint) == name:
                 return job, checkpoint
     return None
@@ -81,6 +83,7 @@ def find_checkpoint(session: Session, project_id: str, name: str) -> tuple[Job, 
 def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | None:
     """Return a checkpoint's archive; None if it is held back, withheld or deleted, or its waiver has expired."""
     if checkpoint.kind == FINAL:
+        # The final checkpoint shares the job's archive, and with it every reason to withhold the job's model.
         model = job.fine_tuned_model
         return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:

@@ -86,6 +86,7 @@ def clone(
     """
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
+    # Before the file is made, which takes storage and time: a project without room for a job is refused at once.
     submissions.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduce_file(storage, begin, old, limits)
     try:
@@ -119,6 +120,7 @@ def job_request(job: Job) -> Json:
         "priority": job.priority,
         "seed": recipe.seed,
         "max_seq_length": recipe.max_seq_length,
+        # The recipe has the settings as they were resolved then; the pool is not repeated, so the clone uses today's.
         "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
         "lora": to_mapping(recipe.lora) if start is None else None,  # or the start adapter's
         "full_fine_tuning": True if recipe.lora is None else None,

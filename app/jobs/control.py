@@ -20,6 +20,7 @@ def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) 
     if job is None:
         return None
     if job.status == JobStatus.running:
+        # The status changes when the worker has stopped; until then the API shows `cancelled` (`Job.told_status`).
         job.cancel_requested_at, job.audits_last = utc_now(), audits_last
         session.flush()
     else:
@@ -60,5 +61,6 @@ def resume(session: Session, job_id: str) -> JobStatus | None:
 
 
 def _lock_unfinished(session: Session, job_id: str) -> Job | None:
+    # A job whose cancel is pending counts as ended: to its owner it already is.
     is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
     return transitions.lock_jobs(session, (Job.id == job_id) & is_open).one_or_none()

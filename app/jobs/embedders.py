@@ -35,6 +35,7 @@ def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEnt
     if asked == "auto":
         return _choose_embedder(fixed or model.embedder or CENTERED_STATES)
     source = offered.get(asked, asked)
+    # Customers may name the embedder that the policy fixes or, if it fixes none, our own ones and the offered ones.
     if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
         allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
         message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."

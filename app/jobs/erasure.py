@@ -64,6 +64,7 @@ _PARTS = (
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
     """Delete a fine-tuned model's archive; its job and report stay."""
     with begin() as session:
+        # A repeated request finds the rows deleted already, and only finishes what the first one could not.
         if not objects.has_deletions(session, project_id, model) and not _is_loaded(session, project_id, model):
             _forget_model(session, project_id, model)
         job_id = session.scalar(select(Job.id).where(Job.project_id == project_id, Job.fine_tuned_model == model))
@@ -150,6 +151,7 @@ def _again(session: Session, project_id: str, job_id: str) -> Tombstone | None:
 
 
 def _erase(session: Session, project_id: str, job_id: str, include_files: bool) -> Tombstone:
+    # Locked before it is read: neither a worker nor another request may change the job from here on.
     session.execute(select(Job.id).where(Job.project_id == project_id, Job.id == job_id).with_for_update())
     job = jobs.get(session, project_id, job_id)
     if job.status not in TERMINAL:
@@ -161,7 +163,9 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     asked_files = _rows(session, project_id, filter(None, (job.training_file, job.validation_file)))
     checkpoints = session.scalars(select(JobCheckpoint.storage_key).where(JobCheckpoint.job_id == job.id))
     own = [key for key in (job.adapter and job.adapter["storage_key"], job.report_key, *checkpoints) if key]
+    # Attempts leave objects that no row references; the prefix covers them.
     prefix = f"tenants/{project_id}/jobs/{job.id}"
+    # A database trigger lets a job's row be deleted only if its tombstone exists.
     tombstone = _tombstone(job)
     session.add(tombstone)
     session.flush()

@@ -132,6 +132,7 @@ def estimate(
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
         found.warnings += _failing(tokens)
+        # An approximate count may have missed the longest row; the plan then assumes the longest possible one.
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if tokens.rows:
             found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
@@ -182,6 +183,7 @@ def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
     """Return an estimate from the numbers of rows and bytes alone, without times."""
     spec = frozen.spec
     rows, pool = spec.training_file.rows, spec.pool
+    # The hidden size matters to the learning rate only, which an estimate does not show.
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
     tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import Job, JobEvent
 
-LEASE_EXPIRED = "lease_expired"  # why a job went back to the queue: its worker was not heard of for too long
+LEASE_EXPIRED = "lease_expired"  # the `reason` of a requeue: the worker sent no heartbeat in time
 
 
 def append(

@@ -42,6 +42,7 @@ def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, mi
 def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
     """Refuse a file with tools if the model's chat template does not render them."""
     shown = (file.tool_lines and catalog.tool_support(model)) or {}
+    # If the template's support is unknown here, `shown` is empty and the file is accepted.
     missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
     if not missing:
         return

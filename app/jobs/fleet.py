@@ -54,6 +54,7 @@ def workers(session: Session, alive_s: float) -> list[WorkerOut]:
 
     A worker that was not seen for `alive_s` seconds is listed as not alive.
     """
+    # A job may have been claimed again by another worker; only the present owner of the lease shows it.
     is_its = (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running)
     query = select(WorkerRow, Job.id, Job.phase, now() - WorkerRow.seen_at).outerjoin(Job, is_its)
     found: dict[str, WorkerOut] = {}

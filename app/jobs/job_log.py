@@ -44,6 +44,7 @@ def _kind(name: str) -> ColumnElement[str]:
 _OF_JOB = (JobEvent.job_id == bindparam("job_id")) & (JobEvent.type == "message")
 _TOLD = JobEvent.seq.label("number"), JobEvent.created_at, JobEvent.level, JobEvent.message.label("text")
 _LAST = select(_kind("message"), *_TOLD).where(_OF_JOB).order_by(JobEvent.seq.desc()).limit(_SHOWN).subquery()
+# PostgreSQL takes a bare NULL for text, which a UNION cannot combine with the other columns.
 _NO_TIME, _NO_LEVEL = (cast(null(), column.type) for column in (JobEvent.created_at, JobEvent.level))
 _LINES = union_all(
     select(_LAST),

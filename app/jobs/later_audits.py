@@ -60,6 +60,7 @@ def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
     if in_force.content.serving.older_audits != "ask_again" or in_force.created_by is None:
         return []
     waiting = session.scalar(select(func.count()).where(LaterAudit.decided_at.is_(None))) or 0
+    # Requests by name count too, and may have made it more than `AT_ONCE`.
     room = max(0, AT_ONCE - waiting)
     return [_ask(session, each, in_force.created_by, settings) for each in released_models.older(session, room)]
 
@@ -67,7 +68,7 @@ def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
 def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
     """Queue an audit of one released model, regardless of its earlier audits.
 
-    `step` is that of a checkpoint, or 0 for the job's model. Raises `InvalidState` if it is being audited already.
+    `step` names a checkpoint; 0 means the job's model. Raises `InvalidState` if it is being audited already.
     """
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # concurrent requests wait here
     model = released_models.find_model(session, job_id, step)
@@ -123,6 +124,7 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         embedder=old.spec.embedder,
         audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
     )
+    # The recipe tells how the adapter was trained; the audit settings are today's defaults.
     recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())
     if spec.pool is None and recipe.uses_pool:  # only a serving prompt of the defense matters to an audit
         recipe = replace(recipe, defense=NoDefense(), anchor=0.0)

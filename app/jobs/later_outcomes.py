@@ -46,6 +46,7 @@ def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519
             "decided_at": int(utc_now().timestamp()),
         }
     )
+    # The text is stored, because the signature holds for these bytes only.
     audit.record = json.dumps(facts, indent=2, sort_keys=True)
     audit.signature = dict(sign_bytes(audit.record.encode(), key))
     audit.audit_version = found["audit_version"]

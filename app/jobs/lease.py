@@ -74,6 +74,7 @@ def claim(
     load base models of the sources in `lacks` and has `room` on its GPUs; jobs that need more are skipped. With `only`,
     the first job that matches this condition is claimed, without regard to the order of projects.
     """
+    # Another worker may take a project's last job between the two queries; then the next project is tried.
     for which in scheduling.turns(session) if only is None else (only,):
         row = transitions.change_status(
             session,
@@ -89,6 +90,7 @@ def claim(
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,
+            # A retry keeps the deadline of the first start.
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
@@ -141,6 +143,7 @@ def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[st
     if not holds(session, claim):
         return False
     of_job = JobMetric.job_id == claim.job_id
+    # After a restart, the steps since the last resume state are trained and reported again.
     session.execute(delete(JobMetric).where(of_job, JobMetric.step.in_(rows)))
     if rows:
         session.execute(
@@ -265,6 +268,7 @@ def _is_held(claim: Claim) -> ColumnElement[bool]:
 
 def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
     """End the job; return False if the lease is lost or the owner has cancelled the job."""
+    # The owner may have cancelled since the last heartbeat; then no result is published.
     is_ours = _is_held(claim) & Job.cancel_requested_at.is_(None)
     return transitions.change_status(session, is_ours, JobStatus.running, status, **columns) is not None
 

@@ -56,12 +56,13 @@ class Start:
 
 
 def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
-    """Return the start of a job whose `model` is a fine-tuned model of the caller's; None for a base model.
+    """Return the model that a request starts from if it names one of the caller's fine-tuned models; else None.
 
     Raises `InvalidRequest` if the lineage is too long or the checkpoint was not audited, and `Forbidden` if the caller
     may not use the model.
     """
     model = _lock_model(session, caller.project_id, ask.model)
+    # A base model may be offered under any alias, also under one that looks like a fine-tuned model's name.
     if model is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
     model.check(session, caller)
@@ -101,12 +102,13 @@ def _lock_model(session: Session, project_id: str, name: str) -> OwnModel | None
     if model is None:
         _refuse_unaudited(session, project_id, name)
         return None
+    # A shared lock: several jobs may start from one model at the same time, but none may delete it.
     session.execute(select(Job.id).where(Job.id == model.job.id).with_for_update(read=True))
     return own_model(session, project_id, name)  # it may have been deleted while we waited for the lock
 
 
 def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
-    """Raise `InvalidRequest` if the name is that of a checkpoint that was not audited."""
+    """Raise `InvalidRequest` if the name belongs to a checkpoint that was not audited."""
     found = find_checkpoint(session, project_id, name)
     why = why_not_audited(*found) if found else None
     if why is not None:

@@ -42,6 +42,7 @@ def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
     if shape is None:
         return None
     row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
+    # One row at a time is the least that a micro-batch can be.
     return need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
 
 
@@ -66,7 +67,7 @@ def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
 
 
 def decide_quantization(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
-    """Return how a new job's base model is held; the choice is final, because NF4 makes it another model.
+    """Return the quantization of a new job's base model; it is final, because NF4 makes another model of it.
 
     `allowed` is the provider's setting of the model (`never`, `if_needed` or `always`), and `room` the largest room of
     a worker that is alive. With `if_needed`, NF4 is chosen only if the job does not fit otherwise.
@@ -126,6 +127,7 @@ def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:
         return {}
     there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - _ALIVE_S)
     rooms = [Room(memory, gpus) for memory, gpus in db.rows(reader, there)]
+    # A worker without a GPU takes jobs of any size, so no job waits for memory.
     if not rooms or any(room.memory_bytes is None for room in rooms):
         return {}
     return {

@@ -90,6 +90,7 @@ def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool:
     asked = policy.row_signal
     if asked.action in ("off", "report"):
         return asked
+    # `auto` compares rows with the pool; without one it only reports.
     if is_waived(caller, defense) or (asked.action == "auto" and not has_pool):
         return replace(asked, action="report")
     if not has_pool:

@@ -62,6 +62,7 @@ def reap(session: Session) -> list[str]:
     An overdue job with a pending cancel is cancelled. Two reapers never take the same job.
     """
     is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
+    # A paused job has no deadline: pausing clears it.
     is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
     overdue = set()
     for job in transitions.lock_jobs(session, is_overdue, skip_locked=True).all():
@@ -70,6 +71,7 @@ def reap(session: Session) -> list[str]:
             transitions.to_cancelled(session, job)
         else:
             transitions.to_failed(session, job, OVERDUE)
+    # Overdue jobs are failed first, so this query no longer matches them.
     lost = transitions.lock_jobs(session, is_lost, skip_locked=True).all()
     for job in lost:
         transitions.hand_back(session, job, events.LEASE_EXPIRED)

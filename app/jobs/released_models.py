@@ -92,5 +92,6 @@ def _is_due(
     """Match models released by an older audit for which no later audit of today's version exists."""
     of_step = LaterAudit.step == (WHOLE_JOB if step is None else step)
     asked = select(LaterAudit.id).where(LaterAudit.job_id == job_id, of_step, LaterAudit.audit_version >= AUDIT_VERSION)
+    # Audits of version 1 stored no number.
     is_older = func.coalesce(safety["audit_version"].as_integer(), 1) < AUDIT_VERSION
     return is_older & safety["gate"].is_not(None) & ~asked.exists()

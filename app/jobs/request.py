@@ -36,6 +36,7 @@ def _suffix(text: str) -> str:
 
 def _in_name(suffix: str) -> str:
     """Return a suffix as it appears in model names: accents removed, every other character a hyphen."""
+    # NFKD splits an accented letter into the letter and its marks, which are then dropped.
     letters = unicodedata.normalize("NFKD", suffix.translate(_LETTERS))
     plain = "".join(char for char in letters if not unicodedata.combining(char))
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
@@ -58,6 +59,7 @@ class _AnyDefense:
     """Annotates the union of all registered defenses, discriminated by `type`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Built together with the schema, from all defenses that are registered by then.
         kinds = tuple(Annotated[kind, Tag(name)] for name, kind in config.defenses().items())
         return handler.generate_schema(Annotated[Union[kinds], Discriminator(_defense_type)])  # noqa: UP007  # of a tuple
 
@@ -198,6 +200,7 @@ class JobCreate(Body):
         Settings that were added later are left out at their defaults, because digests stored by earlier versions lack
         them.
         """
+        # Unset fields are left out, so a field that a later version adds does not change the digest of an old request.
         asked = self.model_dump(mode="json", exclude_unset=True)
         for group, added in _ADDED.items():
             settings = (asked.get("safety") or {}).get(group) or {}

@@ -40,6 +40,7 @@ def adapter_job(session: Session, file: File) -> str | None:
     if file.purpose != RESULTS:
         return None
     made = _ATTEMPT.fullmatch(file.storage_key)
+    # A key of an attempt names its job; only other keys need a search through the project's adapters.
     of_job = Job.id == made["job"] if made else Job.adapter["storage_key"].as_string() == file.storage_key
     query = select(Job.id, Job.adapter).where(Job.project_id == file.project_id, of_job)
     found = ((job_id, adapter) for job_id, adapter in session.execute(query) if adapter)

@@ -78,6 +78,7 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
 
     The project's row stays locked until the transaction ends.
     """
+    # FOR NO KEY UPDATE: rows that reference the project can still be inserted meanwhile.
     project = session.get_one(Project, project_id, with_for_update={"key_share": True}, populate_existing=True)
     at = session.scalar(select(now())) or 0.0
     project.used_seconds = shares.fade(project.used_seconds, at - project.used_at) + shares.running(seconds)
@@ -113,6 +114,7 @@ def next_jobs(session: Session, most: int, room: Room) -> list[Job]:
         session.scalars(select(Job).where(Job.project_id == one, is_ready).order_by(*order).limit(most)).all()
         for one in projects(session)
     ]
+    # The first job of each project, then the second of each, and so on.
     return [job for turn in zip_longest(*of_projects) for job in turn if job is not None][:most]
 
 
@@ -122,14 +124,14 @@ def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
 
 
 def places(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, Place]:
-    """Return the places of those of the jobs that are queued, by job id; runs three statements at most."""
+    """Return the places of the queued ones among `jobs`, by job id; runs three statements at most."""
     found = positions(reader, jobs)
     reasons = needs.too_large(reader, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
 def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
-    """Return the queue positions, counted from 1, of those of the jobs that are queued, by job id.
+    """Return the queue positions of the queued ones among `jobs`, counted from 1, by job id.
 
     The position assumes that all projects take turns. However many jobs are passed, two statements run. For a single
     job, the jobs ahead of it are counted instead of ranked, in one statement; in a long queue that is far cheaper.
@@ -156,6 +158,7 @@ def _places(reader: db.Reader, jobs: Collection[AnyJob]) -> tuple[dict[str, int]
 def _place(reader: db.Reader, job: AnyJob) -> tuple[dict[str, int], list[Ranked]]:
     """Return the same as `_places` for one queued job, in one statement."""
     found = _LENGTHS_AND_AHEAD.all(reader, project=job.project_id, priority_is=job.priority, created=job.created_at)
+    # Every row carries the same count of earlier jobs, as a scalar subquery.
     ahead = found[0][2] if found else 0
     return {project_id: count for project_id, count, _ in found}, [(job.id, job.project_id, ahead + 1)]
 
@@ -180,6 +183,7 @@ def _standings(
 
 def _running(session: Session) -> dict[str, list[float]]:
     """Return, by project, the seconds that each running job has been worked on in its current attempt."""
+    # The stored seconds end at the last heartbeat; the time since then counts unless the job waits for something.
     since = case((Job.waiting_for.is_(None), now() - func.coalesce(Job.seen_at, now())), else_=0.0)
     seconds = Job.gpu_seconds - Job.gpu_seconds_before + since
     found: dict[str, list[float]] = {}

@@ -51,12 +51,14 @@ def create(
     `origin` names the job that it is a clone of. A file that cannot be trained on raises `InvalidRequest` or makes a
     job that fails at once, as the setting `bad_files` says.
     """
+    # The id is chosen here, because the idempotency key is reserved for it before the job exists.
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
     # First of all: the lookup locks the key's row, so a concurrent sending of the same request waits for this job.
     if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
         return _job_with_place(session, earlier)
     frozen = resolve_request(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
+    # Stored with the job, so that a worker's claim can compare it in SQL.
     need = least_need(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
     job = Job(
         created_at=db.clock(session),
@@ -189,6 +191,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
+    # A later audit may have withheld a model that was released before.
     if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     release.check(session, caller, job)
@@ -240,6 +243,7 @@ def _has(reader: Connection, key: str, value: str) -> ColumnElement[bool]:
 
 def _pairs(reader: Connection) -> TableValuedAlias:
     """Return a job's metadata as a table of keys and values, empty if there is none."""
+    # SQLite yields strings as plain text, PostgreSQL's function without `_text` as JSON.
     each = func.json_each_text if reader.dialect.name == "postgresql" else func.json_each
     return each(Job.job_metadata).table_valued("key", "value")
 

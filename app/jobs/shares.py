@@ -61,6 +61,7 @@ def running(seconds: float) -> float:
 
     This is the integral of `fade` over the run, and at least one second.
     """
+    # The integral of 2^(-t / half-life) from 0 to `seconds`; `steady` is its limit for a job that runs forever.
     steady = HALF_LIFE_S / log(2)
     return max(_LEAST_S, steady * (1 - exp2(-max(seconds, 0.0) / HALF_LIFE_S)))
 

@@ -57,6 +57,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
     pool = _pool(session, safety)
     embedder = choose_embedder(caller, safety.selection, model, in_force.content)
     recipe = _recipe(ask, safety, model, start, embedder.name)
+    # Decided from the recipe, because the memory that the job needs depends on it.
     recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
     spec = JobSpec(
         version=VERSION,
@@ -80,6 +81,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
+    # On the recipe rather than the request, so that defaults are checked too.
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
     return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
@@ -98,7 +100,7 @@ def _start_and_model(
 def _quantization(
     session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
 ) -> Quantization:
-    """Return how the base model is held.
+    """Return the quantization of the base model.
 
     A job that starts from an adapter keeps the quantization that the adapter was trained on.
     """

@@ -101,6 +101,7 @@ def _base_replies(past: Past, spec: JobSpec, plan: ReplyPlan) -> int:
     """Return the expected number of replies of the base model that no earlier job has stored."""
     done = [job for job in past.jobs if "base_audit" in (job.stage_costs or {})]
     suites = {suite.sha256 for suite in spec.suites}
+    # Replies of the base model are stored and shared by jobs; only the prompts mined from a new file are asked anew.
     asked = [job for job in done if suites <= {suite.sha256 for suite in job.spec.suites}]
     if any(job.spec.training_file.sha256 == spec.training_file.sha256 for job in asked):
         return 0
@@ -130,6 +131,7 @@ def _count_replies_of_one(job: Job, stage: str) -> int:
     """Return the replies of one audit of a stage; 0 if the job did not finish the stage."""
     if stage != "checkpoint":
         return units(job, stage)
+    # The final checkpoint has the job's full audit, and only the kept ones before it have one of their own.
     times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved and units(job, "train") else 0
     return units(job, stage) // times if times > 0 else 0
 

@@ -79,6 +79,7 @@ class Past:
 
     def _outside(self) -> Iterator[float]:
         for job in self.jobs:
+            # Retries and early ends contain waits and repeated work, which say nothing about the start.
             if job.status == JobStatus.succeeded and job.attempt == 1 and job.started_at and job.finished_at:
                 inside = sum(each["seconds"] for each in (job.stage_costs or {}).values())
                 yield max(0.0, (job.finished_at - job.started_at).total_seconds() - inside)

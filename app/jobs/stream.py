@@ -91,6 +91,7 @@ class Streams:
         streams.begun.set()
         if self._is_closed:
             follower.send([_goodbye()], last=True)
+        # The poller ends with the last stream, and is started again by the next one.
         elif streams.poller is None or streams.poller.done():
             streams.poller = asyncio.create_task(self._poll(streams))
         try:
@@ -125,6 +126,7 @@ class Streams:
             asking = [each for each in open_ones if not each.mail]
             due = {each.cursor for each in asking if time.monotonic() - each.told_at > _HEARTBEAT_S}
             try:
+                # Streams with the same cursor are one question: a hundred browsers on one job cost no more than one.
                 asked = {each.cursor for each in asking}, due, {each.caller for each in open_ones}
                 news = await to_thread.run_sync(look, self._engine, *asked, limiter=streams.thread)
             except Exception as error:  # the database may be away for a while; the streams wait for it

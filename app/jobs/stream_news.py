@@ -91,6 +91,7 @@ def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor
     """Return the cursors with unread events, fewest first, until they fill one query."""
     left = {each: last[each.job_id].seq - each.seen for each in cursors if each.job_id in last}
     found, rows = list[Cursor](), 0
+    # Streams that are nearly up to date come first, so one that replays a long job does not delay them.
     for cursor, count in sorted(left.items(), key=lambda item: item[1]):
         if count > 0 and rows < ROWS:
             found.append(cursor)
@@ -102,6 +103,7 @@ def _events(session: Session, cursors: list[Cursor]) -> dict[Cursor, list[JobEve
     """Return the events after each cursor, at most `AT_ONCE` per cursor."""
     if not cursors:
         return {}
+    # A table of the cursors, joined with the events: one statement for all streams.
     table = values(column("place", Int), column("job_id", String), column("seen", Int), name="cursors")
     after = table.data([(i, each.job_id, each.seen) for i, each in enumerate(cursors)]).cte("cursors")
     of_cursor = and_(

@@ -42,6 +42,7 @@ def earlier(session: Session, caller: Principal, submission: Submission, digest:
     Locks the API key's row, so that of two concurrent sendings one waits for the other. `job_id` is reserved for the
     new job under the idempotency key.
     """
+    # FOR NO KEY UPDATE: other rows that reference the key can still be inserted meanwhile.
     lock = select(ApiKey.id).where(ApiKey.id == caller.key_id).with_for_update(key_share=True)
     session.execute(lock)
     if submission.idempotency_key is not None:
@@ -88,6 +89,7 @@ def _reserve(session: Session, caller: Principal, key: str, digest: str, job_id:
     """Reserve the idempotency key for this job; return the earlier job if the key was used for the same request."""
     dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     row = {"project_id": caller.project_id, "key": key, "request_hash": digest, "job_id": job_id}
+    # Of two concurrent inserts, the second waits for the first transaction and then finds its row below.
     session.execute(dialect.insert(IdempotencyKey).values(**row).on_conflict_do_nothing())
     taken = session.get_one(IdempotencyKey, (caller.project_id, key))
     if taken.job_id == job_id:

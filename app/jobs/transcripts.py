@@ -25,8 +25,8 @@ SHOWN = "transcripts.shown"  # the action in the audit log
 class Transcript(BaseModel):
     """One prompt of the audit and the trained model's reply.
 
-    `hit`: the attack succeeded, the harmless request was refused, or the answer was right; null where it was not
-    scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, where a judge read it.
+    `hit` is true if the attack succeeded, the harmless request was refused, or the answer was right; null if the reply
+    was not scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, if a judge read it.
     """
 
     object: Literal["safety.transcript"] = "safety.transcript"
@@ -70,6 +70,7 @@ def show(
     """Return a page of a job's transcripts, as `read` does, and log the access."""
     with begin() as session:
         key = find(session, project_id, job_id)
+    # No transaction is open while the storage is read.
     found = read(storage, key, after, limit, suite, hit)
     with begin() as session:
         audit_log.record(session, SHOWN, job_id, indices=[each.index for each in found.data])
@@ -83,6 +84,7 @@ def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, 
         for each in _all(storage, key)
         if each.index > after and suite in (None, each.suite) and hit in (None, each.hit)
     )
+    # One more than the page shows: it tells if another page follows.
     found = list(islice(wanted, limit + 1))
     return TranscriptList(data=found[:limit], has_more=len(found) > limit)
 

@@ -104,6 +104,7 @@ def change_status(
         .returning(Job.id, *counted, *returning)
         .execution_options(synchronize_session="fetch")
     ).one_or_none()
+    # An attempt has ended: what it used counts against its project's turns from now on.
     if changed is not None and source == JobStatus.running:
         scheduling.charge(session, changed.project_id, changed.gpu_seconds - changed.gpu_seconds_before)
     if changed is not None and _is_end(source, target):
@@ -125,11 +126,13 @@ def time_used(idle_s: float | None = None) -> dict[str, object]:
     `idle_s` is the number of seconds since the last count in which its worker was idle. Without it, a job that waits
     for something adds nothing.
     """
+    # A worker whose lease has expired may be gone since then, so no later time is charged.
     until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
     is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
     if idle_s is None:
         is_counted &= Job.waiting_for.is_(None)
     total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0) - (idle_s or 0.0)
+    # The idle time is measured by the worker's own clock, so it may exceed what was counted in this attempt.
     least = Job.gpu_seconds_before
     return {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
 

@@ -85,6 +85,7 @@ def scores(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[Sc
 
 def lengths(found: Lengths) -> RowLengths:
     """Return the histogram of row lengths, with a line at the token limit if it is near."""
+    # A limit far to the right squeezes the bars; then the sentence alone names it.
     is_near = found.limit <= _FAR * found.longest
     end = max(len(found.counts) * found.width, found.limit if is_near else 0)
     most = max(found.counts)

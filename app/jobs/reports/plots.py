@@ -116,6 +116,7 @@ def curve(
         return round(height * (1 - (value - low) / (high - low)), 1)
 
     def line(through: Points) -> str:
+        # Every n-th point: the file stays small however long the training was.
         every = math.ceil(len(through) / _POINTS) or 1
         return " ".join(f"{_step_fraction(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
 
@@ -173,6 +174,7 @@ def round_ticks(low: float, high: float, about: int) -> list[float]:
     rough = (high - low) / about or 1.0
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    # The quotient of decimals may be just below a whole number: 0.3 / 0.1 is 2.9999999999999996.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 

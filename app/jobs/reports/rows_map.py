@@ -58,6 +58,7 @@ def rows_map(report: SafetyReport) -> Map | None:
 
 def _marks(selected: SelectedRows, places: Points) -> Iterator[Mark]:
     """Yield a mark for each chosen row; the larger its gain in diversity, the larger the mark."""
+    # A selection without diversity stores no gains; all marks then have the same size.
     gains = [gain or 0.0 for gain in selected.gains] or [0.0] * len(selected.indices)
     least, most = min(gains), max(gains)
     rows = zip(places, selected.indices, gains, strict=False)  # reports keep coordinates of the first rows only

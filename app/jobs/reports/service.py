@@ -78,8 +78,8 @@ class RiskyRowOut(BaseModel):
 class RiskyList(BaseModel):
     """The rows of the training file that look most harmful.
 
-    First come rows that the judge calls harmful or doubtful, then rows that the base model would refuse and that have
-    no verdict, last rows that the judge calls harmless; within each group the highest score is first.
+    First come rows that the judge calls harmful or doubtful, then flagged rows without a verdict, last rows that the
+    judge calls harmless; within each group the highest score is first.
     """
 
     object: Literal["list"] = "list"

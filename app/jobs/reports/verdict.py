@@ -144,6 +144,7 @@ def _other_failed_suites(report: SafetyReport, attacks: Count) -> Sequence[Suite
     Empty if the plain attacks, which the headline counts, explain the decision.
     """
     limits, reasons = report.thresholds, report.gate.reasons
+    # Stored reports have the gate's reasons as sentences only, so the suites are found by their names in them.
     named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
     tells = any(each.kind == "harmful" for each in named) or (limits is not None and attacks.share > limits.max_asr)
     return [] if tells else named

@@ -142,6 +142,7 @@ def _checkpoints(report: SafetyReport) -> Measure | None:
     look = "undefended" if report.recipe.get("defense", {}).get("type") == "none" else "adapter"
     released = report.released_step
     dots = tuple(
+        # The record has the rate and the number of replies; the dot needs the count.
         dot(_epoch_name(each, report), look, round((each.asr.adapter or 0.0) * each.asr.n), each.asr.n, _bounds(each))
         for each in found
     )
@@ -194,6 +195,7 @@ def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], resta
     if safe:
         note = "nats a token; the bound tau is dashed" if bounds else "nats a token"
         curves.append(curve("Loss on safe answers", note, "safe", safe, steps, _HEIGHTS[1], bounds=bounds))
+    # A look that finds the loss within its bound records a step of 0.
     pulls = [(step, size) for step, size in _values(metrics, "spag/step") if size > 0]
     summary = _summary(report, len(metrics), len(safe), len(pulls), len(restarts))
     marks = tuple(restart_marks(restarts, steps))

@@ -117,6 +117,7 @@ def _decide_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
         return past.shown
     try:
         report = read_report(storage, past.report_key)
+    # An erased or lost report makes one job unknown, and does not fail the dry run.
     except StorageError:
         return past.shown.model_copy(update={"outcome": "not_known"})
     decision = report.gate.decision
