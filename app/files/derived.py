@@ -32,8 +32,8 @@ def derive(
 ) -> File:
     """Store `rows`, lines of JSONL, as a new file under the original's name with `ending` appended.
 
-    `note` is called in the transaction that adds the file. Raises what an upload of the same rows raises; nothing is
-    stored then.
+    `note` is called in the transaction that adds the file. Raises the same errors as an upload of these rows; nothing
+    is stored then.
     """
     file_id = new_id("file-")
     key = file_key(file.project_id, file_id)

@@ -53,7 +53,7 @@ def token_counts(
     max_seq_length: int | None,
     allowance: Allowance,
 ) -> TokenCounts:
-    """Return token counts of the file's first rows under a model, and the rows that a job would refuse.
+    """Return token counts of the file's first rows under a model, and the rows that a job refuses.
 
     Up to `COUNTED` rows are counted, fewer if the allowance is exhausted. Rows are compared with `max_seq_length` or,
     if it is None, with the model's own limit.

@@ -173,8 +173,8 @@ class Preview(BaseModel):
 class Conversion(BaseModel):
     """The first rows of a file in OpenAI's form, and the new file if one was made.
 
-    `format` is the form that the rows were in. `left_out` names the columns that were not converted: those that the
-    request named, and labels such as `id`.
+    `format` is the rows' original format. `left_out` names the columns that were not converted: columns named in the
+    request, and labels such as `id`.
     """
 
     object: Literal["file.conversion"] = "file.conversion"

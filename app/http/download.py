@@ -15,7 +15,7 @@ from app.http.lanes import Share
 from app.http.openapi import ErrorOut
 from app.storage import Storage
 
-# What the OpenAPI document says of a route that answers with an object.
+# The OpenAPI responses of a route that sends an object.
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},

@@ -49,7 +49,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": ErrorOut} for status, text in _MEANINGS.items()
 }
 
-# What the OpenAPI document says of a route that takes an upload.
+# The OpenAPI request body of a route that takes an upload.
 _BINARY = {"type": "string", "format": "binary"}
 _EXPIRY = {
     "type": "object",

@@ -141,7 +141,7 @@ class KeptFile(TypedDict):
 
 
 class ResumeState(TypedDict):
-    """The stored resume state; `step` is that of the newest one, None before the first."""
+    """The stored resume state; `step` is the training step of the newest one, None before the first."""
 
     step: int | None
     files: list[KeptFile]
