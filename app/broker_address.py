@@ -74,6 +74,7 @@ class BrokerAddress:
         if "health_check_interval" in self.timeouts:
             options["health_check_interval"] = self.timeouts["health_check_interval"]
         if self.socket_path is not None:
+            # redis-py's connection for sockets has no connect timeout.
             options |= {"path": self.socket_path, "socket_timeout": wait_s["socket_timeout"]}
             return redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, **options)
         options |= {"host": self.host, "port": self.port, **wait_s}
@@ -134,6 +135,7 @@ def _read_arguments(parts: SplitResult) -> dict[str, str]:
 def _read_database(parts: SplitResult, argument: str | None) -> int:
     """Return the database number from the path or from `?db=`; the path of a socket has none."""
     path = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
+    # `isdigit` alone accepts digits of other scripts.
     for text in (path, argument or ""):
         if text and not (text.isascii() and text.isdigit()):
             raise _refusal("names its database; a Redis numbers them: end it with a number such as /0")

@@ -52,6 +52,7 @@ def _recognize_key(request: Request, reader: db.Reader, settings: Settings, call
     if found is None:
         throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
         raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
+    # From now on this key is accepted from this address, even if others there send wrong ones.
     throttle.note_valid(_address(request), secret)
     own = found.requests_per_minute
     _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)
@@ -94,6 +95,7 @@ def _recognize_browser(
 
 
 def _admit(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
+    # Also set on sessions that are open already: they refer to the same `Caller`.
     caller.principal = principal
     common_threads(request).note_project(request, principal.project_id)
     request.state.headers = {}

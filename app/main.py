@@ -91,6 +91,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     places = settings.storage(), settings.s3_endpoint_url, settings.s3_public_endpoint_url
+    # Two clients of one storage: reads while a client waits give up early, writes are patient.
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
     app.state.common_threads = CommonThreads(settings.requests_at_once, browser_sessions.COOKIE)
@@ -186,6 +187,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
+    # A browser that needs to sign in is sent to the sign-in page instead of an error.
     if needed := sign_in_redirect(request, exc):
         return RedirectResponse(needed.location, 303)
     is_page = not request.url.path.startswith("/v1") and "text/html" in request.headers.get("accept", "")
@@ -195,6 +197,7 @@ async def _answer(request: Request, exc: Exception) -> Response:
         else problem(request.scope, _error(request, exc), headers)
     )
     if isinstance(exc, NotFound):
+        # After the response, so that its time does not tell unknown ids from those of other projects.
         answer.background = probe_log.probe_task(request, exc)
     return answer
 

@@ -57,6 +57,7 @@ def sweep(storage: Storage, begin: Begin) -> None:
     with begin() as session:
         uploads.expire(session)
     mark = marks.renew_if_due(storage, begin)
+    # A database restored from a backup has intents of writes that were finished since; nothing is given up then.
     objects.sweep(storage, begin, give_up=marks.is_trusted(mark))
     pruning.prune(begin)
     with begin() as session:
@@ -80,6 +81,7 @@ def sweep_attempts(begin: Begin, stay: timedelta = _ATTEMPTS_STAY) -> None:
         is_over = Job.status.in_(TERMINAL) & (Job.finished_at < db.clock(session) - stay)
         due = select(Job).where(is_over, Job.id.not_in(select(SweptJob.job_id))).limit(_AT_ONCE)
         for job in session.scalars(due.with_for_update(skip_locked=True)):
+            # In the same transaction: each job is swept once, by whichever process locked it.
             session.add(SweptJob(job_id=job.id))
             for prefix in _abandoned_prefixes(session, job):
                 objects.condemn_prefix(session, prefix, project_id=job.project_id, subject=job.id)

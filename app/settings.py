@@ -158,6 +158,7 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read the environment only, groups first."""
+        # One source: no .env files and no secrets folder.
         return init_settings, GroupSource(settings_cls, GROUPS), env_settings
 
     def judge_key(self, judge: JudgeSpec) -> str | None:

@@ -121,6 +121,7 @@ def _make(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):
+        # A link fails if the name exists, where a rename would replace the key of another process.
         os.link(aside, path)
     aside.unlink()
 

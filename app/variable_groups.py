@@ -42,6 +42,7 @@ class GroupSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, object]:
         """Return the set variables as a mapping of group to field to value."""
+        # Like pydantic, which ignores the case of variables.
         environment = {name.upper(): value for name, value in os.environ.items()}
         found = {name: _read(name, group, environment) for name, group in self._groups.items()}
         return {name: values for name, values in found.items() if values}

@@ -112,6 +112,7 @@ def verify(session: Session) -> Chain | Broken:
     before, rows = _GENESIS, 0
     for entry in _in_order(session):
         rows += 1
+        # Numbers have no gaps, because entries are written one at a time.
         if entry.seq != rows:
             return Broken(rows, "it is missing")
         if entry.hash != _hash(before, entry):
@@ -154,6 +155,7 @@ def _hash(before: str, entry: AuditEntry) -> str:
 def _canonical(entry: AuditEntry) -> bytes:
     """Return the bytes to hash, which are equal on every database."""
     row = {name: getattr(entry, name) for name in _COLUMNS}
+    # A fixed form: databases return times with different zones and precision.
     row["created_at"] = entry.created_at.astimezone(UTC).isoformat(timespec="microseconds")
     return json.dumps(row, sort_keys=True, separators=(",", ":")).encode()
 

@@ -95,6 +95,7 @@ def _remove_old(session: Session, job: Job) -> None:
     of_job = (JobCheckpoint.job_id == job.id) & JobCheckpoint.kind.is_not(None)
     is_own = JobCheckpoint.kind == FINAL
     own_first = select(JobCheckpoint).where(of_job).order_by(is_own.desc(), JobCheckpoint.step.desc())
+    # The final checkpoint sorts first, so it is never among those that are removed.
     for row in session.scalars(own_first.offset(KEPT)).all():
         if row.storage_key is not None:
             if _is_needed(session, row.storage_key):

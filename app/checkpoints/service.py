@@ -156,6 +156,7 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
     A checkpoint that was deleted before, but whose bytes remain, has none: `delete_model` continues with these bytes.
     """
     if found := checkpoint_models.find_checkpoint(session, project_id, model):
+        # Lock the job: no new job can start from the checkpoint while its weights are deleted.
         session.execute(select(Job.id).where(Job.id == found[0].id).with_for_update())
         found = checkpoint_models.find_checkpoint(
             session, project_id, model

@@ -21,6 +21,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Add UTC to a time that the database returned without a time zone; None stays None."""
+        # SQLite returns the stored UTC time without a zone.
         return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
 
 

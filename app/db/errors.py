@@ -29,6 +29,7 @@ def why(error: Exception) -> str:
 
 def is_conflict(error: DBAPIError) -> bool:
     """Return True if another transaction's rows were in the way, so that a retry may succeed."""
+    # psycopg's errors have `sqlstate`, those of SQLite `sqlite_errorname`.
     code = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "sqlite_errorname", None)
     return code in _CONFLICTS
 

@@ -64,10 +64,12 @@ def transaction_faults(connection: Connection) -> list[str]:
 
 def _set_up(connection: Any) -> bool:
     """Configure a psycopg connection; return True if a pooler answers on it."""
+    # Otherwise psycopg opens a transaction, whose rollback undoes the settings.
     connection.autocommit = True
     process = connection.execute("SELECT pg_backend_pid()").fetchone()[0]
     is_through_pooler = bool(process != connection.info.backend_pid)
     if is_through_pooler:
+        # A prepared statement belongs to one server connection, and the next transaction may get another one.
         connection.prepare_threshold = None
     else:
         connection.execute(f"SELECT {_FOR_SESSION}")

@@ -66,6 +66,7 @@ class _Form:
             if bind.expanding:
                 raise ValueError(f"{name} is a list")
             self._parameters[name] = change = bind.type.dialect_impl(dialect).bind_processor(dialect)
+            # Literals in the statement are bound parameters with a value; they are converted once, here.
             if not bind.required:
                 self._constants[name] = change(bind.value) if change else bind.value
         self._types = [column.type.dialect_impl(dialect) for column in statement.selected_columns]
@@ -75,6 +76,7 @@ class _Form:
         """Run the statement and return its rows with values converted to Python types; NULL is None."""
         parameters = self._order_parameters(values)
         try:
+            # The driver's cursor within SQLAlchemy's transaction: no result object of SQLAlchemy is built.
             cursor = connection.connection.cursor()
             # Listeners on the engine's statements see this one too.
             connection.engine.dispatch.before_cursor_execute(connection, cursor, self._text, parameters, None, False)

@@ -145,11 +145,13 @@ def clock(session: Session) -> datetime:
 
 @compiles(now, "postgresql")
 def _now_postgres(element: now, compiler: Any, **kw: Any) -> str:
+    # `clock_timestamp`, because `now()` stays at the transaction's start.
     return "extract(epoch FROM clock_timestamp())::float8"
 
 
 @compiles(now, "sqlite")
 def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
+    # 2440587.5 is the Julian day of the Unix epoch.
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -160,6 +162,7 @@ def _timestamp_postgres(element: timestamp, compiler: Any, **kw: Any) -> str:
 
 @compiles(timestamp, "sqlite")
 def _timestamp_sqlite(element: timestamp, compiler: Any, **kw: Any) -> str:
+    # SQLite's clock has milliseconds; SQLAlchemy reads times with six digits.
     return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
 
 
@@ -201,6 +204,7 @@ def _sqlite_engine(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
         connection.isolation_level = None  # else the driver begins transactions by itself, and late
+        # WAL lets readers work beside the one writer; FULL keeps a commit through a power failure.
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -238,6 +242,7 @@ def _migrating(url: str) -> Iterator[Connection]:
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
+                # More patience than a request has, but not endless: a forgotten transaction may hold the lock.
                 connection.execute(text("SET LOCAL lock_timeout = '60s'"))
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})

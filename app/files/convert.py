@@ -68,6 +68,7 @@ class _Rows:
         for line, row in self._rows:
             made = _convert_row(line, row, self._leave_out)
             is_changed = is_changed or made.row != row
+            # The first row in another format names the file's format; rows in OpenAI's form may precede it.
             if self._form == "openai":
                 self._form = other_formats.foreign_format(row) or "openai"
             self._left_out |= made.left_out

@@ -106,6 +106,7 @@ def show(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[ShownRow]:
 def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
     """Encode all rows in one call; if a row is refused, encode them one by one."""
     rows = [_example(line, text) for line, text in lines]
+    # One call is much faster than many, but it raises for the first bad row without saying which others are bad.
     good = [row for row in rows if isinstance(row, Example)]
     try:
         found = iter(encode_all(tokenizer, good, _ANY_LENGTH))
@@ -200,6 +201,7 @@ def main() -> None:
     limit_memory(_BYTES)
     gc.disable()  # within a batch, collections scan all of its tokens repeatedly
     for line in sys.stdin:
+        # The kernel counts the CPU time of the whole process, so the limit is moved on for each question.
         limit_cpu(_CPU_S)
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()

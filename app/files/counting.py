@@ -102,6 +102,7 @@ class _Process:
         self._running: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Question) -> counter.Answer:
+        # Started at the first question, so that an API process without previews pays nothing for it.
         running = self._running = self._running or _start()
         stdin, stdout = cast(IO[bytes], running.stdin), cast(IO[bytes], running.stdout)
         try:
@@ -135,6 +136,7 @@ def _start() -> subprocess.Popen[bytes]:
     """Start a process without secrets in its environment; it exits when its standard input closes."""
     environment = keyless_environment(_FIXED)
     command = python("app.files.counter")
+    # In a session of its own: signals to the API's process group do not reach it.
     return subprocess.Popen(  # noqa: S603 - the command is ours
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
     )
@@ -150,5 +152,6 @@ def _batches(lines: Iterable[Numbered]) -> Iterator[list[Numbered]]:
         if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
             yield batch
             batch, chars, is_first = [], 0, False
+    # One empty batch for an empty file: its answer still has the token limit.
     if batch or is_first:
         yield batch

@@ -38,6 +38,7 @@ def derive(
     file_id = new_id("file-")
     key = file_key(file.project_id, file_id)
     name = f"{file.filename.removesuffix('.jsonl')[:_NAME_CHARS]}-{ending}.jsonl"
+    # The size of the new file is not known yet; until then the original's counts against the quota.
     plan = partial(plan_file, project_id=file.project_id, file_id=file_id, expected=file.bytes)
     with objects.writing(storage, begin, plan) as writing:
         stored, report = write_checked(writing, key, rows, TrainingRows(), limits, name)

@@ -88,6 +88,7 @@ class Findings:
 
     def note(self, problem: Problem) -> None:
         """Add a problem of the same row as the previous one or of a later row."""
+        # Indices are replaced, so that the same fault at another place has the same key.
         pointer = _INDEX.sub("/*", problem.pointer)
         key = (problem.code, problem.severity, pointer, problem.message)
         if key not in self._faults and len(self._faults) >= _KINDS:
@@ -99,6 +100,7 @@ class Findings:
 
     def to_list(self, of: int) -> list[Finding]:
         """Return the findings of a file with `of` rows, including unreadable ones."""
+        # "error" sorts before "warning".
         faults = sorted(self._faults.values(), key=lambda each: (each.first.severity, -each.rows, each.last_line))
         return [fault.finding(of) for fault in faults]
 

@@ -42,6 +42,7 @@ class Report:
             self._listed[problem.severity] += 1
             self.problems.append(problem)
             return
+        # A list after the line `before` begins with this problem.
         before = (problem.line or 0) - 1
         self.next_after = max(self.after + 1, min(before, self.next_after or before))
         self.hidden[problem.code] += 1

@@ -38,6 +38,7 @@ def list_files(
     query = _select_files(project_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
+    # The cursor may have expired since the last page: its row is still there, though no list shows it.
     expired = select(File.created_at).where(File.project_id == project_id, File.id == after)
     left = (expired, select_deleted_position(project_id, after))
     return page(session, query, File, after, limit, ascending=ascending, left=left)

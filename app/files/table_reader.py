@@ -41,6 +41,7 @@ def column_rows(kind: Kind, file: BinaryIO) -> Iterator[str]:
     """Yield each row of a Parquet or Arrow file as JSON, with a few rows in memory at a time."""
     import pyarrow  # imported after the limits are set, because it reserves memory
 
+    # One file must not take all cores of the machine.
     pyarrow.set_cpu_count(1)
     try:
         for batch in _batches(kind, file):
@@ -74,6 +75,7 @@ def _batches(kind: Kind, file: BinaryIO) -> Iterator[Any]:
 
 def _decoder(kind: Any, column: str) -> Decode:
     """Return a function that makes a column's values JSON; raise `Refused` for a type without a JSON form."""
+    # Checked first: by its storage type, arrow.json would be decoded as plain text.
     name = str(getattr(kind, "extension_name", ""))
     if name == "arrow.json":  # used by `datasets` for values of mixed types
         return lambda value: None if value is None else parse(value)

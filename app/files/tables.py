@@ -54,6 +54,7 @@ def read_lines(chunks: Iterable[bytes], name: str, most_bytes: int, line_bytes: 
     """
     rest = iter(chunks)
     head = b""
+    # A client may send its first bytes one by one; the kind is decided only after enough of them.
     while len(head) < _HEAD and (chunk := next(rest, None)) is not None:
         head += chunk
     whole = chain([head], rest) if head else rest
@@ -82,6 +83,7 @@ def _decode_file(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_byte
             while lines := stdout.read(_CHUNK):
                 yield lines
             told = stderr.read(_CHUNK)
+            # Only now: the exit status tells if the lines are all of the file.
             if process.wait():
                 raise _refusal(kind, process.returncode, told)
 

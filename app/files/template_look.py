@@ -78,6 +78,7 @@ def inspect_folder(folder: Path) -> FolderLook:
 
     Raises `Unavailable` if the process did not finish in time.
     """
+    # Only these variables: the template's process must not see a key of the deployment.
     environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
     environment["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -148,6 +149,7 @@ def main() -> None:
     limit_cpu(_FILES_CPU_S)
     folder = Path(sys.argv[1])
     try:
+        # Printed at once, so that the findings on the files survive a template that ends the process.
         _print([asdict(each) for each in findings(folder)])
         limit_cpu(float(sys.argv[2]))
         _print(_look(folder) if (folder / "tokenizer.json").is_file() else None)

@@ -36,6 +36,7 @@ class LightTokenizer:
     def __init__(self, folder: Path) -> None:
         settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
         self._tokens = _tokens(folder / "tokenizer.json")
+        # A tokenizer file may contain truncation and padding settings, which would change the counts.
         self._tokens.no_truncation()
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}

@@ -61,6 +61,7 @@ def write_checked(
     """
     lines = read_lines(chunks, name, limits.bytes, limits.line_bytes)
     validator = Validator(rule, limits, was=lines.was)
+    # Evaluated from left to right: `finish` runs after all bytes were written and checked.
     return writing.write(key, _feed_validator(validator, lines.chunks)), validator.finish()
 
 

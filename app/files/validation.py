@@ -73,6 +73,7 @@ class Validator:
             self._sniff()
         for line in self._complete_lines():
             self._read(line)
+        # Checked before the line ends, so that a line without an end cannot fill the memory.
         if len(self._pending) > self._limits.line_bytes:
             self._refuse_line()
 
@@ -129,6 +130,7 @@ class Validator:
             self._check_row(text)
 
     def _check_row(self, text: str) -> None:
+        # A first line that is no object means another format: then the whole file is refused.
         is_first = not (self._report.rows or self._report.errors)
         if is_first and not text.startswith("{"):
             raise InvalidRequest(

@@ -72,6 +72,7 @@ def find(
         )
     if about.entry is not None:
         found.tokens = preview.token_counts(storage, counters, about.file, about.entry, wish.max_seq_length, allowance)
+        # Rows that the template refuses are problems of the file too, but only for this model, so they are not stored.
         found = service.with_problems(found, found.tokens.problems, after=wish.after_line or 0)
     if about.other is not None:
         found.overlap = preview.overlap(storage, about.file, about.other)

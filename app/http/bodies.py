@@ -29,6 +29,7 @@ def limit_pace(receive: Receive) -> Receive:
             return await receive()
         began = current_time()
         try:
+            # Only the time within `receive` counts: a slow storage on our side must not time out the client.
             with fail_after(WAIT_S - waited_s):
                 message = await receive()
         except TimeoutError:

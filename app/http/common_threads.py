@@ -52,6 +52,7 @@ class CommonThreads:
 
         A request never holds two places: a nested call does nothing.
         """
+        # A dependency may hold the place already; a second one of the same request could wait for the first forever.
         if getattr(request.state, "has_place", False):
             yield
             return
@@ -65,6 +66,7 @@ class CommonThreads:
     def _owner(self, request: Request) -> str:
         with self._lock:
             project_id = self._projects.get(self._credential_digest(request))
+        # An unknown key is not looked up here: that would need the database, before a place is held.
         return project_id or f"address {request.client.host if request.client else ''}"
 
     def _credential_digest(self, request: Request) -> bytes:

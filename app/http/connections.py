@@ -50,6 +50,7 @@ class Connections:
 
         If a limit is reached, an idle connection is closed to make room.
         """
+        # A trusted proxy brings the connections of many clients.
         limit = None if address in self._trusted else self._most_per_address
         if limit is not None and self._open[address] >= limit and not self._close_one(address):
             return _CROWDED
@@ -78,6 +79,7 @@ class Connections:
         """Close the connection that has been idle longest, of an address or of any; return False if none is idle."""
         found = next(self._list_waiting(address), None)
         if found is not None:
+            # `drop` leaves the table itself, so the iterator above is not used any more.
             found.drop()
         return found is not None
 

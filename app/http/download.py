@@ -46,6 +46,7 @@ def download(storage: Storage, what: Attachment, headers: Headers, link_s: int |
     if link_s is not None and (url := storage.presigned_url(what.key, what.filename, link_s)):
         return RedirectResponse(url, status_code=302)
     size, etag = storage.size(what.key), f'"{what.sha256}"'
+    # By RFC 9110, a range is ignored if the client's copy is of another version.
     asked = headers.get("range") if headers.get("if-range", etag) == etag else None
     start, end = _range(asked, size)
     sent = {

@@ -33,6 +33,7 @@ class KeyThrottle:
         pair = _pair(network, secret)
         if self._is_noted(pair):  # by far the most frequent case; nothing to count
             return 0
+        # Looked at, not counted: only a key that turns out to be invalid counts.
         found = self._limits.look(_KIND, network, per_minute)
         return 0 if found.is_allowed or self._limits.was_seen(_VALID, pair) else found.retry_after_s
 

@@ -116,6 +116,7 @@ class Share:
         places = self.lane.places()
         own = places.shares.setdefault(self.project_id, Semaphore(self.lane.share))
         try:
+            # Refused at once: at the end of a long queue, the request is likely to time out anyway.
             if wait_s < math.inf and own.statistics().tasks_waiting >= self.lane.queued * self.lane.share:
                 raise self._refusal()
             async with _hold_place(own, wait_s, self._refusal()), _hold_place(places.threads, wait_s, self._full()):

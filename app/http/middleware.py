@@ -53,6 +53,7 @@ class Envelope:
                 started = True
                 scope["state"]["status"] = message["status"]
                 headers = MutableHeaders(scope=message)
+                # The rate limit's headers are in the state, so that error responses have them too.
                 headers.update({"x-request-id": request_id, **scope["state"].get("headers", {})})
                 _keep_private(scope, headers)
             await send(message)

@@ -136,6 +136,7 @@ class Form:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
+            # Where the file begins in the body: with the announced length this bounds its size.
             self._file_at = self._file_at or self._read_bytes + start
             self._pieces.append(data[start:end])
             return

@@ -72,6 +72,7 @@ def page(
     `left` holds queries for the creation time of a row that has left the list. Raises `InvalidRequest` if neither the
     list nor `left` contains `after`.
     """
+    # One row more than the page has tells if another page follows.
     following = _following(session, query, model, after, left, ascending=ascending)
     rows = list(session.scalars(following.limit(limit + 1)))
     return Page(rows[:limit], len(rows) > limit)
@@ -99,6 +100,7 @@ def _following(
     if after is not None:
         at = place(reader, after, query.with_only_columns(model.created_at).where(model.id == after), *left)
         later = model.created_at > at if ascending else model.created_at < at
+        # Rows of the same time are ordered by id; without the tie-break some are skipped or repeated.
         tied = model.id > after if ascending else model.id < after
         query = query.where(or_(later, and_(model.created_at == at, tied)))
     return query.order_by(*order)

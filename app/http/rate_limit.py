@@ -103,6 +103,7 @@ class RateLimits:
             try:
                 return question(self._shared)
             except StorageError as error:
+                # Otherwise every request waits for the timeout of a Redis that is down.
                 self._away_until = time.monotonic() + _AWAY_S
                 log.warning("rate limits hold for this process alone, for Redis does not answer: %s", error)
         return question(self._own)

@@ -59,6 +59,7 @@ class Body(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true as 1 and false as 0.
         if isinstance(value, bool) and _is_number(cls, info.field_name):
             raise ValueError("Input should be a number, not true or false.")
         return value

@@ -42,5 +42,6 @@ class Slots:
     def _give_back(self, project_id: str) -> None:
         with self._lock:
             self._open[project_id] -= 1
+            # Projects without open slots are forgotten.
             if not self._open[project_id]:
                 del self._open[project_id]

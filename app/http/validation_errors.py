@@ -57,6 +57,8 @@ def first_fault(exc: RequestValidationError) -> AppError:
     found: dict[str | None, tuple[bool, Fault]] = {}  # by param, and whether the value has an expected type
     for error in exc.errors():
         fault, is_of_type = _fault(error, exc.body), not error["type"].endswith(_OTHER_TYPE)
+        # pydantic reports an error for each branch of a union; of several for one field, the one of the right type
+        # stays.
         known = found.get(fault["param"])
         if known is None or (is_of_type and not known[0]):
             found[fault["param"]] = is_of_type, fault
@@ -84,6 +86,7 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
     place, *path = error["loc"]
     if place == "body":
         path = _in_body(path, body, error["type"])
+    # A validator of a whole object names the field itself.
     path += [cause.param] if isinstance(cause, Refusal) and cause.param else []
     is_no_object = place == "body" and not path and error["type"] in ("missing", *_OBJECTS)
     text = _NO_BODY if is_no_object else _text(error, code, cause)

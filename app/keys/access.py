@@ -33,6 +33,7 @@ def find_ended(session: Session, callers: Iterable[Principal]) -> Mapping[Princi
     for key_id, of_key, revoked_at, expires_at, now, browser in session.execute(
         query.where(ApiKey.id.in_({each.key_id for each in asked}))
     ):
+        # One row per session of the key, or one with NULL if no asked session is valid.
         browsers.add(browser)
         if revoked_at is None and (expires_at is None or expires_at > now):
             scopes[key_id] = frozenset(of_key)

@@ -48,8 +48,10 @@ def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta)
         raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
     _check_owner(session, caller, old.scopes, old.owner)
     key, secret = service.create(session, old.project_id, old.name, old.scopes, old.owner)
+    # The new key gets the old one's whole lifetime, not the rest of it.
     key.expires_at = now + (old.expires_at - old.created_at) if old.expires_at else None
     end = now + overlap
+    # A rotation never extends the old key.
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
     session.flush()
     audit_log.record(session, "key.rotated", old.id, to=key.id)

@@ -42,6 +42,7 @@ def recognize_cookie(session: Session, secret: str) -> Recognized | None:
     if found is None:
         return None
     expires_at, key, per_minute, now = found
+    # The key is checked each time, so revoking it also ends its browser sessions.
     if expires_at <= now or not is_good(key, now):
         return None
     principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest)

@@ -95,9 +95,11 @@ def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
     found = None
     digest = _digest(secret)
     keys = _BY_PREFIX.all(reader, prefix=_prefix(secret))
+    # Prefixes may collide. All keys are compared, in constant time, so that the time does not tell which one matched.
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
+    # The same comparison for an unknown prefix, so that timing does not reveal which prefixes exist.
     if not keys:
         hmac.compare_digest(_NO_DIGEST, digest)
     if found is None or not _is_open(found.revoked_at, found.expires_at, found.now):
@@ -155,6 +157,7 @@ def make_first(session: Session, *, force: bool) -> str:
 def _lock_first_project(session: Session) -> None:
     """Lock the first project, so that processes that start together wait for each other."""
     try:
+        # A savepoint: a conflict undoes this insert alone, not the caller's transaction.
         with session.begin_nested():
             if session.get(Project, FIRST_PROJECT) is None:
                 session.add(Project(id=FIRST_PROJECT, name="default"))
@@ -176,6 +179,7 @@ def _set_given(session: Session, given: str) -> None:
         is_given = key.digest == digest
         if is_given != (key.revoked_at is None):
             audit_log.record(session, "key.restored" if is_given else "key.revoked", key.id)
+        # A key that was given before and is given again is restored.
         key.revoked_at = None if is_given else key.revoked_at or db.clock(session)
         known = known or is_given
     if not known:

@@ -51,6 +51,7 @@ def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY,
     `writes_stay` is the age at which a write counts as abandoned.
     """
     with begin() as session:
+        # In a transaction of its own, so that a failure below does not undo it.
         intents.adopt_condemned(session, _AT_ONCE)
     with begin() as session:
         if give_up and (given_up := intents.give_up_old(session, writes_stay, _AT_ONCE)):
@@ -70,6 +71,7 @@ def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> No
         delete = storage.delete_prefix if intent.kind == DELETE_PREFIX else storage.delete
         delete(intent.storage_key)
     except StorageError as error:
+        # The storage's error matters more than a failure to count it.
         with suppress(SQLAlchemyError), begin() as session:
             intents.note_failure(session, intent.storage_key, str(error))
         raise

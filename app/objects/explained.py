@@ -61,6 +61,7 @@ def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
         session, EmbeddingShard.storage_key, left
     )
     prefixes = select(ObjectIntent.storage_key).where(ObjectIntent.kind == DELETE_PREFIX)
+    # Everything below a prefix that is being deleted is explained by that deletion.
     going = tuple(f"{prefix}/" for prefix in session.scalars(prefixes))
     of_attempts = _of_attempts(session, left)
     found = {key: of_attempts.get(key, _NO_ROW) for key in left if not key.startswith(going)}
@@ -136,6 +137,7 @@ def _of_attempts(session: Session, keys: Collection[str]) -> Mapping[str, str | 
         job = jobs.get(match["job"])
         if job is None:
             found[key] = f"{match['job']} was erased" if match["job"] in erased else _NO_ROW
+        # Each attempt writes under the token of its claim, and tokens only grow.
         elif int(match["token"]) > job.lease_token:
             found[key] = f"{job.id} has had no such attempt"
         elif job.id in taken_back and job.adapter and job.adapter["storage_key"] == key:

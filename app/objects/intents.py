@@ -54,6 +54,7 @@ def resolve_named(session: Session, keys: Iterable[str]) -> None:
     """
     for key in keys:
         ours = (ObjectIntent.storage_key == key) & (ObjectIntent.kind == WRITE)
+        # The sweep may have turned the write into a deletion; then the bytes may be gone already.
         if _count(session.execute(delete(ObjectIntent).where(ours))) != 1:
             raise GivenUp("The request took too long, and what it stored was given up; send it again.")
 
@@ -68,6 +69,7 @@ def abandon_writes(session: Session, keys: Iterable[str]) -> Sequence[ObjectInte
 
 def give_up_old(session: Session, age: timedelta, most: int) -> Sequence[ObjectIntent]:
     """Turn writes older than `age`, whose process must be dead, into deletions; at most `most`."""
+    # By the database's clock, like `created_at`.
     began_before = session.scalars(select(timestamp())).one() - age
     old = select(ObjectIntent.storage_key).where(ObjectIntent.kind == WRITE, ObjectIntent.created_at < began_before)
     return _turn(session, session.scalars(old.limit(most)).all())

@@ -51,6 +51,7 @@ def renew(storage: Storage, begin: Begin) -> ObjectMark:
             log.warning("the storage is marked by another database: %s", found.database_id)
             return mark
         if found and found.generation > mark.generation:
+            # The first finding stays: later marks of the restored database do not tell when the backup was made.
             mark.restored_from = mark.restored_from or mark.marked_at
             log.warning("the database is older than the storage: of %s; was it restored?", mark.restored_from)
         mark.generation = max(mark.generation, found.generation if found else 0) + 1

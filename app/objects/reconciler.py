@@ -82,6 +82,7 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
         for each in missing:
             _note(session, now, each.key, MISSING, f"{each.breaks}: {each.mended_by}", 0)
         session.flush()
+        # Whatever this comparison did not find again has been resolved.
         session.execute(delete(ObjectFinding).where(ObjectFinding.last_seen_at < now))
         findings = list(session.scalars(select(ObjectFinding).order_by(ObjectFinding.storage_key)))
         intents = session.scalar(select(func.count()).select_from(ObjectIntent)) or 0
@@ -104,6 +105,7 @@ def repair(
     done.given_back = restore(storage, lost)
     for finding in report.select(UNEXPLAINED):
         is_due = finding.last_seen_at - finding.first_seen_at >= reported_for
+        # Checked again just before the move: a row may have been added since the report.
         if is_due and not _is_protected(report.mark, finding) and _is_unexplained(begin, finding.storage_key):
             today = finding.last_seen_at.date().isoformat()
             storage.move(finding.storage_key, f"{ASIDE}/{today}/{finding.storage_key}")
@@ -153,6 +155,7 @@ def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Name
     if not absent:
         return []
     with begin() as session:
+        # Queried again: rows that were deleted together with their objects are not missing anything.
         return list({each.key: each for each in explained.named_objects(session) if each.key in absent}.values())
 
 

@@ -24,6 +24,7 @@ def note_adapter(
 ) -> None:
     """Record that a server is about to load an adapter; a condemned adapter is released again."""
     facts = {"project_id": project_id, "job_id": job_id, "model": model, "base": base}
+    # Locked: a process that unloads condemned adapters may be about to drop the row.
     if row := session.get(ServedAdapter, (server, sha256), with_for_update=True):
         row.condemned_at, row.model = None, model
     else:

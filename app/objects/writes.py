@@ -68,6 +68,7 @@ def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: 
 
     `is_named` returns True if the row still exists, and locks it; if it is gone, the object is deleted.
     """
+    # Another process, or the same request sent twice, may have restored it already.
     if storage.exists(lost):
         return
     log.warning("%s was lost and is given back", lost)

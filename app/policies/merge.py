@@ -67,6 +67,7 @@ def _apply_patch(value: Any, patch: Mapping[str, JsonValue], place: str = "") ->
     for name, given in patch.items():
         if isinstance(given, dict):
             found[name] = _apply_patch(found.get(name), given, name)
+        # RFC 7396: `null` removes the field, which then gets its default.
         elif given is None and name in found:
             del found[name]
         elif given is not None or place != "ranges" or not _is_setting(name):

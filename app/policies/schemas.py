@@ -219,6 +219,7 @@ class Policy(Body):
     def _with_named(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         policy = handler(given)
         if isinstance(given, dict) and isinstance(named := given.get("thresholds"), dict):
+            # Which thresholds were given is lost in the dataclass, whose defaults look like given values.
             policy._named = frozenset(named)
         return policy
 

@@ -106,6 +106,7 @@ def _stored_content(policy: Policy) -> dict[str, object]:
         name: getattr(Policy(), name) for name in ("agent", "embedder", "further_tuning", "serving", "transcripts")
     }
     for name, value in (unsaid | {"row_signal": _REPORTED}).items():
+        # An API process of an older version, running at the same time, refuses fields that it does not know.
         if getattr(policy, name) == value:
             del content[name]
     if "serving" in content:

@@ -56,6 +56,7 @@ def check_job_without_lock(reader: Session, project_id: str) -> None:
     if quota is None:
         return
     if quota.max_unfinished_jobs is not None:
+        # A cancelled job does not count, though its worker may still be stopping.
         is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
         open_jobs = select(func.count()).where(Job.project_id == project_id, is_open)
         _hold(reader.scalar(open_jobs) or 0, quota.max_unfinished_jobs, "jobs that have not ended")
@@ -195,6 +196,7 @@ def _lock_quota(session: Session, project_id: str) -> Quota | None:
     """Return the project's limits and lock its row, so that other checks wait until this transaction ends."""
     quota = session.get(Quota, project_id)
     if quota is not None:
+        # FOR NO KEY UPDATE: rows that reference the project can still be inserted by others.
         session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
     return quota
 
@@ -220,6 +222,7 @@ def _room(session: Session, project_id: str, expected: int, counted: int) -> Roo
 def _require_room(session: Session, project_id: str, limit: int, counted: int) -> int:
     """Return how many more bytes the project may store; raise `QuotaExceeded` if none."""
     size, _ = _stored_size(session, project_id)
+    # What its upload has announced is in `size` already, so a part may fill that in any case.
     left = counted + max(limit - size, 0)
     if left == 0:
         raise _refusal(f"{limit} bytes of files", f"it holds {size}")

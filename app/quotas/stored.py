@@ -24,6 +24,7 @@ def pending(session: Session, project_id: str | None = None) -> Counter[str]:
     query = select(Upload.id, Upload.project_id, Upload.bytes).where(_OPEN, of_project)
     for upload_id, owner, announced in session.execute(query):
         found[owner] += max(announced, sent[upload_id])
+    # Parts that are being written are in `sent`, so their intents are not counted a second time.
     is_counted = (ObjectIntent.kind == WRITE) & ObjectIntent.subject.in_(select(Upload.id).where(_OPEN))
     is_owned = (ObjectIntent.project_id == project_id) if project_id else ObjectIntent.project_id.is_not(None)
     others = select(ObjectIntent.project_id, func.sum(ObjectIntent.bytes)).where(~is_counted, is_owned)

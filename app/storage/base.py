@@ -167,6 +167,7 @@ def save_file(chunks: Iterable[bytes], path: Path) -> Stored:
     try:
         with aside.open("wb") as file:
             file.writelines(digest.count_chunks(chunks))
+        # A rename within one folder is atomic, so nobody sees a part of the file.
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)

@@ -48,6 +48,7 @@ class LocalStorage:
                         file.write(chunk)
                 with _as_storage_error(key):
                     file.flush()
+                    # Before the rename: otherwise a power failure may leave the name with no content.
                     os.fsync(file.fileno())
             with _as_storage_error(key):
                 self._make_folder(path.parent)
@@ -61,6 +62,7 @@ class LocalStorage:
     def open(self, key: str) -> Iterator[BinaryIO]:
         """Open the file; it stays readable if the object is deleted in the meantime."""
         with _as_storage_error(key):
+            # O_NOFOLLOW: a link under the key's name is not opened.
             fd = _no_link(str(self._path(key)), os.O_RDONLY)
         with os.fdopen(fd, "rb") as file:
             yield file
@@ -137,6 +139,7 @@ class LocalStorage:
 
     def _path(self, key: str) -> Path:
         path = self._root / check_key(key)
+        # A link inside of the root may lead out of it; keys alone cannot.
         if not path.parent.resolve().is_relative_to(self._root):
             raise ValueError(f"not inside the storage: {key!r}")
         return path
@@ -146,6 +149,7 @@ class LocalStorage:
         if not folder.is_dir():
             self._make_folder(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
+            # The new name is durable only once its parent folder is flushed.
             _sync_folder(folder.parent)
 
 

@@ -55,6 +55,7 @@ class S3Storage:
         name, digest = self._name(key), Digest()
         parts = _parts(digest.count_chunks(chunks))
         first = next(parts)
+        # A multipart upload takes three requests at least; most objects fit into one part.
         if len(first) < PART_BYTES:
             with _as_storage_error(key):
                 self._client.put_object(Bucket=self._bucket, Key=name, Body=first)
@@ -80,6 +81,7 @@ class S3Storage:
                 for chunk in self._body(key, start, end):
                     start += len(chunk)
                     yield chunk
+                # A body that ends without a byte and without an error counts as a failure, or this loop never ends.
                 if start == before:
                     raise IncompleteReadError(actual_bytes=0, expected_bytes=end - start)
             except BotoCoreError as error:
@@ -193,6 +195,7 @@ class S3Storage:
                 self._client.complete_multipart_upload(
                     Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload={"Parts": done}
                 )
+        # Whatever the reason: a bucket stores, and charges for, the parts of an upload that is never completed.
         except BaseException:
             with suppress(BotoCoreError, ClientError):  # report the first failure
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)

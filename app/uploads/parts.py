@@ -40,6 +40,7 @@ def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str
 
     with objects.writing(storage, begin, plan) as writing:
         part.bytes = writing.write(part.storage_key, _at_most(PART_BYTES, form.file())).bytes
+        # Fields may follow the file, so they are checked after it.
         if form.fields:
             name = min(form.fields)[:64]
             raise InvalidRequest(f"The field {name!r} is unknown.", code="extra_forbidden", param=name)
@@ -102,6 +103,7 @@ def _complete(
                 digest.update(chunk)
                 yield chunk
 
+    # 0 bytes: the upload counts against the quota until the file replaces it.
     planned = [Planned(key, upload.project_id, file_id)]
     with objects.writing(storage, begin, lambda session: planned) as writing:
         stored, report = write_checked(writing, key, chunks(), TrainingRows(), limits, upload.filename)

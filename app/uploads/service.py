@@ -64,6 +64,7 @@ def add_part(session: Session, project_id: str, part: UploadPart) -> UploadPart:
     """Add a part that is in storage; raise `TooLarge` if the parts far exceed the announced size."""
     upload = pending(session, project_id, part.upload_id)
     earlier = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload_id == upload.id)) or 0
+    # Parts that were sent twice stay until the upload ends, so more bytes than announced are normal, up to a limit.
     if earlier + part.bytes > _SENDINGS * upload.bytes:
         message = f"The parts have far more than the {upload.bytes} bytes that were announced."
         raise TooLarge(message, code="too_many_parts", param="data")

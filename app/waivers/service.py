@@ -81,6 +81,7 @@ def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
     in_force = job.safety.get("waiver") if job.safety else None
     if job.safety and in_force and in_force["waiver_id"] == waiver.id:
         ended: WaiverFacts = {**in_force, "expires_at": int(waiver.expires_at.timestamp())}
+        # The job stays succeeded, but downloads check the expiry of the waiver that it shows.
         shown = {**job.safety, "waiver": ended}
         transitions.change_status(session, Job.id == job.id, job.status, JobStatus.succeeded, safety=shown)
         events.append(session, job.id, "warn", "message", "The waiver that released the adapter was ended")
@@ -140,6 +141,7 @@ def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
         raise InvalidState(f"{waiver.id} has expired; propose a new one.", code="waiver_expired")
     proposer, approver = (session.get_one(ApiKey, key_id) for key_id in (waiver.proposed_by, caller.key_id))
     _check_persons(proposer, approver)
+    # A revoked key no longer speaks for its owner.
     if proposer.revoked_at is not None:
         raise InvalidState(f"The key that proposed {waiver.id} was revoked; propose a new one.", code="key_revoked")
 

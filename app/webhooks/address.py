@@ -61,6 +61,7 @@ def resolve(url: str, *, allow_local: bool) -> Target:
     is_local = allow_local and parts.scheme == "http"
     if parts.scheme != "https" and not is_local:
         raise Refused("The URL must begin with https://.")
+    # Other ports may reach services that are not web servers.
     if not is_local and port not in (None, 443):
         raise Refused("The port must be 443.")
     port = port or (80 if is_local else 443)
@@ -93,6 +94,7 @@ def _look_up_host(host: str, port: int) -> list[Any]:
         except (OSError, UnicodeError) as error:
             answer.set_exception(error)
 
+    # A daemon thread: a look-up that hangs does not keep the process from ending.
     Thread(target=look_up, daemon=True).start()
     try:
         return answer.result(LOOKUP_S)

@@ -109,6 +109,7 @@ def _take(session: Session) -> list[_Task]:
     chosen = select(oldest.c.id).where(oldest.c.place == 1).order_by(turn, oldest.c.due_at, oldest.c.id)
     query = select(WebhookDelivery).where(is_due, WebhookDelivery.id.in_(chosen.limit(_AT_ONCE)))
     first = {row.endpoint_id: row for row in session.scalars(query.with_for_update(skip_locked=True))}
+    # Due again in a minute if this process dies; the time also keeps other couriers away meanwhile.
     held = update(WebhookDelivery).where(WebhookDelivery.id.in_([row.id for row in first.values()]))
     session.execute(held.values(due_at=now() + _HELD_S), execution_options={"synchronize_session": False})
     endpoints = session.scalars(select(WebhookEndpoint).where(WebhookEndpoint.id.in_(first)))
@@ -120,6 +121,7 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
     row = session.get(WebhookDelivery, delivery.id, with_for_update=True)
     if row is None:
         return
+    # 410 Gone: the receiver asks for no further events.
     if outcome.is_gone:
         session.get_one(WebhookEndpoint, row.endpoint_id).status = "disabled"
     if row.status == "delivered":  # another courier took over because we were slow

@@ -27,6 +27,7 @@ def _tell(session: Session, job_id: str, type: str) -> None:
     project_id = select(Job.project_id).where(Job.id == job_id).scalar_subquery()
     is_open = (WebhookEndpoint.project_id == project_id) & (WebhookEndpoint.status == "enabled")
     wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # no deletion meanwhile
+    # One id for all endpoints, by which a receiver of several of them recognizes the event.
     event_id = new_id("evt_")
     for endpoint in session.scalars(wanted):
         if type in endpoint.events:

@@ -39,10 +39,12 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.create_connection((self._target.address, self._target.port), _CONNECT_S)
         if self._target.is_tls:
             wrap = ssl.create_default_context().wrap_socket
+            # The handshake comes later, in `post`, when the deadline runs already.
             self.sock = wrap(self.sock, server_hostname=self._target.host, do_handshake_on_connect=False)
 
     def cut(self) -> None:
         with suppress(OSError):
+            # The plain socket's method: SSLSocket's own also drops its SSL object, which the other thread may be using.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
@@ -55,6 +57,7 @@ def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
         deadline.start()
         if isinstance(connection.sock, ssl.SSLSocket):
             connection.sock.do_handshake()
+        # The connection goes to an address, so the Host header has to name the host.
         host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
         named = {"host": host, "content-type": "application/json", "user-agent": "spard-webhooks", **headers}
         connection.request("POST", target.path, body, named)

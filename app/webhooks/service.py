@@ -23,6 +23,7 @@ _BOTH_VALID = timedelta(hours=24)
 
 def create(session: Session, project_id: str, ask: EndpointCreate) -> WebhookEndpoint:
     """Create an endpoint for a checked address; raise `InvalidState` if the project has too many."""
+    # Locked, so that two requests at the same time are counted one after the other.
     session.execute(select(Project.id).where(Project.id == project_id).with_for_update())
     if (
         session.scalar(select(func.count()).select_from(_select_endpoints(project_id).subquery())) or 0
