@@ -73,7 +73,9 @@ class Entries:
 def record(session: Session, action: str, target: str, result: Result = "ok", **details: Any) -> None:
     """Add an entry about the session's caller; other entries wait until the transaction ends, so call it last.
 
-    `action` is such as `job.created`, `target` the id of the affected thing; `details` are stored as JSON.
+    `action` is a name such as `job.created`, `target` the id of the affected thing; `details` are stored as JSON.
+
+        audit_log.record(session, "key.rotated", old.id, to=key.id)
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # SQLite allows one writer anyway

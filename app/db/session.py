@@ -67,7 +67,13 @@ def make_engine(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, info: dict[str, object] | None = None) -> Iterator[Session]:
-    """Open a session that commits at the end of the block and rolls back on an exception."""
+    """Open a session that commits at the end of the block and rolls back on an exception.
+
+    `info` becomes the session's `info`; the audit log finds the caller in it.
+
+        with transaction(engine) as session:
+            session.add(row)
+    """
     with Session(engine, expire_on_commit=False, info=info) as session, session.begin():
         yield session
 
@@ -95,7 +101,13 @@ def read(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def look(engine: Engine) -> Iterator[Connection]:
-    """Open a read-only connection like `read`, without the ORM's overhead; for `Prepared` and `rows`."""
+    """Open a read-only connection like `read`, without the ORM's overhead; for `Prepared` and `rows`.
+
+    The rows of `app.jobs.rows` are read this way:
+
+        with look(engine) as connection:
+            job = rows.find(connection, project_id, job_id)
+    """
     with engine.connect() as connection:
         connection.execution_options(**_READ_ONLY).begin()
         yield connection

@@ -44,7 +44,8 @@ def look(storage: Storage, file: File, leave_out: Collection[str] = ()) -> Conve
 def convert(storage: Storage, begin: Begin, file: File, limits: Limits, leave_out: Collection[str] = ()) -> Conversion:
     """Convert every row and store the result as a new file, with the checks of an upload.
 
-    The original file is unchanged. Raises as `look` does, and if the rows are in OpenAI's form already.
+    The original file is unchanged. `leave_out` names columns to drop. Raises `InvalidState` for a row that cannot be
+    converted, or if the rows are in OpenAI's form already.
     """
     rows = _Rows(read_rows(storage, file), leave_out)
     lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)

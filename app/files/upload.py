@@ -44,7 +44,7 @@ class Received:
 
 
 def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
-    """Stream the form's file through the checks to storage."""
+    """Stream the form's file through the checks to storage under `key`; see `write_checked`."""
     form.fields_before_file()
     name = clean_name(form.filename or "", "file")
     stored, report = write_checked(writing, key, form.file(), rule, limits, name)
@@ -66,7 +66,11 @@ def write_checked(
 
 
 def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: Limits) -> File:
-    """Receive a file of the purpose `fine-tune`, and store it with its validation report."""
+    """Receive a file of the purpose `fine-tune`, and store it with its validation report; return its row.
+
+    No transaction is open while the body arrives. Raises `InvalidRequest` or `TooLarge` for a file that is not text
+    rows, and `QuotaExceeded` if the project has no room for it.
+    """
     file_id = new_id("file-")
     key = file_key(project_id, file_id)
     plan = partial(plan_file, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))

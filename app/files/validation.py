@@ -47,7 +47,16 @@ class Limits:
 
 
 class Validator:
-    """Validates a file's bytes as they arrive; `finish` returns the report."""
+    """Validates a file's bytes as they arrive; `finish` returns the report.
+
+    `rule` checks one row, `after` is the line after which problems are listed, and `was` the file's kind before it was
+    converted to JSON lines.
+
+        validator = Validator(TrainingRows(), limits)
+        for chunk in chunks:
+            validator.feed(chunk)
+        report = validator.finish()
+    """
 
     def __init__(self, rule: RowRule, limits: Limits, after: int = 0, was: str | None = None) -> None:
         self._rule = rule

@@ -40,8 +40,8 @@ class Attachment:
 def download(storage: Storage, what: Attachment, headers: Headers, link_s: int | None, reads: Share) -> Response:
     """Return a redirect to a link valid for `link_s` seconds, or stream the object or the requested range.
 
-    With `link_s` None, or a storage without links, the object is streamed. Raises 416 for a range outside of the
-    object.
+    With `link_s` None, or a storage without links, the object is streamed through the lane `reads`. `headers` are those
+    of the request, for `Range` and `If-Range`. Raises 416 for a range outside of the object.
     """
     if link_s is not None and (url := storage.presigned_url(what.key, what.filename, link_s)):
         return RedirectResponse(url, status_code=302)

@@ -74,7 +74,12 @@ class _Places:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a lane that one project may use."""
+    """The part of a lane that one project may use.
+
+    A route gets the share of its caller as a dependency (`ReadsDep` and others in `app.deps`):
+
+        return await reads.answer(lambda: read_report(storage, key))
+    """
 
     lane: Lane
     project_id: str

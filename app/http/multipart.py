@@ -16,7 +16,15 @@ _MAX_FIELDS = 32
 
 
 class Form:
-    """The fields and the one file of a request; fields after the file are known once the file was read."""
+    """The fields and the one file of a request; fields after the file are known once the file was read.
+
+    `body` yields the raw body in chunks, `part` is the name of the file's part, and `body_bytes` the announced length
+    of the body, if any. Raises `UnsupportedMedia`, `InvalidRequest` or `TooLarge` for a malformed form.
+
+        form = Form(request.headers["content-type"], chunks)
+        fields = form.fields_before_file()
+        stored = storage.write(key, form.file())
+    """
 
     def __init__(
         self, content_type: str, body: Iterable[bytes], part: str = "file", body_bytes: int | None = None

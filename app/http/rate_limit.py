@@ -62,7 +62,13 @@ class Taken:
 
 
 class RateLimits:
-    """Windows by kind and id, shared through Redis if `redis_url` is set."""
+    """Windows by kind and id, shared through Redis if `redis_url` is set.
+
+    A request is counted first and refused afterwards:
+
+        taken = limits.take("requests", project_id, per_minute=60)
+        taken.require("requests")
+    """
 
     def __init__(self, redis_url: str | None = None) -> None:
         self._own = FixedWindowRateLimiter(WindowsInMemory())

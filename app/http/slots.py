@@ -22,7 +22,7 @@ class Slots:
 
     @contextmanager
     def place(self, project_id: str, at_once: int) -> Iterator[None]:
-        """Hold one of a project's slots; raise 429 if all `at_once` are taken."""
+        """Hold one of a project's slots during the block; raise 429 if all `at_once` are taken."""
         self._take(project_id, at_once)
         try:
             yield

@@ -80,9 +80,9 @@ def clone(
 ) -> JobOut:
     """Queue a clone of the job `job_id` and return it.
 
-    If risky rows are left out, a new training file is made first; it is deleted again if the clone is refused, or if an
-    earlier sending of the same request has already made the job. Raises `InvalidState` if the report names no risky
-    row.
+    `ask` has the changes to its request. If risky rows are left out, a new training file is made first; it is deleted
+    again if the clone is refused, or if an earlier sending of the same request has already made the job. Raises
+    `InvalidState` if the report names no risky row, and every error of creating a job.
     """
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)

@@ -114,7 +114,8 @@ def estimate(
 ) -> Estimate:
     """Validate a request as if it created a job, and return its estimate.
 
-    Nothing is stored. Raises the same errors as creating the job, including those about its files.
+    Nothing is stored. `allowance` limits the CPU time for counting tokens. Raises the same errors as creating the job,
+    including the errors about its files.
     """
     with begin() as session:
         frozen = resolve_request(session, caller, ask, settings)

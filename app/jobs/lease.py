@@ -68,11 +68,12 @@ def claim(
     room: Room = scheduling.ANY,
     only: ColumnElement[bool] | None = None,
 ) -> Claim | None:
-    """Claim the next job for the worker `owner`, or return None if no job may start; one worker gets each job.
+    """Claim the next job for the worker `owner`, or return None if no job may start.
 
-    The lease lasts `lease_s` seconds. A job without a deadline gets one `max_run_s` seconds from now. The worker cannot
-    load base models of the sources in `lacks` and has `room` on its GPUs; jobs that need more are skipped. With `only`,
-    the first job that matches this condition is claimed, without regard to the order of projects.
+    Exactly one worker gets each job. The lease lasts `lease_s` seconds. A job without a deadline gets one `max_run_s`
+    seconds from now. The worker cannot load base models of the sources in `lacks` and has `room` on its GPUs; jobs that
+    need more are skipped. With `only`, the first job that matches this condition is claimed, without regard to the
+    order of projects.
     """
     # Another worker may take a project's last job between the two queries; then the next project is tried.
     for which in scheduling.turns(session) if only is None else (only,):
@@ -136,7 +137,7 @@ def holds(session: Session, claim: Claim) -> bool:
 
 
 def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[str, float | None]]) -> bool:
-    """Store the metrics of each step; return False if the lease is lost.
+    """Store the metrics of each step, given as step to name to value; return False if the lease is lost.
 
     A step that is trained again after a restart replaces its row.
     """

@@ -68,7 +68,7 @@ def projects(session: Session) -> list[str]:
 def standings(session: Session, among: Collection[str] | None = None) -> list[Standing]:
     """Return the standings of the projects that have a job to start, in the order of their turns.
 
-    With `among`, the standings of those projects instead, whether or not they have a job to start.
+    With `among`, a collection of project ids, the standings of those projects instead, even without a job to start.
     """
     return shares.in_turn(_standings(session, among, _running(session)))
 
@@ -107,7 +107,10 @@ def turns(session: Session) -> Iterator[ColumnElement[bool]]:
 
 
 def next_jobs(session: Session, most: int, room: Room) -> list[Job]:
-    """Return the jobs that start next if projects take turns: at most `most`, only jobs that fit `room`."""
+    """Return the jobs that start next if projects take turns: at most `most`, only jobs that fit `room`.
+
+    For launchers, which start a process for each of them; no job is locked or claimed.
+    """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now()) & needs.has_room(room)
     order = Job.priority, Job.created_at, Job.id
     of_projects = [

@@ -48,8 +48,9 @@ def create(
 ) -> JobOut:
     """Queue a job and return it, or return the job that an earlier sending of the same request made.
 
-    `origin` names the job that it is a clone of. A file that cannot be trained on raises `InvalidRequest` or makes a
-    job that fails at once, as the setting `bad_files` says.
+    `submission` tells how the request was sent (idempotency key, retry count), `origin` which job it is a clone of. A
+    file that cannot be trained on raises `InvalidRequest` or makes a job that fails at once, as the setting `bad_files`
+    says. Raises `QuotaExceeded` if the project may have no further job.
     """
     # The id is chosen here, because the idempotency key is reserved for it before the job exists.
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
@@ -99,7 +100,11 @@ def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
 def list_jobs(
     reader: Connection, project_id: str, filters: dict[str, str] | None, after: str | None, limit: int
 ) -> JobList:
-    """List the project's jobs, newest first; with `filters` None, only jobs without metadata."""
+    """List the project's jobs, newest first.
+
+    `filters` are pairs that a job's metadata must contain; None matches jobs without metadata, an empty mapping all
+    jobs. `after` is the id of the last job of the previous page.
+    """
     query = rows.ALL.where(Job.project_id == project_id)
     if filters is None:
         query = query.where(~select(_pairs(reader).c.key).exists())
@@ -161,7 +166,10 @@ def resume(session: Session, project_id: str, job_id: str) -> JobOut:
 
 
 def list_events(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
-    """Return one page of a job's events, newest first."""
+    """Return one page of a job's events, newest first.
+
+    `after` is the id of the last event of the previous page; raises `InvalidRequest` for an unknown one.
+    """
     job = get(session, project_id, job_id)
     query = select(JobEvent).where(JobEvent.job_id == job.id)
     if after is not None:

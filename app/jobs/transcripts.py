@@ -78,7 +78,10 @@ def show(
 
 
 def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, hit: bool | None) -> TranscriptList:
-    """Return up to `limit` transcripts with an index above `after`, filtered by suite and outcome if given."""
+    """Return up to `limit` transcripts with an index above `after`.
+
+    `suite` and `hit` select those of one suite or with one outcome; None means any. Raises `HasNone` if none were kept.
+    """
     wanted = (
         each
         for each in _all(storage, key)

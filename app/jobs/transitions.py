@@ -93,6 +93,8 @@ def change_status(
     If the job ends, its project's webhooks are notified; if an attempt ends, its GPU time is charged to the project.
     Returns the job's id and the columns of `returning`, or None if no job matches `which` or it has left `source`.
     Raises `IllegalTransition` for a change that is not in `TRANSITIONS`.
+
+        change_status(session, Job.id == job.id, JobStatus.paused, JobStatus.queued, run_after=0.0)
     """
     if (source, target) not in _ALLOWED:
         raise IllegalTransition(f"a job cannot go from {source} to {target}")

@@ -28,7 +28,10 @@ def list_keys(session: Session, project_id: str | None) -> Sequence[ApiKey]:
 
 
 def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey, str]:
-    """Create a key for an existing project; return it with its secret, which is not stored."""
+    """Create a key for an existing project; return it with its secret, which is not stored.
+
+    Raises `NotFound` for an unknown project, and `Forbidden` if the caller may not create admin keys for another owner.
+    """
     if session.get(Project, ask.project_id) is None:
         raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
     _check_owner(session, caller, ask.scopes, ask.owner)

@@ -69,7 +69,10 @@ class _Seen:
 
 
 def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
-    """Compare rows and storage; each difference is recorded with the time since when it has existed."""
+    """Compare rows and storage; each difference is recorded with the time since when it has existed.
+
+    Objects younger than `young` are skipped, because their rows may not be committed yet.
+    """
     mark = marks.renew(storage, begin)
     with begin() as session:
         now = session.scalars(select(timestamp())).one()
@@ -98,7 +101,8 @@ def repair(
 ) -> Repaired:
     """Compare, move aside objects without a row that were reported for `reported_for`, and restore needed ones.
 
-    Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted.
+    Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted. Raises
+    `StorageError` if the storage fails; a repeated call continues.
     """
     report, done = check(storage, begin, young), Repaired()
     lost = {each.storage_key for each in report.select(MISSING)}

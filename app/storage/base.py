@@ -70,7 +70,7 @@ class Storage(Protocol):
     """
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
-        """Store an object, whole or not at all; exceptions of `chunks` are passed on unchanged."""
+        """Store an object, whole or not at all; return its size and digest. Exceptions of `chunks` pass unchanged."""
         ...
 
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
@@ -161,7 +161,7 @@ def read_file(path: Path) -> Iterator[bytes]:
 
 
 def save_file(chunks: Iterable[bytes], path: Path) -> Stored:
-    """Write chunks to a file, which appears whole or not at all."""
+    """Write chunks to a file, which appears whole or not at all; return its size and digest."""
     digest = Digest()
     aside = path.with_name(f"{path.name}.part")
     try:

@@ -30,7 +30,10 @@ _FAILED, _WAIVED = "safety_gate_failed", "waived"
 
 
 def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:
-    """Propose a waiver with a reason and an expiry; a second person has to approve it."""
+    """Propose a waiver with a reason and an expiry; a second person has to approve it.
+
+    Raises `InvalidState` if the job has no held adapter, and `InvalidRequest` for an expiry that is past or too far.
+    """
     _waivable(session, job_id)
     now, expires_at = db.clock(session), datetime.fromtimestamp(ask.expires_at, UTC)
     if not now < expires_at <= now + LONGEST:
@@ -44,7 +47,11 @@ def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate)
 
 
 def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
-    """Approve a waiver with another person's key: the adapter is released until the waiver expires."""
+    """Approve a waiver with another person's key: the adapter is released until the waiver expires.
+
+    The signed record of the release is stored with the waiver. Raises `Forbidden` unless two different owners hold the
+    two keys, and `InvalidState` for a waiver that was approved before, has expired or was proposed with a revoked key.
+    """
     job, held = _waivable(session, job_id)
     waiver = _waiver(session, job_id, waiver_id)
     _check(session, waiver, caller)

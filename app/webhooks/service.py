@@ -82,7 +82,7 @@ def enable(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 def deliveries(
     session: Session, project_id: str, endpoint_id: str, after: str | None, limit: int
 ) -> Page[WebhookDelivery]:
-    """Return an endpoint's deliveries, newest first."""
+    """Return a page of an endpoint's deliveries, newest first; `after` is the last id of the previous page."""
     query = _select_deliveries(get(session, project_id, endpoint_id))
     return page(session, query, WebhookDelivery, after, limit, ascending=False)
 

@@ -80,7 +80,10 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
 
 
 def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[Gathered]:
-    """Look up jobs of the project and the storage keys of their reports; raise `NotFound` if one is missing."""
+    """Look up jobs of the project and the storage keys of their reports, in the order of `job_ids`.
+
+    Raises `NotFound` if one of them is missing.
+    """
     return _places_and_reports(reader, page_rows.several(reader, project_id, job_ids))
 
 
