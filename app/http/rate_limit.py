@@ -64,7 +64,7 @@ class Taken:
 class RateLimits:
     """Windows by kind and id, shared through Redis if `redis_url` is set.
 
-    A request is counted first and refused afterwards:
+    A request is counted first, then refused if the window was full:
 
         taken = limits.take("requests", project_id, per_minute=60)
         taken.require("requests")
