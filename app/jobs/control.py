@@ -10,7 +10,7 @@ from app.jobs import events, transitions
 
 
 def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) -> JobStatus | None:
-    """Cancel a job that is not running at once, or ask the worker of a running job to stop.
+    """Cancel a queued or paused job at once, or ask the worker of a running job to stop.
 
     With `audits_last`, the worker first audits the checkpoints of the job's last epochs. The job ends as cancelled
     whatever its worker still does. Returns the job's status, or None if the job has ended, was cancelled before or does

@@ -58,7 +58,7 @@ def find_model(session: Session, job_id: str, step: int) -> Model:
 
 
 def older(session: Session, limit: int) -> list[Model]:
-    """Return up to `limit` released models that today's audit has not been asked of; jobs first, then checkpoints.
+    """Return up to `limit` models that an older audit released and today's has not examined; jobs, then checkpoints.
 
     Each group is ordered by age, oldest first.
     """

@@ -35,7 +35,7 @@ _SLICE, _BREATH_S = 8, 0.01  # streams served in a row, and the pause for other 
 
 @dataclass(frozen=True, slots=True)
 class _Mail:
-    """The events for all streams with one cursor, and the event number that they have seen after them."""
+    """The events for all streams with one cursor, and the number of the last event that they have seen then."""
 
     events: tuple[ServerSentEvent, ...]
     seen: int
