@@ -1,1 +1,1 @@
-"""The service: OpenAI's fine-tuning API, its database and storage, and the provider's side of both."""
+"""The service: OpenAI's fine-tuning API, its database and storage, and the provider's tools."""

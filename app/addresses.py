@@ -1,4 +1,4 @@
-"""Addresses of endpoints that get a key of the deployment: compared, never guessed at."""
+"""Compare the addresses of endpoints that receive one of the deployment's API keys."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def is_listed(url: str, listed: Iterable[str]) -> bool:
-    """Whether a URL is one of those listed: same scheme, host, port and path; a slash at the end makes no difference.
+    """Return True if a URL equals one of `listed` in scheme, host, port and path; a trailing slash does not matter.
 
-    A URL that cannot be read, or that has a user name, a query or a fragment, is none of them.
+    A URL that cannot be parsed, or that has a user name, a query or a fragment, matches nothing.
     """
     wanted = _parts(url)
     return wanted is not None and any(wanted == _parts(each) for each in listed)

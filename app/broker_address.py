@@ -1,9 +1,9 @@
-"""Read the broker's address once, for all that connect to it: Celery, rate limits, `spard doctor` and the start.
+"""Parse the broker's address once for everything that connects to it: Celery, rate limits, `spard doctor`, the start.
 
-kombu (Celery's transport) and redis-py parse addresses differently. redis-py takes any query argument, kombu only those
-of its own constructor; a path that is no number is database 0 to redis-py and an error to kombu; kombu has another
-scheme for sockets, and verifies no certificate of `rediss://` unless it is told to. So an address is parsed here, and
-each library gets what was found in its own form. What cannot be given to both is refused, with the reason.
+kombu (Celery's transport) and redis-py parse addresses differently. redis-py accepts any query argument, kombu only
+those of its own constructor; a path that is not a number is database 0 to redis-py and an error to kombu; kombu has
+another scheme for sockets, and by default does not verify the certificate of `rediss://`. So the address is parsed
+here, and each library gets the result in its own form. What cannot be given to both is refused with the reason.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _DEFAULT_PORT = 6379
 _MIN_SOCKET_TIMEOUT_S = 2.0  # Celery's blocking read alone takes one second
 _VERIFICATION = {"required": ssl.CERT_REQUIRED, "optional": ssl.CERT_OPTIONAL, "none": ssl.CERT_NONE}
 _YES_OR_NO = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-Value = ssl.VerifyMode | bool | str | int | float | None  # of an argument of redis-py or Celery
+Value = ssl.VerifyMode | bool | str | int | float | None  # of redis-py's and Celery's arguments
 
-_REASONS = {  # why a query argument that redis-py knows is refused
+_REASONS = {  # query arguments of redis-py that are refused -> why
     "protocol": "Celery cannot be told which protocol to speak; the server and the client agree on one",
     "username": "the user name is written before the host: redis://user:password@host",
     "password": "the password is written before the host: redis://:password@host",
@@ -38,7 +38,7 @@ _REASONS = {  # why a query argument that redis-py knows is refused
 
 @dataclass(frozen=True, slots=True)
 class BrokerAddress:
-    """Where the broker is and how it is connected to; `socket_path` stands in place of host and port."""
+    """The broker's address and connection options; `socket_path` replaces host and port."""
 
     host: str = "localhost"
     port: int = _DEFAULT_PORT
@@ -51,21 +51,21 @@ class BrokerAddress:
 
     @property
     def verifies(self) -> bool:
-        """Whether the server has to prove who it is, where TLS is asked for; without TLS there is nothing to verify."""
+        """True if the server's certificate is verified, or if TLS is not used at all."""
         return self.tls is None or self.tls["ssl_cert_reqs"] != ssl.CERT_NONE
 
     def celery_settings(self, transport_options: Mapping[str, object]) -> dict[str, object]:
-        """Return Celery's settings for this broker; timeouts of the address replace those of `transport_options`."""
+        """Return Celery's settings for this broker; timeouts of the address override `transport_options`."""
         settings: dict[str, object] = {
             "broker_url": self._kombu_url(),
             "broker_transport_options": {**transport_options, **self.timeouts},
         }
-        if self.tls is not None:  # without it kombu takes any certificate
+        if self.tls is not None:  # otherwise kombu accepts any certificate
             settings["broker_use_ssl"] = dict(self.tls)
         return settings
 
     def open_pool(self, timeout_s: float) -> redis.ConnectionPool:
-        """Return a pool of redis-py whose connections wait at most `timeout_s`, less if the address says so."""
+        """Return a redis-py pool whose connections wait at most `timeout_s`, or less if the address says so."""
         wait_s = {
             name: min(timeout_s, self.timeouts.get(name, timeout_s))
             for name in ("socket_timeout", "socket_connect_timeout")
@@ -74,6 +74,7 @@ class BrokerAddress:
         if "health_check_interval" in self.timeouts:
             options["health_check_interval"] = self.timeouts["health_check_interval"]
         if self.socket_path is not None:
+            # redis-py's connection for sockets has no connect timeout.
             options |= {"path": self.socket_path, "socket_timeout": wait_s["socket_timeout"]}
             return redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, **options)
         options |= {"host": self.host, "port": self.port, **wait_s}
@@ -94,13 +95,13 @@ class BrokerAddress:
 
 
 def read_broker_address(url: str) -> BrokerAddress:
-    """Parse the broker's address; raise `Unfit` with the reason, without the password, if it cannot be used by all."""
+    """Parse the broker's address; raise `Unfit` with the reason, never the password, if it is not usable."""
     try:
         parts = urlsplit(url.strip())
         port = parts.port
     except ValueError:
         raise _unreadable() from None
-    is_cut = "#" in url or "@" in parts.path + parts.query  # within a password: no message may show what follows
+    is_cut = "#" in url or "@" in parts.path + parts.query  # an unescaped password: no message may show the rest
     if parts.scheme not in _SCHEMES or is_cut:
         raise _unreadable()
     arguments = _read_arguments(parts)
@@ -120,7 +121,7 @@ def read_broker_address(url: str) -> BrokerAddress:
 
 
 def _read_arguments(parts: SplitResult) -> dict[str, str]:
-    """Return the query's arguments; none may be unknown, or stand twice with different values."""
+    """Return the query's arguments; raise `Unfit` for unknown ones and for two values of one argument."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
         if name not in _TIMEOUTS | _TLS_ARGUMENTS.keys() | {"db"}:
@@ -132,8 +133,9 @@ def _read_arguments(parts: SplitResult) -> dict[str, str]:
 
 
 def _read_database(parts: SplitResult, argument: str | None) -> int:
-    """Return the number of the database, from the path or from `?db=`; a socket's path is not one."""
+    """Return the database number from the path or from `?db=`; the path of a socket has none."""
     path = "" if parts.scheme == "unix" else unquote(parts.path).strip("/")
+    # `isdigit` alone accepts digits of other scripts.
     for text in (path, argument or ""):
         if text and not (text.isascii() and text.isdigit()):
             raise _refusal("names its database; a Redis numbers them: end it with a number such as /0")
@@ -160,7 +162,7 @@ def _read_timeout(name: str, text: str) -> float:
 
 
 def _read_tls(parts: SplitResult, arguments: Mapping[str, str]) -> Mapping[str, Value] | None:
-    """Return redis-py's arguments for TLS. Certificate and host are verified unless the address says otherwise."""
+    """Return redis-py's TLS arguments. Certificate and host name are verified unless the address says otherwise."""
     if parts.scheme != "rediss":
         if arguments:
             raise _refusal(f"has {', '.join(sorted(arguments))}, which are for TLS: begin it with rediss://")
@@ -170,7 +172,7 @@ def _read_tls(parts: SplitResult, arguments: Mapping[str, str]) -> Mapping[str, 
 
 
 def _read_verification(name: str, text: str) -> ssl.VerifyMode:
-    """Read `ssl_cert_reqs` as redis-py writes it (`required`) and as Celery does (`CERT_REQUIRED`)."""
+    """Parse `ssl_cert_reqs` in redis-py's spelling (`required`) or Celery's (`CERT_REQUIRED`)."""
     found = _VERIFICATION.get(text.lower().removeprefix("cert_"))
     if found is None:
         raise _refusal(f"has {name}, which is one of {', '.join(_VERIFICATION)}")

@@ -1,4 +1,4 @@
-"""Who asks: keys and signed-in browsers recognized, their requests counted, and reads answered for them."""
+"""Authenticate callers by key or browser session, count their requests, and answer frequent reads for them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_KEY = "Give your API key in the header: Authorization: Bearer YOUR_KEY."
 
 
 def request_caller(request: Request) -> Caller:
-    """Return the request's caller; once its key is recognized, the audit log names it for what its sessions do."""
+    """Return the request's caller; once it is authenticated, the audit log names it in the request's sessions."""
     state = request.state
     if not hasattr(state, CALLER):
         setattr(state, CALLER, Caller())
@@ -38,7 +38,7 @@ def request_caller(request: Request) -> Caller:
 
 
 def recognize_key(request: Request, engine: Engine, settings: Settings, caller: Caller, secret: str) -> Principal:
-    """Return whose key it is; 401 for a wrong one, 429 for too many wrong ones or requests."""
+    """Return the principal of a key; raise 401 for a wrong key, 429 for too many wrong keys or requests."""
     with db.read(engine) as session:
         found = _recognize_key(request, session, settings, caller, secret)
     _note_use(engine, found)
@@ -52,6 +52,7 @@ def _recognize_key(request: Request, reader: db.Reader, settings: Settings, call
     if found is None:
         throttle.note_invalid(_address(request), settings.wrong_keys_per_minute)
         raise Unauthorized("The API key is not valid; it may be mistyped, expired or revoked.")
+    # From now on this key is accepted from this address, even if others there send wrong ones.
     throttle.note_valid(_address(request), secret)
     own = found.requests_per_minute
     _admit(request, caller, found.principal, settings.requests_per_minute if own is None else own)
@@ -59,9 +60,9 @@ def _recognize_key(request: Request, reader: db.Reader, settings: Settings, call
 
 
 def _note_use(engine: Engine, found: Recognized) -> None:
-    """Store the use of a key now and then; no other transaction of the request is open meanwhile.
+    """Store the time of a key's use now and then; the request has no other open transaction at this moment.
 
-    While another program has locked the database that is left to a later request: a read does not wait for it.
+    If another program has locked the database, a later request stores it: a read must not wait for that.
     """
     if found.is_use_noted:
         return
@@ -74,7 +75,7 @@ def _note_use(engine: Engine, found: Recognized) -> None:
 
 
 def signed_in_browser(request: Request, engine: Engine, settings: Settings, caller: Caller) -> Principal | None:
-    """Return whose key a browser was signed in with; None for one that is not, or no longer."""
+    """Return the principal of a signed-in browser; None if it is not signed in any more."""
     cookie = request.cookies.get(browser_sessions.COOKIE)
     if not cookie:
         return None
@@ -94,6 +95,7 @@ def _recognize_browser(
 
 
 def _admit(request: Request, caller: Caller, principal: Principal, per_minute: int | None) -> None:
+    # Also set on sessions that are open already: they refer to the same `Caller`.
     caller.principal = principal
     common_threads(request).note_project(request, principal.project_id)
     request.state.headers = {}
@@ -106,7 +108,7 @@ def _address(request: Request) -> str:
 
 
 def _count_request(request: Request, principal: Principal, per_minute: int) -> None:
-    """Count a request against its project's rate limit; raise 429 above it. Headers of the answer say what is left."""
+    """Count a request against its project's rate limit, whose state goes into the headers; raise 429 above it."""
     limits: RateLimits = request.app.state.rate_limits
     taken = limits.take("requests", principal.project_id, per_minute)
     request.state.headers = taken.headers()
@@ -114,30 +116,30 @@ def _count_request(request: Request, principal: Principal, per_minute: int) -> N
 
 
 def require_scope(scope: str, principal: Principal) -> Principal:
-    """Return the caller if its key has the scope; raise Forbidden if not."""
+    """Return the caller if its key has the scope; raise `Forbidden` otherwise."""
     if scope not in principal.scopes:
         raise Forbidden(f'This key lacks the scope "{scope}", which this request needs.')
     return principal
 
 
 def reader(principal: Principal) -> Principal:
-    """Return the caller of a customer's read: the scope `read` is enough."""
+    """Return the caller of a customer's read, for which the scope `read` suffices; raise `Forbidden` otherwise."""
     return principal if "read" in principal.scopes else require_scope("customer", principal)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Answers to a customer's reads, each worked out in one thread and one transaction, from the key to the JSON.
+    """Answers a customer's frequent reads, each in one thread and one transaction, from the key to the JSON.
 
-    A thread for each dependency of a route, and one to write its answer, cost several times what the work does.
+    With a thread for each dependency of a route, and one for its answer, threads cost several times the work itself.
     """
 
     request: Request
     secret: str | None
-    cookie: str  # of a browser that is signed in; counts where no key is sent
+    cookie: str  # of a signed-in browser; used if no key is sent
 
     async def respond(self, work: Callable[[Connection, Principal], BaseModel]) -> Response:
-        """Return what `work` reads for the caller as JSON; 401 and 403 as `CustomerDep` raises them."""
+        """Return the result of `work` for the caller as JSON; raise 401 and 403 as `CustomerDep` does."""
         async with common_threads(self.request).place(self.request):
             return await run_in_threadpool(self._answer, work)
 

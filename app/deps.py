@@ -1,6 +1,6 @@
-"""What routes ask for: a session, the storage, the caller.
+"""Dependencies of routes: sessions, storage, the caller.
 
-What waits for nothing is `async`: anything else costs the request a trip to another thread.
+Dependencies that never block are `async`; others cost each request a switch to another thread.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def _quick_storage(request: Request) -> Storage:
 SettingsDep = Annotated[Settings, Depends(_settings)]
 EngineDep = Annotated[Engine, Depends(_engine)]
 StorageDep = Annotated[Storage, Depends(_storage)]
-QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # gives up soon: for reads while a client waits
+QuickStorageDep = Annotated[Storage, Depends(_quick_storage)]  # short timeouts, for reads while a client waits
 
 
 async def _caller(request: Request) -> Caller:
@@ -110,13 +110,13 @@ async def _multipart_limits(settings: SettingsDep) -> Limits:
     return _upload_limits(settings, settings.max_multipart_mb)
 
 
-# scope="function": the commit comes before the response leaves, so that a 200 is never a lie.
+# scope="function": the commit happens before the response is sent, so a 200 always means committed.
 SessionDep = Annotated[Session, Depends(_session, scope="function")]
 ReadDep = Annotated[Session, Depends(_read_session, scope="function")]
-# For routes that wait for clients or for the storage: no transaction is open meanwhile. LookDep is read-only.
+# For routes that wait for clients or the storage: they open short transactions themselves. LookDep is read-only.
 BeginDep = Annotated[Begin, Depends(_begin)]
 LookDep = Annotated[Begin, Depends(_look)]
-# For routes by which a provider writes.
+# For writes of the provider.
 ProviderSessionDep = Annotated[Session, Depends(_provider_session, scope="function")]
 ProviderBeginDep = Annotated[Begin, Depends(_provider_begin)]
 CountersDep = Annotated[Counters, Depends(_counters)]
@@ -133,7 +133,7 @@ async def _principal(
     settings: SettingsDep,
     caller: CallerDep,
 ) -> Principal:
-    """Recognize the key; a browser that is signed in reads without one, as pages and their streams do."""
+    """Authenticate the caller by key or, for GET only, by the browser session that pages and streams use."""
 
     def recognize_principal() -> Principal | None:
         if credentials is not None:
@@ -148,17 +148,17 @@ async def _principal(
 
 
 async def _customer(principal: Annotated[Principal, Depends(_principal)], request: Request) -> Principal:
-    """Require the scope `customer`; for GET, `read` is enough."""
+    """Require the scope `customer`; for GET, `read` suffices."""
     return reader(principal) if request.method == "GET" else require_scope("customer", principal)
 
 
 class _Answering(SecurityBase):
-    """Reads the key as `_bearer` does, and stands for it in the reference: a dependency of its own costs a request."""
+    """Reads the key itself and documents it in the API reference: a separate dependency costs every request."""
 
     model, scheme_name = _bearer.model, _bearer.scheme_name
 
     async def __call__(self, request: Request) -> Answers:
-        """Return what answers the request; 401 for one with neither a key nor a cookie."""
+        """Return the request's `Answers`; raise 401 for a request with neither key nor cookie."""
         credentials = await _bearer(request)
         cookie = request.cookies.get(browser_sessions.COOKIE) or ""
         if credentials is None and not cookie:
@@ -167,7 +167,7 @@ class _Answering(SecurityBase):
 
 
 def _admin(principal: Annotated[Principal, Depends(_principal)], request: Request, begin: BeginDep) -> Principal:
-    """Require the scope `admin`; an attempt without it is written to the audit log."""
+    """Require the scope `admin`; a request without it is recorded in the audit log."""
     try:
         return require_scope("admin", principal)
     except Forbidden:
@@ -178,7 +178,7 @@ def _admin(principal: Annotated[Principal, Depends(_principal)], request: Reques
 
 KeyDep = Annotated[Principal, Depends(_principal)]  # any valid key, whatever its scopes
 CustomerDep = Annotated[Principal, Depends(_customer)]
-AnswersDep = Annotated[Answers, Depends(_Answering())]  # for reads that are asked often
+AnswersDep = Annotated[Answers, Depends(_Answering())]  # for frequent reads
 AdminDep = Annotated[Principal, Depends(_admin)]
 
 
@@ -194,5 +194,5 @@ ReadsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.reads))]
 PreviewsDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.previews))]
 WritesDep = Annotated[Share, Depends(_lane(lambda lanes: lanes.writes))]
 
-# The id that a page of a list begins after.
+# The id of the row after which a page begins.
 AfterQuery = Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

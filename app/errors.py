@@ -1,4 +1,4 @@
-"""Everything that the service raises on purpose: a message a stranger can act on, and the HTTP status it becomes."""
+"""Define the errors that the service raises deliberately: a message that callers can act on, and an HTTP status."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from spard.errors import UserError
 
 
 class AppError(UserError):
-    """Base of all, in the words of OpenAI's error envelope; subclasses set the defaults."""
+    """Base of all errors, with the fields of OpenAI's error envelope; subclasses set the defaults."""
 
     status = 400
     type = "invalid_request_error"
     code: str | None = None
     retry_after_s: int | None = None
-    is_final = False  # the same request will not do better in a while
-    is_worth_retrying = False  # clients that look at `x-should-retry` are told to try again
+    is_final = False  # a retry of the same request fails too
+    is_worth_retrying = False  # sets `x-should-retry: true`
 
     def __init__(
         self,
@@ -43,13 +43,13 @@ class InvalidRequest(AppError):
 
 
 class InvalidState(AppError):
-    """The thing exists, but not in a state that allows this. Never a 409: clients retry that."""
+    """The thing exists, but its state does not allow the request. Never a 409, which clients retry."""
 
     code = "invalid_state"
 
 
 class Unauthorized(AppError):
-    """No key, or a key that is not ours or no longer is."""
+    """No key, or one that is invalid, expired or revoked."""
 
     status = 401
     type = "authentication_error"
@@ -57,7 +57,7 @@ class Unauthorized(AppError):
 
 
 class Forbidden(AppError):
-    """The key is good, but its scopes do not include this."""
+    """The key is valid but lacks a required scope."""
 
     status = 403
     type = "permission_error"
@@ -65,46 +65,46 @@ class Forbidden(AppError):
 
 
 class NotFound(AppError):
-    """Unknown, or not the caller's: the two read alike."""
+    """Unknown, or not the caller's; the two cannot be distinguished."""
 
     status = 404
     code = "not_found"
 
 
 class HasNone(NotFound):
-    """What was named is the caller's own, and has not what was asked for: no guess at an id."""
+    """The caller's own thing lacks the requested part; not logged as a guess at an id."""
 
 
 class Conflict(AppError):
-    """Another request changed the same thing at this moment; clients try again, and find what it made."""
+    """Another request changed the same thing at the same time; clients retry and find its result."""
 
     status = 409
     code = "conflict"
 
 
 class Stalled(AppError):
-    """The body came too slowly; nothing of it was kept."""
+    """The body arrived too slowly; nothing of it was kept."""
 
     status = 408
     code = "request_timeout"
 
 
 class TooLarge(AppError):
-    """The body is over the limit; nothing of it was kept."""
+    """The body exceeds the limit; nothing of it was kept."""
 
     status = 413
     code = "file_too_large"
 
 
 class UnsupportedMedia(AppError):
-    """The request's content type or encoding is not read here."""
+    """The request's content type or encoding is not supported."""
 
     status = 415
     code = "unsupported_content_type"
 
 
 class TooManyRequests(AppError):
-    """A limit of this key or project is reached."""
+    """A rate limit of this key or project is reached."""
 
     status = 429
     type = "rate_limit_error"
@@ -113,7 +113,7 @@ class TooManyRequests(AppError):
 
 
 class Reserved(TooManyRequests):
-    """What is left of a limit is reserved by work that runs; it helps to wait until that has ended."""
+    """The rest of a limit is reserved by running work; a retry succeeds when that has ended."""
 
     code = "tokens_reserved"
     retry_after_s = 5
@@ -121,7 +121,7 @@ class Reserved(TooManyRequests):
 
 
 class QuotaExceeded(AppError):
-    """A limit that no waiting helps against; clients are told not to try again."""
+    """A limit is reached that a retry does not lift; clients are asked not to retry."""
 
     status = 429
     type = "insufficient_quota"
@@ -130,7 +130,7 @@ class QuotaExceeded(AppError):
 
 
 class Unavailable(AppError):
-    """Something that this service needs does not answer at the moment."""
+    """Something that the service needs does not answer now."""
 
     status = 503
     type = "server_error"
@@ -139,7 +139,7 @@ class Unavailable(AppError):
 
 
 class Unfit(AppError):
-    """The settings or the surroundings are not such that the service could start."""
+    """The settings or the environment do not allow the service to start."""
 
     status = 503
     code = "not_ready"

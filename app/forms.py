@@ -1,4 +1,4 @@
-"""The form of an upload as it arrives: what routes that take one ask for."""
+"""Dependencies for uploads: the multipart form as it arrives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.keys.service import Principal
 from app.settings import Settings
 from app.uploads.parts import PART_BYTES
 
-_FORM_BYTES = 1 << 20  # what a form may be more than its file
+_FORM_BYTES = 1 << 20  # a form may exceed its file by this much
 _DRAIN_BYTES = 16 << 20
 
 
@@ -28,12 +28,12 @@ def _form(
     principal: KeyDep,
     settings: SettingsDep,
 ) -> Iterator[Form]:
-    """Yield the form of an upload as it arrives; without a valid key, none of it is read."""
+    """Yield the form of an upload as it arrives; its body is not read without a valid key."""
     yield from upload_form(request, principal, settings, limits)
 
 
 def upload_form(request: Request, principal: Principal, settings: Settings, limits: Limits) -> Iterator[Form]:
-    """Yield the form of an upload by somebody who was recognized."""
+    """Yield the form of an upload by an authenticated caller."""
     with _upload_slot(request, principal, settings):
         yield from _open_form(request, "file", limits.bytes)
 
@@ -61,8 +61,9 @@ def _open_form(request: Request, part: str, limit: int) -> Iterator[Form]:
     try:
         yield form
     finally:
+        # A client reads the answer only after it has sent its body; what it still sends is dropped, up to a limit.
         if not form.drain(_DRAIN_BYTES) and not declared:
-            request.state.headers |= {"connection": "close"}  # the body may have no end
+            request.state.headers |= {"connection": "close"}  # a body of unknown length may be endless
 
 
 FormDep = Annotated[Form, Depends(_form, scope="function")]

@@ -1,4 +1,4 @@
-"""The HTTP service: routes put together, and every error in OpenAI's envelope."""
+"""Assemble the HTTP service: routes, background threads, and errors in OpenAI's envelope."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ log = logging.getLogger(__name__)
 
 _OF_DATABASE = (DataError, IntegrityError, OperationalError, PoolTimeout)
 _LOCKED_RETRY_S = 5
-_JOIN_S = 3.0  # that background threads have to end in
+_JOIN_S = 3.0  # seconds that background threads have to end
 _ROUTES = shared_routes.include(reference_pages.router, *ROUTERS, *PAGES)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """Return the application on the database and storage of `settings`; the schema must be current."""
+    """Return the application for the database and storage of `settings`; the schema must be current."""
     settings = settings or get_settings()
     words = "Fine-tuning with a safety defense, in OpenAI's words."
     app = FastAPI(
@@ -87,10 +87,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     reference_pages.mount_files(app)
-    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's own way to change it
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to replace it
     app.state.settings = settings
     app.state.engine = db.make_engine(settings.database())
     places = settings.storage(), settings.s3_endpoint_url, settings.s3_public_endpoint_url
+    # Two clients of one storage: reads while a client waits give up early, writes are patient.
     app.state.storage, app.state.quick_storage = open_storage(*places), open_storage(*places, QUICK)
     app.state.requests, app.state.lanes = metrics.RequestMetrics(), Lanes(settings)
     app.state.common_threads = CommonThreads(settings.requests_at_once, browser_sessions.COOKIE)
@@ -103,7 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.rate_limits, app.state.key_throttle = limits, KeyThrottle(limits)
     app.state.serving = Serving(settings, app.state.engine, app.state.storage, limits)
     app.state.server_watch = server_watch(settings, app.state.engine, app.state.serving.clients)
-    app.state.worker = None  # the supervisor of the embedded mode's worker, where there is one
+    app.state.worker = None  # the supervisor of the embedded mode's worker, if there is one
     app.add_middleware(Envelope)
     for kind in (AppError, RequestValidationError, HTTPException, *_OF_DATABASE):
         app.add_exception_handler(kind, _answer)
@@ -111,7 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 def checked_app() -> FastAPI:
-    """Return the application for `uvicorn app.main:checked_app --factory`, or exit with one line on what is missing."""
+    """Return the application for `uvicorn app.main:checked_app --factory`, or exit with one line on what is wrong."""
     try:
         settings = get_settings()
         logs.set_up(settings.log_format)
@@ -123,7 +124,7 @@ def checked_app() -> FastAPI:
 
 
 def served_app(settings: Settings) -> FastAPI:
-    """Return the application for a process that only serves it, with its routes built before the first request."""
+    """Return the application for a process that only serves it, with its routes built in advance."""
     raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
@@ -156,7 +157,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
         for watch in watches:
             watch.cancel()
         end = time.monotonic() + _JOIN_S
-        for thread in threads:  # one may wait for a storage that does not answer: what it does can be cut off anywhere
+        for thread in threads:  # one may be blocked by the storage; its work can be interrupted at any point
             thread.join(max(0.0, end - time.monotonic()))
         app.state.counters.close()
         await app.state.serving.close()
@@ -164,7 +165,7 @@ async def _running(app: FastAPI) -> AsyncIterator[None]:
 
 
 def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[Thread]:
-    """Return what runs beside the requests until `stop` is set, not started yet."""
+    """Return the threads that run beside the requests until `stop` is set, not started yet."""
     broker_url = settings.broker_url.get_secret_value() if settings.broker_url else None
     courier = Courier(app.state.engine, allow_local=settings.webhooks_to_loopback)
     sweeper = retention.Sweeper(app.state.engine, app.state.storage, timedelta(seconds=settings.objects_check_s))
@@ -186,6 +187,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
 
 async def _answer(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
+    # A browser that needs to sign in is sent to the sign-in page instead of an error.
     if needed := sign_in_redirect(request, exc):
         return RedirectResponse(needed.location, 303)
     is_page = not request.url.path.startswith("/v1") and "text/html" in request.headers.get("accept", "")
@@ -195,17 +197,18 @@ async def _answer(request: Request, exc: Exception) -> Response:
         else problem(request.scope, _error(request, exc), headers)
     )
     if isinstance(exc, NotFound):
+        # After the response, so that its time does not tell unknown ids from those of other projects.
         answer.background = probe_log.probe_task(request, exc)
     return answer
 
 
 def _error(request: Request, exc: Exception) -> AppError:
-    """Translate an exception into the error that the client gets."""
+    """Return the error to send to the client for an exception."""
     where = f"{request.method} {request.url.path}"
     match exc:
         case AppError():
             return exc
-        case HTTPException(__cause__=AppError() as cause):  # of a body, which FastAPI reads
+        case HTTPException(__cause__=AppError() as cause):  # raised while FastAPI reads the body
             return cause
         case RequestValidationError() | HTTPException(status_code=400) if bodies.are_compressed(request.headers):
             return UnsupportedMedia("Send the body uncompressed.", code="unsupported_encoding")
@@ -227,7 +230,7 @@ def _error(request: Request, exc: Exception) -> AppError:
 
 
 def _database_error(where: str, exc: Exception) -> AppError:
-    """Translate what a database has raised; raise it where it is a fault of ours."""
+    """Return the error for a database exception; raise it again if it is our bug."""
     match exc:
         case DBAPIError() if db.is_conflict(exc):
             log.warning("%s: another request changed the same rows: %s", where, exc.orig)
@@ -241,7 +244,7 @@ def _database_error(where: str, exc: Exception) -> AppError:
         case DataError() if db.holds_nul(exc):
             return InvalidRequest("A text of the request holds the NUL character; remove it.", code="nul_character")
         case DataError() | IntegrityError():
-            raise exc  # a fault of ours
+            raise exc  # our bug
         case _ if db.is_full(exc):
             log.warning("%s: the database's disk is full: %s", where, db.why(exc))
             return StorageFull("The service's disk is full, and nothing of this request was kept; try again later.")

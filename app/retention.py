@@ -1,6 +1,7 @@
-"""Bytes that nobody needs any more are removed: of expired and deleted files, of attempts that came to nothing.
+"""Delete bytes that are not needed any more: expired and deleted files, and abandoned attempts.
 
-What is removed is decided by rows, never by listing; every step can be repeated, and any number of processes may sweep.
+Rows decide what is deleted, never a listing of the storage. Every step can be repeated, and any number of processes may
+sweep.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from app.storage import Storage
 from app.uploads import service as uploads
 
 _AT_ONCE = 100
-_ATTEMPTS_STAY = timedelta(days=1)  # a worker that was thought dead may still write
-_RESUMED = ("checkpoints", "stage")  # of an attempt: what a later one goes on from
+_ATTEMPTS_STAY = timedelta(days=1)  # a worker that lost its lease may still write
+_RESUMED = ("checkpoints", "stage")  # folders of an attempt with its resume state
 _DELIVERIES_STAY = timedelta(days=30)
 
 
 class Sweeper:
-    """Sweeps, and once in `check_every` compares rows and storage, which changes nothing."""
+    """Sweeps periodically, and every `check_every` compares rows and storage, which only reports."""
 
     def __init__(self, engine: Engine, storage: Storage, check_every: timedelta) -> None:
         self._storage, self._begin, self._check_every = storage, partial(db.transaction, engine), check_every
@@ -41,7 +42,7 @@ class Sweeper:
         repeat(self.sweep, stop, every_s, "not all could be swept; trying again")
 
     def sweep(self) -> None:
-        """Sweep once, and compare if it is time to."""
+        """Sweep once, and compare rows and storage if that is due."""
         sweep(self._storage, self._begin)
         with self._begin() as session:
             is_due = marks.claim_check(session, self._check_every)
@@ -50,12 +51,13 @@ class Sweeper:
 
 
 def sweep(storage: Storage, begin: Begin) -> None:
-    """Remove what is due, at most a hundred of each kind."""
+    """Delete what is due, at most a hundred of each kind."""
     sweep_files(begin)
     sweep_attempts(begin)
     with begin() as session:
         uploads.expire(session)
     mark = marks.renew_if_due(storage, begin)
+    # A database restored from a backup has intents of writes that were finished since; nothing is given up then.
     objects.sweep(storage, begin, give_up=marks.is_trusted(mark))
     pruning.prune(begin)
     with begin() as session:
@@ -64,18 +66,22 @@ def sweep(storage: Storage, begin: Begin) -> None:
 
 
 def sweep_files(begin: Begin) -> None:
-    """Expired files that no unfinished job needs go as if they were deleted."""
+    """Delete expired files that no unfinished job needs."""
     with begin() as session:
         for file in session.scalars(_select_expired()):
             files.condemn(session, file)
 
 
 def sweep_attempts(begin: Begin, stay: timedelta = _ATTEMPTS_STAY) -> None:
-    """Of jobs that ended long enough ago, attempts that neither published nor hold anything go, and checkpoints."""
+    """Delete abandoned attempts and resume states of jobs that ended at least `stay` ago.
+
+    Attempts with results or a held adapter are kept.
+    """
     with begin() as session:
         is_over = Job.status.in_(TERMINAL) & (Job.finished_at < db.clock(session) - stay)
         due = select(Job).where(is_over, Job.id.not_in(select(SweptJob.job_id))).limit(_AT_ONCE)
         for job in session.scalars(due.with_for_update(skip_locked=True)):
+            # In the same transaction: each job is swept once, by whichever process locked it.
             session.add(SweptJob(job_id=job.id))
             for prefix in _abandoned_prefixes(session, job):
                 objects.condemn_prefix(session, prefix, project_id=job.project_id, subject=job.id)
@@ -94,7 +100,7 @@ def _select_expired() -> Select[File]:
 
 
 def _abandoned_prefixes(session: Session, job: Job) -> Iterator[str]:
-    """Yield the prefixes that an ended job needs no more: whole attempts, and of others what one would go on from."""
+    """Yield the prefixes that an ended job does not need: whole attempts, and resume states of kept ones."""
     kept = kept_attempts(session, job)
     for token in range(1, job.lease_token + 1):
         prefix = f"tenants/{job.project_id}/jobs/{job.id}/a{token}"

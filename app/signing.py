@@ -1,6 +1,7 @@
-"""The key that signs what leaves the house: given as a PEM file, or made once by an installation that has one folder.
+"""Load, create and rotate the key that signs adapters and records.
 
-The private key is read here and handed to who signs; it stands in no row, no log and no archive.
+It is given as a PEM file, or created once by an embedded installation. The private key is read here and passed to the
+signing code; it is in no row, log or archive.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from spard.release.published_keys import publish
 
 
 class NoSigningKey(Unfit):
-    """Nothing can be signed."""
+    """Raised if there is no usable signing key."""
 
     code = "no_signing_key"
 
 
 def signing_key(settings: Settings) -> Ed25519PrivateKey:
-    """Return the signing key of this installation; the embedded mode makes one at its first start."""
+    """Return the signing key of this installation; the embedded mode creates one at its first start.
+
+    Raises `NoSigningKey` if it is missing, unreadable or revoked.
+    """
     path = _path(settings)
     if settings.signing_key is None and not path.exists():
         if not settings.is_embedded():
@@ -47,7 +51,7 @@ def signing_key(settings: Settings) -> Ed25519PrivateKey:
 
 
 def public_keys(settings: Settings) -> KeySet:
-    """Return the keys of this installation; `NoSigningKey` where there is none yet, for none is made here."""
+    """Return the public keys of this installation; raise `NoSigningKey` if there is none yet."""
     path = _path(settings)
     if not path.exists():
         raise NoSigningKey(f"There is no signing key at {path} yet: `spard up` makes one, or `{MAKE}`.")
@@ -55,18 +59,21 @@ def public_keys(settings: Settings) -> KeySet:
 
 
 def published_keys(settings: Settings) -> str:
-    """Return the keys of this installation as JSON text, signed now by the current one."""
+    """Return the public keys of this installation as JSON text, signed now by the current one."""
     return publish(public_keys(settings), signing_key(settings), utc_now())
 
 
 def rotate(settings: Settings) -> KeySet:
-    """Put a new key in the place of the current one, which goes on to count; its private half is gone."""
+    """Replace the signing key by a new one and return the key set; the old key stays valid for verification.
+
+    The old private key is deleted.
+    """
     known, path = public_keys(settings), _path(settings)
     aside = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
         _make(aside)
         known = known.rotate(_read(aside).public_key())
-        known.write(_set_path(path))  # first: what the new key signs is never signed by an unknown one
+        known.write(_set_path(path))  # written first, so that the new key is never used before the set contains it
         os.replace(aside, path)
     except OSError as error:
         raise NoSigningKey(f"The signing key {path} cannot be replaced: {error.strerror}.") from None
@@ -74,7 +81,7 @@ def rotate(settings: Settings) -> KeySet:
 
 
 def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
-    """Have nothing count any more that a key has signed; the current one has to be rotated first."""
+    """Revoke a key: its signatures are no longer valid. Raises `NoSigningKey` for the current key; rotate it first."""
     known, path = public_keys(settings), _path(settings)
     if key_id == known.current:
         raise NoSigningKey(f"{key_id} is the key that signs: rotate it first with `spard keys rotate-signing`.")
@@ -89,7 +96,7 @@ def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
 
 
 def _read_known_keys(path: Path, current: Ed25519PublicKey) -> KeySet:
-    """Return the set beside a key, with that key as the current one; a new file there is a rotation by hand."""
+    """Return the key set beside a key, with that key as the current one; a changed file counts as a rotation."""
     known = read(_set_path(path)) if _set_path(path).exists() else KeySet.from_key(current)
     return known if known.current == key_id_of(current) else known.rotate(current)
 
@@ -103,7 +110,7 @@ def _path(settings: Settings) -> Path:
 
 
 def _make(path: Path) -> None:
-    """Make a key file; of processes that start together, the first to link its file into place wins."""
+    """Create a key file; of processes that start together, the first to link its file into place wins."""
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -114,12 +121,13 @@ def _make(path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     with suppress(FileExistsError):
+        # A link fails if the name exists, where a rename would replace the key of another process.
         os.link(aside, path)
     aside.unlink()
 
 
 def _read(path: Path) -> Ed25519PrivateKey:
-    """Read a key; from then on other processes of this user cannot read this one's memory."""
+    """Read a private key; after that, other processes of this user cannot read this process's memory."""
     kernel.hide_memory()
     try:
         return read_private(path)

@@ -1,4 +1,4 @@
-"""Settings that are dataclasses: each field has an environment variable of its own."""
+"""Read settings that are dataclasses: each field has its own environment variable."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PREFIX = "SPARD_"
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Variables that together make one dataclass: each of its fields has one, named after it."""
+    """Variables that together form one dataclass, one per field and named after it."""
 
     kind: type
-    named: str | None = "name"  # the field whose variable is the group's own name
+    named: str | None = "name"  # the field whose variable has the group's own name
 
     def variable(self, group: str, field: str) -> str:
         """Return the name of the variable that sets a field."""
@@ -30,25 +30,26 @@ class Group:
 
 
 class GroupSource(PydanticBaseSettingsSource):
-    """Gathers the variables of each group into one mapping."""
+    """Collects the variables of each group into one mapping."""
 
     def __init__(self, settings_cls: type[BaseSettings], groups: Mapping[str, Group]) -> None:
         super().__init__(settings_cls)
         self._groups = groups
 
     def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
-        """Return nothing: no single field is read here."""
+        """Return no value: single fields are not read here."""
         return None, field_name, False
 
     def __call__(self) -> dict[str, object]:
-        """Return group -> field -> value, for the variables that are set."""
+        """Return the set variables as a mapping of group to field to value."""
+        # Like pydantic, which ignores the case of variables.
         environment = {name.upper(): value for name, value in os.environ.items()}
         found = {name: _read(name, group, environment) for name, group in self._groups.items()}
         return {name: values for name, values in found.items() if values}
 
 
 def _read(name: str, group: Group, environment: Mapping[str, str]) -> dict[str, object]:
-    """Return field -> value for the variables of one group that are set."""
+    """Return the set variables of one group as a mapping of field to value."""
     found: dict[str, object] = {}
     for field, hint in get_type_hints(group.kind, include_extras=True).items():
         variable = group.variable(name, field)
@@ -58,7 +59,7 @@ def _read(name: str, group: Group, environment: Mapping[str, str]) -> dict[str, 
 
 
 def _from_json(wanted: object, text: str, variable: str) -> object:
-    """Return a list that is given as JSON; `InvalidRecipe` for any other text."""
+    """Return a value that is given as JSON; raise `InvalidRecipe` for other text."""
     with suppress(ValueError):
         return parse(wanted, json.loads(text), variable)
     raise InvalidRecipe(f"{variable} is no JSON: {text[:200]!r}", variable)

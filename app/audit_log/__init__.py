@@ -1,1 +1,1 @@
-"""Who did what to what: a table that only grows, each row chained to the one before by its hash."""
+"""The audit log: an append-only table in which each row is chained to the previous one by its hash."""

@@ -1,7 +1,7 @@
-"""Keys that ask for what is not there or not theirs: noted in the audit log, for each key once a minute at most.
+"""Log keys that request unknown ids or ids of other projects, at most once a minute per key.
 
-An unknown id and somebody else's are noted alike and after the answer, so that neither its bytes nor its time tell them
-apart. Whose an id is, the entry of its making says.
+Both cases are logged alike and after the response, so neither its bytes nor its timing tells them apart. The entry of
+an id's creation tells whose it is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from app.audit_log.service import CALLER, Caller
 from app.errors import HasNone, NotFound
 from app.http.rate_limit import RateLimits
 
-_PER_MINUTE = 1  # of a key
-_SHOWN = 200  # characters of a message: it names the id
+_PER_MINUTE = 1  # entries per key
+_SHOWN = 200  # characters of the message, which contains the id
 
 
 def probe_task(request: Request, error: NotFound) -> BackgroundTask | None:
-    """Return the task that logs the probe once the answer is sent; None if it is none, or was just logged."""
+    """Return a task that logs the probe after the response; None if it is no probe or one was just logged."""
     caller: Caller | None = getattr(request.state, CALLER, None)
     limits: RateLimits = request.app.state.rate_limits
     if isinstance(error, HasNone) or caller is None or caller.principal is None:

@@ -1,4 +1,4 @@
-"""The audit log as the provider sees it."""
+"""Schemas of the audit log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.http.schemas import UnixTime
 
 
 class EntryOut(BaseModel):
-    """One act; `hash` chains it to the one with the number before."""
+    """One action; `hash` chains it to the previous entry."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -34,7 +34,7 @@ class EntryOut(BaseModel):
 
 
 class EntryList(BaseModel):
-    """One page of the audit log, the latest first; for the next page set `after` to the last entry's `id`."""
+    """One page of the audit log, newest first; for the next page set `after` to the last entry's `id`."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -44,7 +44,7 @@ class EntryList(BaseModel):
 
 
 class BrokenOut(BaseModel):
-    """The first row that is not as it was written."""
+    """The first row that was changed or is missing."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -53,9 +53,9 @@ class BrokenOut(BaseModel):
 
 
 class VerificationOut(BaseModel):
-    """Whether every row follows from the one before: how many there are and the hash of the last, or the first bad one.
+    """The result of verifying the chain: the number of rows and the last hash, or the first broken row.
 
-    Note `rows` and `head` elsewhere: rows that are cut off at the end leave a chain that is whole.
+    Store `rows` and `head` elsewhere: a chain whose last rows were cut off is still intact.
     """
 
     object: Literal["audit_log.verification"] = "audit_log.verification"

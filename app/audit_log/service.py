@@ -1,8 +1,8 @@
-"""Writes the chain, reads it, and holds it against itself.
+"""Write, read and verify the hash chain of the audit log.
 
-h_n = SHA-256(h_{n-1} || row_n), where row_n is the row's other columns as JSON with sorted keys and h_0 is 64 zeros.
-An entry is written in the transaction of the act that it tells of, so that neither stands without the other. Keys and
-the text of data sets are never among what callers pass.
+h_n = SHA-256(h_{n-1} || row_n), where row_n is the row's other columns as JSON with sorted keys and h_0 is 64 zeros. An
+entry is written in the transaction of the action that it records, so that both are committed or neither is. Callers
+never pass keys or texts of data sets.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from app.db import Begin
 from app.db.base import utc_now
 from app.db.tables import AuditEntry
 
-CALLER = "caller"  # where a session names who it works for
+CALLER = "caller"  # key in a session's info: the request's caller
 _GENESIS = "0" * 64
-_LOCK = 0x5BA2E  # any number that only we use
+_LOCK = 0x5BA2E  # an arbitrary number that only we use
 _SYSTEM = "system"
 _AT_ONCE = 1000
 
@@ -41,14 +41,14 @@ class _Principal(Protocol):
 
 @dataclass(slots=True)
 class Caller:
-    """Who sent a request; `principal` is set once its key is recognized."""
+    """The sender of a request; `principal` is set once its key is recognized."""
 
     principal: _Principal | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An intact chain: how many rows it has, and the hash of the last."""
+    """An intact chain: its number of rows and the last hash."""
 
     rows: int
     head: str
@@ -56,7 +56,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The first row that is not as it was written."""
+    """The first row that was changed or is missing."""
 
     seq: int
     why: str
@@ -71,9 +71,14 @@ class Entries:
 
 
 def record(session: Session, action: str, target: str, result: Result = "ok", **details: Any) -> None:
-    """Add an entry; call it last in a transaction, since no other entry can be added until that ends."""
+    """Add an entry about the session's caller; other entries wait until the transaction ends, so call it last.
+
+    `action` is a name such as `job.created`, `target` the id of the affected thing; `details` are stored as JSON.
+
+        audit_log.record(session, "key.rotated", old.id, to=key.id)
+    """
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # on SQLite a writer is alone anyway
+        session.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # SQLite allows one writer anyway
     caller: Caller = session.info.get(CALLER) or Caller()
     principal = caller.principal
     last = session.scalar(select(AuditEntry).order_by(AuditEntry.seq.desc()).limit(1))
@@ -81,7 +86,7 @@ def record(session: Session, action: str, target: str, result: Result = "ok", **
         seq=last.seq + 1 if last else 1,
         created_at=utc_now(),
         actor=principal.key_id if principal else _SYSTEM,
-        tenant_id=principal.project_id if principal else None,  # the name that the chain of hashes holds
+        tenant_id=principal.project_id if principal else None,  # the hashed rows have this name
         action=action,
         target=target,
         result=result,
@@ -94,7 +99,7 @@ def record(session: Session, action: str, target: str, result: Result = "ok", **
 
 
 def entries(session: Session, action: str | None, after: int | None, limit: int) -> Entries:
-    """Return a page of the log, the latest first, of entries below `after`."""
+    """Return a page of the log, newest first, of entries below `after`."""
     query = select(AuditEntry).order_by(AuditEntry.seq.desc()).limit(limit + 1)
     if action is not None:
         query = query.where(AuditEntry.action == action)
@@ -105,10 +110,11 @@ def entries(session: Session, action: str | None, after: int | None, limit: int)
 
 
 def verify(session: Session) -> Chain | Broken:
-    """Compute every hash again, and return the intact chain or the first row that does not match."""
+    """Recompute every hash; return the intact chain or the first row that does not match."""
     before, rows = _GENESIS, 0
     for entry in _in_order(session):
         rows += 1
+        # Numbers have no gaps, because entries are written one at a time.
         if entry.seq != rows:
             return Broken(rows, "it is missing")
         if entry.hash != _hash(before, entry):
@@ -118,7 +124,7 @@ def verify(session: Session) -> Chain | Broken:
 
 
 def verification(look: Begin) -> VerificationOut:
-    """Return what `verify` finds, as it is shown."""
+    """Return the result of `verify` as the API's object."""
     with look() as session:
         found = verify(session)
     if isinstance(found, Broken):
@@ -127,7 +133,7 @@ def verification(look: Begin) -> VerificationOut:
 
 
 def entry_hash(session: Session, seq: int) -> str | None:
-    """Return the hash of an entry, to compare with a copy that was kept elsewhere."""
+    """Return the hash of an entry, to compare with a copy stored elsewhere."""
     return session.scalar(select(AuditEntry.hash).where(AuditEntry.seq == seq))
 
 
@@ -137,6 +143,7 @@ def _in_order(session: Session) -> Iterator[AuditEntry]:
         query = select(AuditEntry).order_by(AuditEntry.seq).limit(_AT_ONCE)
         rows = session.scalars(query if last is None else query.where(AuditEntry.seq > last)).all()
         yield from rows
+        # The log may have millions of rows; without this the session keeps all of them in memory.
         session.expunge_all()
         if len(rows) < _AT_ONCE:
             return
@@ -148,8 +155,9 @@ def _hash(before: str, entry: AuditEntry) -> str:
 
 
 def _canonical(entry: AuditEntry) -> bytes:
-    """Return the bytes that are hashed; they are the same on every database."""
+    """Return the bytes to hash, which are equal on every database."""
     row = {name: getattr(entry, name) for name in _COLUMNS}
+    # A fixed form: databases return times with different zones and precision.
     row["created_at"] = entry.created_at.astimezone(UTC).isoformat(timespec="microseconds")
     return json.dumps(row, sort_keys=True, separators=(",", ":")).encode()
 

@@ -1,1 +1,1 @@
-"""The ends of a training's epochs: listed, downloaded, deleted, and who may know of them."""
+"""Checkpoints of epochs: list, download, delete, and permissions to see them."""

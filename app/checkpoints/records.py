@@ -1,4 +1,4 @@
-"""What a worker writes of the ends of epochs: each once, the last three kept."""
+"""Record the checkpoints that a worker writes: each once, and only the last three are kept."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.jobs.lease import Claim
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """The end of an epoch: `safety` is None where it was not audited, `archive` where its adapter is not kept."""
+    """The checkpoint of an epoch: `safety` is None if not audited, `archive` None if its adapter is not kept."""
 
     kind: str
     metrics: Mapping[str, float | None]
@@ -28,9 +28,9 @@ class EpochResult:
 
 
 def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -> bool:
-    """Store checkpoints by step, and remove those before the last three. False when the lease is lost.
+    """Store checkpoints by step, and remove those before the last three; return False if the lease is lost.
 
-    One that is there already stays: an attempt that does not know whether it has written may write again.
+    An existing checkpoint stays: an attempt that does not know whether its write succeeded may write again.
     """
     if not results:
         return True
@@ -44,7 +44,7 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
             session.add(row)
         elif result.kind == FINAL and row.kind == EPOCH:
             _make_final(session, job, row, result)
-        elif result.safety and row.kind == EPOCH and row.safety is None:  # it is kept after all, and was audited now
+        elif result.safety and row.kind == EPOCH and row.safety is None:  # kept after all, and audited since
             _fill(row, result)
         elif result.archive and result.archive["storage_key"] != row.storage_key:
             _condemn(session, job, result.archive["storage_key"])
@@ -54,13 +54,13 @@ def record(session: Session, claim: Claim, results: Mapping[int, EpochResult]) -
 
 
 def last_stored_step(session: Session, job_id: str) -> int:
-    """Return the last step whose checkpoint is stored; 0 before the first."""
+    """Return the last step whose checkpoint is stored; 0 if there is none."""
     of_job = (JobCheckpoint.job_id == job_id) & (JobCheckpoint.kind == EPOCH)
     return session.scalar(select(func.max(JobCheckpoint.step)).where(of_job)) or 0
 
 
 def is_known(session: Session, job_id: str, step: int) -> bool:
-    """Whether the end of an epoch is stored."""
+    """Return True if the checkpoint of this step is stored."""
     row = session.get(JobCheckpoint, (job_id, step))
     return row is not None and row.kind is not None
 
@@ -77,9 +77,9 @@ def _fill(row: JobCheckpoint, result: EpochResult) -> None:
 
 
 def _make_final(session: Session, job: Job, row: JobCheckpoint, result: EpochResult) -> None:
-    """Let the end of an epoch be the job's own adapter: its whole audit counts now, and its own archive goes.
+    """Make a checkpoint the job's own adapter: it takes over the full audit, and its own archive is deleted.
 
-    One that an unfinished job is to start from is left to the reconciler.
+    An archive that an unfinished job starts from is kept; the reconciler removes it later.
     """
     if row.storage_key is not None and not _is_needed(session, row.storage_key):
         _condemn(session, job, row.storage_key)
@@ -88,10 +88,14 @@ def _make_final(session: Session, job: Job, row: JobCheckpoint, result: EpochRes
 
 
 def _remove_old(session: Session, job: Job) -> None:
-    """Remove all but the job's own and the last of the others, but none that an unfinished job is to start from."""
+    """Remove all but the final checkpoint and the last of the others.
+
+    A checkpoint that an unfinished job starts from is kept.
+    """
     of_job = (JobCheckpoint.job_id == job.id) & JobCheckpoint.kind.is_not(None)
     is_own = JobCheckpoint.kind == FINAL
     own_first = select(JobCheckpoint).where(of_job).order_by(is_own.desc(), JobCheckpoint.step.desc())
+    # The final checkpoint sorts first, so it is never among those that are removed.
     for row in session.scalars(own_first.offset(KEPT)).all():
         if row.storage_key is not None:
             if _is_needed(session, row.storage_key):

@@ -1,4 +1,4 @@
-"""OpenAI's checkpoint and permission objects."""
+"""Schemas of OpenAI's checkpoint and permission objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.http.schemas import Body, UnixTime
 
 @with_config(ConfigDict(extra="allow"))
 class CheckpointMetrics(TypedDict, total=False):
-    """OpenAI's names, each where it was measured; a number that is no number is null."""
+    """Metrics under OpenAI's names, if they were measured; non-finite numbers are null."""
 
     step: int
     train_loss: float | None
@@ -25,11 +25,10 @@ class CheckpointMetrics(TypedDict, total=False):
 
 
 class CheckpointOut(BaseModel):
-    """The end of an epoch with its numbers. `safety` is what its audit found, null if there was none.
+    """The checkpoint of an epoch with its metrics. `safety` is its audit's result, null if it was not audited.
 
-    `not_audited` says why there was none: the end of an epoch whose checkpoint is not kept is audited only where the
-    job ends early. Where the gate passed, `fine_tuned_model_checkpoint` is a model that can be downloaded and started
-    from.
+    `not_audited` explains why not: a checkpoint that will not be kept is audited only if the job ends early. If the
+    gate passed, `fine_tuned_model_checkpoint` is a model that can be downloaded and trained further.
     """
 
     id: str
@@ -44,7 +43,7 @@ class CheckpointOut(BaseModel):
 
 
 class CheckpointList(BaseModel):
-    """One page of checkpoints, the latest step first."""
+    """One page of checkpoints, latest step first."""
 
     object: Literal["list"] = "list"
     data: list[CheckpointOut]
@@ -54,7 +53,7 @@ class CheckpointList(BaseModel):
 
 
 class PermissionCreate(Body):
-    """Which projects may know of the checkpoint."""
+    """The projects that may see the checkpoint."""
 
     project_ids: Annotated[
         list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]], Field(min_length=1, max_length=100)
@@ -62,7 +61,7 @@ class PermissionCreate(Body):
 
 
 class PermissionOut(BaseModel):
-    """One project that may know of a checkpoint."""
+    """One project that may see a checkpoint."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -73,7 +72,7 @@ class PermissionOut(BaseModel):
 
 
 class PermissionList(BaseModel):
-    """One page of permissions, newest first unless asked otherwise."""
+    """One page of permissions, newest first by default."""
 
     model_config = ConfigDict(from_attributes=True)
 

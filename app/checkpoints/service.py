@@ -1,4 +1,4 @@
-"""Checkpoints for those who asked for the jobs, and permissions on them; every query is within one project."""
+"""Serve checkpoints to the owners of jobs, with permissions; every query is limited to one project."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from app.storage import Storage
 
 
 def list_checkpoints(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> CheckpointList:
-    """Return a job's checkpoints, the latest step first."""
+    """Return a job's checkpoints, latest step first."""
     job = jobs.get(session, project_id, job_id)
     query = select(JobCheckpoint).where(JobCheckpoint.job_id == job.id)
     if after is not None:
         cursor = session.scalar(query.where(JobCheckpoint.id == after))
-        if cursor is None:  # a job that is being trained keeps its last checkpoints only
+        if cursor is None:  # a running job keeps only its last checkpoints
             query = query.where(
                 JobCheckpoint.created_at < place(session, after, select_deleted_position(job.id, after))
             )
@@ -54,7 +54,10 @@ def list_checkpoints(session: Session, project_id: str, job_id: str, after: str 
 
 
 def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str) -> tuple[str, Adapter]:
-    """Return a file name and the archive of a checkpoint that its audit released."""
+    """Return a file name and the archive of a released checkpoint, and log the download.
+
+    Raises `InvalidState` with the reason if it is not released, and `Forbidden` if it is not released to the caller.
+    """
     job = jobs.get(session, caller.project_id, job_id)
     of_job = (JobCheckpoint.job_id == job.id) & (JobCheckpoint.id == checkpoint_id)
     checkpoint = session.scalar(select(JobCheckpoint).where(of_job))
@@ -72,7 +75,7 @@ def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
-    """Return a base model, a fine-tuned one, or a checkpoint that its audit released."""
+    """Return a base model, a fine-tuned model, or a released checkpoint; raise `NotFound` otherwise."""
     found = checkpoint_models.own_model(session, project_id, model)
     if found is None or found.checkpoint is None:
         return catalog.get_model(session, project_id, model)
@@ -84,7 +87,7 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
-    """Delete a fine-tuned model, or the weights of a checkpoint, whose numbers stay."""
+    """Delete a fine-tuned model, or a checkpoint's weights; the checkpoint's metrics stay."""
     with begin() as session:
         is_checkpoint = _forget_weights(session, project_id, model)
         found = checkpoint_models.find_checkpoint(session, project_id, model)
@@ -97,7 +100,7 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
 
 
 def permit(session: Session, owner_id: str, model: str, project_ids: Sequence[str]) -> Page[CheckpointPermission]:
-    """Permit projects to see a checkpoint; permissions that exist stay."""
+    """Permit projects to see a checkpoint; existing permissions stay."""
     checkpoint = _checkpoint(session, owner_id, model)
     known = {permission.project_id: permission for permission in session.scalars(_permissions(checkpoint))}
     for project_id in project_ids:
@@ -120,7 +123,7 @@ def list_permissions(
     *,
     ascending: bool,
 ) -> Page[CheckpointPermission]:
-    """Return one page of a checkpoint's permissions; of all projects where `project_id` is None."""
+    """Return one page of a checkpoint's permissions; of all projects if `project_id` is None."""
     checkpoint = _checkpoint(session, owner_id, model)
     query = _permissions(checkpoint)
     if project_id is not None:
@@ -141,22 +144,23 @@ def withdraw(session: Session, project_id: str, model: str, permission_id: str) 
 
 
 def _checkpoint(session: Session, project_id: str, model: str) -> JobCheckpoint:
-    """Return the checkpoint of this name; another project's is not found."""
+    """Return the checkpoint of this name; raise `NotFound` if the project has none."""
     if found := checkpoint_models.find_checkpoint(session, project_id, model):
         return found[1]
     raise NotFound(f"The checkpoint {model[:200]!r} does not exist.", code="checkpoint_not_found", param="model")
 
 
 def _forget_weights(session: Session, project_id: str, model: str) -> bool:
-    """Take the archive from a checkpoint's row and note that it is to be deleted; False if no row of this name has one.
+    """Remove the archive from a checkpoint's row and schedule its deletion; return False if it has none.
 
-    One that was deleted before, and whose bytes are not gone yet, has none: `erasure.delete_model` goes on with these.
+    A checkpoint that was deleted before, but whose bytes remain, has none: `delete_model` continues with these bytes.
     """
     if found := checkpoint_models.find_checkpoint(session, project_id, model):
+        # Lock the job: no new job can start from the checkpoint while its weights are deleted.
         session.execute(select(Job.id).where(Job.id == found[0].id).with_for_update())
         found = checkpoint_models.find_checkpoint(
             session, project_id, model
-        )  # who deleted it may have held the job before us
+        )  # it may have been deleted while we waited
     if found is None or found[1].storage_key is None:
         return False
     job, checkpoint = found
@@ -170,7 +174,7 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
 
 
 def _not_there(job: Job, checkpoint: JobCheckpoint) -> AppError:
-    """Say why a checkpoint has no weights to give."""
+    """Return the error that explains why a checkpoint has no archive to download."""
     if checkpoint.kind is None:
         message = f"{checkpoint.id} is a step of a job that kept no adapter for it."
     elif checkpoint.safety is None:

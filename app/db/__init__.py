@@ -1,4 +1,4 @@
-"""The database: sessions, its clock, the schema's version, and the tables."""
+"""Access the database: sessions, its clock, the schema's version, and the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tables share: types that read alike on SQLite and PostgreSQL, and names for constraints."""
+"""Define what all tables share: column types that behave alike on SQLite and PostgreSQL, and constraint names."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from sqlalchemy.orm import DeclarativeBase
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware UTC in Python on every database; SQLite would drop the zone."""
+    """A time column that is aware UTC in Python on every database, although SQLite stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Turn an aware time into UTC for the database; None stays None."""
+        """Convert an aware time to UTC for the database; None stays None."""
         return value.astimezone(UTC) if value else None
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Add UTC to a time that the database returned without a zone; None stays None."""
+        """Add UTC to a time that the database returned without a time zone; None stays None."""
+        # SQLite returns the stored UTC time without a zone.
         return value.replace(tzinfo=UTC) if value and value.tzinfo is None else value
 
 
-Json = JSON(none_as_null=True)  # of any column that holds JSON
+Json = JSON(none_as_null=True)  # the type of every JSON column
 
 
 class Base(DeclarativeBase):
-    """How Python's types are stored, and how constraints are named."""
+    """The base of all tables: maps Python types to column types, and names constraints."""
 
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy's form
         datetime: UtcDateTime,
@@ -37,7 +38,7 @@ class Base(DeclarativeBase):
         list[str]: Json,
     }
     metadata = MetaData(
-        naming_convention={  # a migration can only change what has a name
+        naming_convention={  # a migration can change only named constraints
             "ix": "ix_%(table_name)s_%(column_0_N_name)s",
             "pk": "pk_%(table_name)s",
             "fk": "fk_%(table_name)s_%(column_0_N_name)s",
@@ -47,7 +48,7 @@ class Base(DeclarativeBase):
 
 
 def new_id(prefix: str) -> str:
-    """Return `prefix` and 96 random bits in hexadecimal: an id that cannot be guessed."""
+    """Return `prefix` followed by 96 random bits in hexadecimal: an id that cannot be guessed."""
     return f"{prefix}{token_hex(12)}"
 
 

@@ -1,6 +1,6 @@
-"""How long one request waits in all for SQLite's write lock, over however many transactions it opens.
+"""Limit how long one request waits for SQLite's write lock in total, over all transactions it opens.
 
-Another program can hold the lock for minutes, as a backup does. A limit for each transaction alone would add up: an
+Another program can hold the lock for minutes, as a backup does. With a limit per transaction alone the waits add up: an
 upload opens four. The limit belongs to the request's task and to the threads that it starts.
 """
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-ALONE_S = 30.0  # for one transaction, where nothing limits them together
+ALONE_S = 30.0  # for one transaction, if no total limit is set
 
 
 @dataclass
@@ -24,13 +24,13 @@ _allowance: ContextVar[_Allowance | None] = ContextVar("lock_waits", default=Non
 
 
 def limit_lock_waits(seconds: float) -> None:
-    """Let the current task, and what it starts from now on, wait so many seconds for the lock in all."""
+    """Allow the current task, and tasks and threads started from now on, `seconds` of lock waits in total."""
     _allowance.set(_Allowance(seconds))
 
 
 @contextmanager
 def waiting() -> Iterator[float]:
-    """Count the time that the block waits for the lock; the value is how many seconds it may wait."""
+    """Yield how many seconds the block may wait for the lock, and deduct the time it takes."""
     allowance = _allowance.get()
     if allowance is None:
         yield ALONE_S
@@ -44,7 +44,7 @@ def waiting() -> Iterator[float]:
 
 @contextmanager
 def brief_lock_waits(seconds: float) -> Iterator[None]:
-    """Let the block wait so many seconds at most for the lock, whatever the request may."""
+    """Limit the lock waits within the block to `seconds`, instead of the request's limit."""
     token = _allowance.set(_Allowance(seconds))
     try:
         yield

@@ -1,7 +1,7 @@
-"""Statements that are asked all the time: compiled once for each database, and then asked of its driver.
+"""Compile frequent statements once per database kind and run them on the driver directly.
 
-For a row by its id SQLite takes some ten microseconds and SQLAlchemy a hundred, most of it to prepare what is the same
-every time: the text, the order of its parameters, which columns have to be turned into Python's types and how.
+To read a row by its id SQLite takes about ten microseconds and SQLAlchemy a hundred, most of it for work that is the
+same every time: the text, the order of the parameters, and the conversion of columns to Python types.
 """
 
 from __future__ import annotations
@@ -14,25 +14,28 @@ from sqlalchemy.exc import DBAPIError, MultipleResultsFound
 from sqlalchemy.orm import Session
 
 Made = TypeVar("Made")
-Reader = Connection | Session  # of which either can be asked, within its transaction
+Reader = Connection | Session  # either can run a statement in its transaction
 _Columns = Select[*tuple[Any, ...]]
-_Change = Callable[[Any], Any]  # of a value, from Python's type to the driver's or back
+_Change = Callable[[Any], Any]  # converts a value from Python's type to the driver's, or back
 
 
 class Prepared(Generic[Made]):
-    """A statement of columns whose rows are `made` into what callers take, as by the `_make` of a named tuple.
+    """A statement of columns, each of whose rows is passed to `made`, for example the `_make` of a named tuple.
 
-    Its parameters are single values: an `IN` of a list has another text for each length of the list.
+    Parameters must be single values, because the text of an `IN` depends on the length of the list:
+
+        job_name = Prepared(select(Job.id, Job.model).where(Job.id == bindparam("job_id")), JobName._make)
+        found = job_name.one(reader, job_id="ftjob-1")
     """
 
     def __init__(self, statement: _Columns, made: Callable[[Iterable[Any]], Made]) -> None:
         self._statement, self._made = statement, made
-        self._forms: dict[str, _Form] = {}  # by the dialect's name: `make_engine` makes all of one name alike
+        self._forms: dict[str, _Form] = {}  # by dialect name: all engines of one dialect are configured alike
 
     def all(self, reader: Reader, **values: object) -> list[Made]:
-        """Return all rows; `values` are those of the statement's parameters.
+        """Return all rows; `values` are the statement's parameters by name.
 
-        Errors are SQLAlchemy's. As with the ORM, what a session has not written yet is written first.
+        Raises SQLAlchemy's errors. As with the ORM, a session's pending changes are flushed first.
         """
         if isinstance(reader, Session):
             reader.flush()
@@ -43,7 +46,7 @@ class Prepared(Generic[Made]):
         return [self._made(row) for row in form.rows(reader, values)]
 
     def one(self, reader: Reader, **values: object) -> Made | None:
-        """Return the only row; None if there is none."""
+        """Return the only row, or None; raise `MultipleResultsFound` if there are several."""
         found = self.all(reader, **values)
         if len(found) > 1:
             raise MultipleResultsFound("several rows where there can be one")
@@ -51,29 +54,31 @@ class Prepared(Generic[Made]):
 
 
 class _Form:
-    """The statement as one kind of database takes it."""
+    """The statement compiled for one kind of database."""
 
     def __init__(self, statement: _Columns, dialect: Dialect) -> None:
         compiled: Any = statement.compile(dialect=dialect)
         self._text: str = compiled.string
-        self._order: list[str] | None = compiled.positiontup  # None: the driver takes parameters by name
+        self._order: list[str] | None = compiled.positiontup  # None: the driver uses named parameters
         self._parameters: dict[str, _Change | None] = {}
         self._constants: dict[str, object] = {}
         for name, bind in compiled.binds.items():
             if bind.expanding:
                 raise ValueError(f"{name} is a list")
             self._parameters[name] = change = bind.type.dialect_impl(dialect).bind_processor(dialect)
+            # Literals in the statement are bound parameters with a value; they are converted once, here.
             if not bind.required:
                 self._constants[name] = change(bind.value) if change else bind.value
         self._types = [column.type.dialect_impl(dialect) for column in statement.selected_columns]
         self._changes: list[tuple[int, _Change]] | None = None
 
     def rows(self, connection: Connection, values: Mapping[str, object]) -> list[list[Any]]:
-        """Return what the database finds, in Python's types; NULL is None in all of them."""
+        """Run the statement and return its rows with values converted to Python types; NULL is None."""
         parameters = self._order_parameters(values)
         try:
+            # The driver's cursor within SQLAlchemy's transaction: no result object of SQLAlchemy is built.
             cursor = connection.connection.cursor()
-            # Who watches what the engine sends sees this too.
+            # Listeners on the engine's statements see this one too.
             connection.engine.dispatch.before_cursor_execute(connection, cursor, self._text, parameters, None, False)
             cursor.execute(self._text, parameters)
             found = cursor.fetchall()
@@ -96,7 +101,7 @@ class _Form:
         return found if self._order is None else [found[name] for name in self._order]
 
     def _column_changes(self, described: Sequence[Any], dialect: Dialect) -> list[tuple[int, _Change]]:
-        """Return how columns are changed, which is known once the driver has described them."""
+        """Return the conversions by column index; known once the driver has described the columns."""
         if self._changes is None:
             changes = (
                 type.result_processor(dialect, each[1]) for type, each in zip(self._types, described, strict=True)
@@ -106,7 +111,7 @@ class _Form:
 
 
 def _translate_error(error: Any, connection: Connection, text: str, parameters: Any) -> BaseException:
-    """Return SQLAlchemy's error for a driver's; a connection that is lost is not used again."""
+    """Return SQLAlchemy's error for a driver's error, and invalidate the connection if it is lost."""
     dialect, hides = connection.dialect, connection.engine.hide_parameters
     is_lost = dialect.is_disconnect(error, connection.connection.dbapi_connection, None)
     if is_lost:

@@ -1,7 +1,7 @@
-"""The database: connections, the only commit, the database's own clock and the schema's version.
+"""Connect to the database: engines, the only commit, the database's clock and the schema's version.
 
-SQLite and PostgreSQL behave alike: a writing transaction on SQLite takes the write lock when it begins, so that it can
-wait for its turn; one that read first and then wanted to write would fail instead of waiting.
+SQLite and PostgreSQL behave alike: a writing transaction on SQLite takes the write lock when it begins and waits for
+it; a transaction that reads first and then wants to write fails at once instead.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from app.db.errors import as_away
 from app.db.postgres_sessions import keep_settings
 from app.db.prepared import Reader
 
-_CLOCK = "clock"  # in the facts of a session: the time that it was told, and when
-# A silent wire is given up after a minute, whether we wait for an answer or for what we sent to be taken.
+_CLOCK = "clock"  # key in a session's info: the database's time, and when it was read
+# A silent connection is dropped after a minute, whether we wait for an answer or for sent data to be acknowledged.
 _POSTGRES_KEEPALIVE = {"keepalives": 1, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _POSTGRES_PATIENCE = _POSTGRES_KEEPALIVE | {"tcp_user_timeout": 60_000}
-_PRIMARY = {"target_session_attrs": "read-write"}  # a standby, as after a failover, is as if nobody answered
+_PRIMARY = {"target_session_attrs": "read-write"}  # a standby, as after a failover, counts as no answer
 _READ_ONLY = {"read_only": True, "postgresql_readonly": True}
-_MIGRATION_LOCK, _PROVIDER_LOCK = 0x5BA2D, 0x5BA2F  # any numbers that only we use
+_MIGRATION_LOCK, _PROVIDER_LOCK = 0x5BA2D, 0x5BA2F  # arbitrary numbers that only we use
 
 SchemaState = Literal["current", "behind", "ahead"]
 _Rows = CursorResult[*tuple[Any, ...]]
-Begin = Callable[[], AbstractContextManager[Session]]  # opens a transaction, for what waits before it needs one
+Begin = Callable[[], AbstractContextManager[Session]]  # opens a transaction, for code that waits before it needs one
 
 
 def make_engine(url: str) -> Engine:
@@ -67,17 +67,23 @@ def make_engine(url: str) -> Engine:
 
 @contextmanager
 def transaction(engine: Engine, info: dict[str, object] | None = None) -> Iterator[Session]:
-    """Open a session that commits at the end of the block and rolls back on an exception; `info` is its `info`."""
+    """Open a session that commits at the end of the block and rolls back on an exception.
+
+    `info` becomes the session's `info`; the audit log finds the caller in it.
+
+        with transaction(engine) as session:
+            session.add(row)
+    """
     with Session(engine, expire_on_commit=False, info=info) as session, session.begin():
         yield session
 
 
 @contextmanager
 def provider_transaction(engine: Engine, info: dict[str, object] | None = None) -> Iterator[Session]:
-    """Open a `transaction` that is alone among its kind, so that it sees what the one before it made.
+    """Open a `transaction` that excludes other provider transactions, so that it sees their results.
 
-    What a provider writes depends on what is there: the next version, a row to be replaced or to be made. Such writes
-    are rare and short. On SQLite every writer is alone.
+    A provider's writes depend on existing rows: the next version, a row to replace or create. They are rare and short.
+    On SQLite every writer is exclusive anyway.
     """
     with transaction(engine, info) as session:
         if session.get_bind().dialect.name == "postgresql":
@@ -87,7 +93,7 @@ def provider_transaction(engine: Engine, info: dict[str, object] | None = None) 
 
 @contextmanager
 def read(engine: Engine) -> Iterator[Session]:
-    """Open a read-only session: it never commits, and on SQLite it never waits for a writer."""
+    """Open a read-only session; it never commits, and on SQLite never waits for a writer."""
     with Session(engine, expire_on_commit=False) as session:
         session.connection(execution_options=_READ_ONLY)
         yield session
@@ -95,21 +101,27 @@ def read(engine: Engine) -> Iterator[Session]:
 
 @contextmanager
 def look(engine: Engine) -> Iterator[Connection]:
-    """Open what `read` does without the ORM, which costs as much again; for `Prepared` and `rows`."""
+    """Open a read-only connection like `read`, without the ORM's overhead; for `Prepared` and `rows`.
+
+    The rows of `app.jobs.rows` are read this way:
+
+        with look(engine) as connection:
+            job = rows.find(connection, project_id, job_id)
+    """
     with engine.connect() as connection:
         connection.execution_options(**_READ_ONLY).begin()
         yield connection
 
 
 def join_transaction(connection: Connection) -> Session:
-    """Return a session within the connection's transaction, for a read that needs the ORM after all."""
+    """Return an ORM session within the connection's transaction, for a read that needs the ORM."""
     return Session(connection, expire_on_commit=False)
 
 
 def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | None = None) -> _Rows:
-    """Return rows of a statement of columns, in the reader's transaction; the ORM's part would cost more than they do.
+    """Return the rows of a statement of columns in the reader's transaction, without the ORM's overhead.
 
-    As with the ORM, what a session has not written yet is written first. What is asked all the time is `Prepared`.
+    As with the ORM, a session's pending changes are flushed first. Use `Prepared` for frequent statements.
     """
     if isinstance(reader, Session):
         reader.flush()
@@ -118,14 +130,14 @@ def rows(reader: Reader, statement: Executable, values: Mapping[str, object] | N
 
 
 class now(FunctionElement[float]):  # noqa: N801 - reads as the SQL function it is
-    """The database's clock as Unix seconds; moves on within a transaction."""
+    """The database's clock in Unix seconds; it advances within a transaction."""
 
     type = Float()
     inherit_cache = True
 
 
 class timestamp(FunctionElement[datetime]):  # noqa: N801 - likewise
-    """The database's clock as a time to store."""
+    """The database's clock as a time to store in a column."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -134,7 +146,7 @@ class timestamp(FunctionElement[datetime]):  # noqa: N801 - likewise
 def clock(session: Session) -> datetime:
     """Return the database's time, by which all processes of a deployment decide what has expired.
 
-    The database is asked once a session; from then on a monotonic clock counts.
+    The database is queried once per session; after that a monotonic clock advances the time.
     """
     if _CLOCK not in session.info:
         session.info[_CLOCK] = session.scalars(select(timestamp())).one(), time.monotonic()
@@ -145,11 +157,13 @@ def clock(session: Session) -> datetime:
 
 @compiles(now, "postgresql")
 def _now_postgres(element: now, compiler: Any, **kw: Any) -> str:
+    # `clock_timestamp`, because `now()` stays at the transaction's start.
     return "extract(epoch FROM clock_timestamp())::float8"
 
 
 @compiles(now, "sqlite")
 def _now_sqlite(element: now, compiler: Any, **kw: Any) -> str:
+    # 2440587.5 is the Julian day of the Unix epoch.
     return "((julianday('now') - 2440587.5) * 86400.0)"
 
 
@@ -160,23 +174,24 @@ def _timestamp_postgres(element: timestamp, compiler: Any, **kw: Any) -> str:
 
 @compiles(timestamp, "sqlite")
 def _timestamp_sqlite(element: timestamp, compiler: Any, **kw: Any) -> str:
+    # SQLite's clock has milliseconds; SQLAlchemy reads times with six digits.
     return "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
 
 
 def upgrade_schema(url: str) -> None:
-    """Bring the schema to this version; processes that start together do it one after the other."""
+    """Upgrade the schema to this version; processes that start together do so one after another."""
     with _migrating(url) as connection:
         command.upgrade(_alembic(connection), "head")
 
 
 def downgrade_schema(url: str, revision: str = "base") -> None:
-    """Take the schema back to an older revision; `base` is an empty database."""
+    """Downgrade the schema to an older revision; `base` is an empty database."""
     with _migrating(url) as connection:
         command.downgrade(_alembic(connection), revision)
 
 
 def schema_state(engine: Engine) -> SchemaState:
-    """Compare the database's schema with the one that this version needs, without a lock."""
+    """Compare the database's schema with the one that this version needs, without taking a lock."""
     heads, known = _revisions()
     with engine.execution_options(**_READ_ONLY).connect() as connection:
         is_empty = not inspect(connection).has_table("alembic_version")
@@ -188,7 +203,7 @@ def schema_state(engine: Engine) -> SchemaState:
 
 @cache
 def _revisions() -> tuple[set[str], set[str]]:
-    """Return the newest revisions that this version has, and all: alembic reads every migration for them."""
+    """Return this version's newest revisions, and all its revisions; cached, as alembic reads every migration."""
     scripts = ScriptDirectory.from_config(_alembic(None))
     return set(scripts.get_heads()), {script.revision for script in scripts.walk_revisions()}
 
@@ -200,13 +215,14 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
-        connection.isolation_level = None  # the driver would begin transactions by itself, and late
+        connection.isolation_level = None  # else the driver begins transactions by itself, and late
+        # WAL lets readers work beside the one writer; FULL keeps a commit through a power failure.
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        if connection.get_execution_options().get("read_only"):  # takes no lock, so it can meet no error to translate
+        if connection.get_execution_options().get("read_only"):  # takes no lock, so no error needs translation
             connection.connection.cursor().execute("BEGIN")
         else:
             with lock_waits.waiting() as most_s:
@@ -219,7 +235,7 @@ def _sqlite_engine(url: URL) -> Engine:
 def _postgres_engine(url: URL) -> Engine:
     engine = create_engine(
         url,
-        hide_parameters=True,  # an error is logged, and they may be customers' texts
+        hide_parameters=True,  # errors are logged, and parameters may be customers' texts
         pool_pre_ping=True,
         pool_size=10,
         max_overflow=20,
@@ -233,11 +249,12 @@ def _postgres_engine(url: URL) -> Engine:
 
 @contextmanager
 def _migrating(url: str) -> Iterator[Connection]:
-    """One transaction for the whole migration, alone: by SQLite's write lock, or an advisory one on PostgreSQL."""
+    """Open one exclusive transaction for a migration: SQLite's write lock, or an advisory lock on PostgreSQL."""
     engine = make_engine(url)
     try:
         with engine.begin() as connection:
             if connection.dialect.name == "postgresql":
+                # More patience than a request has, but not endless: a forgotten transaction may hold the lock.
                 connection.execute(text("SET LOCAL lock_timeout = '60s'"))
                 connection.execute(text("SET LOCAL statement_timeout = 0"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})

@@ -1,1 +1,1 @@
-"""What customers upload and what jobs produce."""
+"""Files that customers upload and that jobs produce."""

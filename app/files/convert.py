@@ -1,4 +1,4 @@
-"""A file in another form becomes a new file in OpenAI's when its owner asks; the first rows can be seen before."""
+"""Convert a file from another chat format to OpenAI's as a new file, or preview its first converted rows."""
 
 from __future__ import annotations
 
@@ -26,28 +26,36 @@ Form = Literal["sharegpt", "alpaca", "trl", "openai"]
 
 
 def is_convertible(file: File) -> bool:
-    """Tell whether a file has rows in a form that can be converted, as far as its problems are listed."""
+    """Return True if the listed problems of a file show a format that can be converted."""
     return any(problem["code"] in _CONVERTIBLE for problem in file.problems or [])
 
 
 def look(storage: Storage, file: File, leave_out: Collection[str] = ()) -> Conversion:
-    """Convert every row and store nothing; return the first ones."""
+    """Convert every row without storing anything; return the first rows.
+
+    `leave_out` names columns to drop. Raises `InvalidState` for a row that cannot be converted.
+    """
     rows = _Rows(read_rows(storage, file), leave_out)
+    # Runs the iterator to its end without keeping rows: every row is checked, not only those that are shown.
     deque(rows, maxlen=0)
     return rows.conversion(file, None)
 
 
 def convert(storage: Storage, begin: Begin, file: File, limits: Limits, leave_out: Collection[str] = ()) -> Conversion:
-    """Convert every row to a new file, which passes the checks of every other; the old one stays as it is."""
+    """Convert every row and store the result as a new file, with the checks of an upload.
+
+    The original file is unchanged. `leave_out` names columns to drop. Raises `InvalidState` for a row that cannot be
+    converted, or if the rows are in OpenAI's form already.
+    """
     rows = _Rows(read_rows(storage, file), leave_out)
     lines = (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     return rows.conversion(file, derive(storage, begin, file, lines, "converted", limits))
 
 
 class _Rows:
-    """Iterates over a file's rows in OpenAI's form, and keeps what is said of the conversion.
+    """Iterates over a file's rows in OpenAI's form, and collects what the answer reports on the conversion.
 
-    Raises `InvalidState` for a row that cannot be converted, and in the end if no row had to be.
+    Raises `InvalidState` for a row that cannot be converted, and at the end if no row was changed.
     """
 
     def __init__(self, rows: Iterator[tuple[int, Row]], leave_out: Collection[str]) -> None:
@@ -61,6 +69,7 @@ class _Rows:
         for line, row in self._rows:
             made = _convert_row(line, row, self._leave_out)
             is_changed = is_changed or made.row != row
+            # The first row in another format names the file's format; rows in OpenAI's form may precede it.
             if self._form == "openai":
                 self._form = other_formats.foreign_format(row) or "openai"
             self._left_out |= made.left_out
@@ -72,7 +81,7 @@ class _Rows:
             raise InvalidState(message, code="not_convertible", param="file_id")
 
     def conversion(self, source: File, made: File | None) -> Conversion:
-        """Return what is said of the conversion, after all rows."""
+        """Return the report on the conversion; call it after the iteration."""
         return Conversion(
             source_file=source.id,
             format=self._form,

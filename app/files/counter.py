@@ -1,7 +1,7 @@
-"""The process that renders and counts customers' rows: `python -m app.files.counter`, started by `counting`.
+"""Render and count customers' rows in a child process: `python -m app.files.counter`, started by `counting`.
 
-It reads one question in JSON from each line of its standard input and answers with a line. It holds no key and no
-connection, gives way to whatever else wants to compute, and ends with its standard input.
+It reads one question as a line of JSON from standard input and answers with a line of JSON. It has no API key and no
+database connection, runs at low priority, and exits when its standard input closes.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from spard.errors import InvalidData, ToolsNotRendered, TooManyTurns
 
 MAX_CHARS, MAX_TURNS = 200_000, 4000
 _NICE = 10
-_BYTES, _CPU_S = 4 << 30, 120.0  # that it may take, the seconds for one question: a template is a program of others
+_BYTES, _CPU_S = 4 << 30, 120.0  # limits for memory and one question: templates are third-party programs
 _ANY_LENGTH = 2**31
-_SHOWN = 4096  # tokens of a row
-_KEPT = 4  # tokenizers
+_SHOWN = 4096  # tokens of a row that a preview lists
+_KEPT = 4  # tokenizers kept in memory
 _HINT = "remove the row, or train a model whose chat template renders it"
 _CUT_HINT = "make several rows of it, each with fewer turns"
 
-Numbered = tuple[int, str]  # a line of a file, and its number
+Numbered = tuple[int, str]  # line number and text of a file's line
 
 
 class Question(TypedDict):
-    """What is asked of the process in one line; `max_seq_length` is the limit that the client names, if any."""
+    """A question to the process; `max_seq_length` is the limit that the client sent, if any."""
 
     task: Literal["count", "show"]
     folder: str
@@ -47,7 +47,7 @@ class Question(TypedDict):
 
 
 class Answer(TypedDict, total=False):
-    """What it answers: the rows, the most tokens of a row and the seconds of CPU; or an `error` and nothing else."""
+    """Its answer: the rows, the token limit of a row and the CPU seconds used; or only an `error`."""
 
     rows: list[Any]
     limit: int
@@ -64,9 +64,10 @@ class ShownToken(TypedDict):
 
 
 class ShownRow(TypedDict, total=False):
-    """A row as a preview shows it: its tokens, or why it is not rendered; of a pair the preferred answer is its own.
+    """A row in a preview: its tokens, or why it is not rendered; of a preference pair the preferred conversation.
 
-    Where earlier answers are samples of their own, `tokens` are of the last sample, and the counts of all of them.
+    If each answer is trained as a sample of its own, `tokens` are those of the last sample, and the counts cover all
+    samples.
     """
 
     line: int
@@ -79,32 +80,33 @@ class ShownRow(TypedDict, total=False):
 
 
 class ShownAnswer(TypedDict):
-    """The other conversation of a preference pair, or an earlier sample of a row."""
+    """The non-preferred conversation of a preference pair, or an earlier sample of a row."""
 
     n_tokens: int
     n_trained: int
     tokens: list[ShownToken]
 
 
-# Line, tokens, those that are trained on, and tokens of the longer conversation of a pair; or a row's problem.
+# Line number, tokens, trained tokens, and tokens of the longer conversation of a pair; or the row's problem.
 Counted = tuple[int, int, int, int] | dict[str, Any]
 
 
 def count(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Counted]:
-    """For each line what `Counted` says."""
+    """Return the token counts of each line, or its problem; see `Counted`."""
     return [_count_tokens(line, row) for (line, _), row in zip(lines, _encode_rows(tokenizer, lines), strict=True)]
 
 
 def show(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[ShownRow]:
-    """For each line what a preview says of it."""
+    """Return the preview of each line."""
     return [
         _row_preview(tokenizer, line, row) for (line, _), row in zip(lines, _encode_rows(tokenizer, lines), strict=True)
     ]
 
 
 def _encode_rows(tokenizer: LightTokenizer, lines: list[Numbered]) -> list[Encoded | InvalidData]:
-    """Encode all rows in one call, or one by one where one of them is refused."""
+    """Encode all rows in one call; if a row is refused, encode them one by one."""
     rows = [_example(line, text) for line, text in lines]
+    # One call is much faster than many, but it raises for the first bad row without saying which others are bad.
     good = [row for row in rows if isinstance(row, Example)]
     try:
         found = iter(encode_all(tokenizer, good, _ANY_LENGTH))
@@ -159,7 +161,7 @@ def _row_preview(tokenizer: LightTokenizer, line: int, row: Encoded | InvalidDat
 
 
 def _answer(tokenizer: LightTokenizer, row: Encoded) -> ShownAnswer:
-    """Return the tokens of one conversation."""
+    """Return the tokens of one conversation, the first 4,096 of them as text."""
     pairs = list(zip(row.ids, row.labels, strict=True))
     tokens = [(token_id, tokenizer.piece(token_id), label != NO_LOSS) for token_id, label in pairs[:_SHOWN]]
     return {
@@ -175,14 +177,14 @@ def _tokenizer(folder: str, version: tuple[tuple[str, int, int], ...]) -> LightT
 
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
-    """Return what changes when a file of the model does."""
+    """Return a value that changes when a file of the model's tokenizer or template changes."""
     found = sorted({*folder.glob("*.j*"), *folder.glob(f"{ADDITIONAL_TEMPLATES}/*")})
     files = [(path.name, path.stat()) for path in found if path.is_file()]
     return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in files)
 
 
 def answer(question: Question) -> Answer:
-    """Answer one question: `rows`, and the seconds of CPU that they took."""
+    """Answer one question with its rows and the CPU seconds that they took."""
     began = time.process_time()
     try:
         tokenizer = _tokenizer(question["folder"], _version(Path(question["folder"])))
@@ -194,11 +196,12 @@ def answer(question: Question) -> Answer:
 
 
 def main() -> None:
-    """Answer questions from standard input, one JSON object a line each way, until it ends."""
+    """Answer questions from standard input, one JSON object per line in each direction, until it closes."""
     os.nice(_NICE)
     limit_memory(_BYTES)
-    gc.disable()  # in the midst of a batch it looks at every token of it, again and again
+    gc.disable()  # within a batch, collections scan all of its tokens repeatedly
     for line in sys.stdin:
+        # The kernel counts the CPU time of the whole process, so the limit is moved on for each question.
         limit_cpu(_CPU_S)
         sys.stdout.write(json.dumps(answer(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Rows rendered and counted in processes of their own, a few hundred at a time.
+"""Render and count rows in child processes, a few hundred rows at a time.
 
-Requests take turns after each of these batches, so that none waits for another's whole file; what a request may compute
-is limited, and a client that has left is counted for no further.
+Requests take turns after each batch, so that none waits for another's whole file. The CPU time of a request is limited,
+and counting stops when its client disconnects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.files.tokenizer import tokenizer_folder, unavailable
 from app.ops.processes import keyless_environment, python
 
 _BATCH_ROWS, _BATCH_CHARS = 256, 1 << 20
-_ANSWER_S = 120.0  # for one batch, on a machine that does much else; a process that needs longer is ended
+_ANSWER_S = 120.0  # for one batch, on a busy machine; a process that takes longer is killed
 _FIXED = {"TOKENIZERS_PARALLELISM": "false"}  # each process takes one core
 
 Task = Literal["count", "show"]
@@ -31,7 +31,7 @@ Task = Literal["count", "show"]
 
 @dataclass
 class Allowance:
-    """What one request may compute, in seconds of CPU, and whether anybody waits for it still."""
+    """The CPU seconds that one request may use, and whether its client has disconnected."""
 
     cpu_s: float
     is_gone: Callable[[], bool]
@@ -39,20 +39,20 @@ class Allowance:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether the time is used up or the client has left."""
+        """True if the time is used up or the client has disconnected."""
         return self.used_s >= self.cpu_s or self.is_gone()
 
 
 @dataclass
 class Answer:
-    """What was found of the rows that were looked at, and how many tokens a row may have."""
+    """The results of the rows that were processed, and the token limit of a row."""
 
     limit: int
     rows: list[Any] = field(default_factory=list)
 
 
 class Counters:
-    """The processes that count for one API process; each is started when it is needed first."""
+    """The counting processes of one API process; each is started at its first use."""
 
     def __init__(self, processes: int) -> None:
         self._idle: LifoQueue[_Process] = LifoQueue()
@@ -63,9 +63,14 @@ class Counters:
     def ask(
         self, task: Task, entry: BaseModelEntry, lines: Iterable[Numbered], allowance: Allowance, asked: int | None
     ) -> Answer:
-        """Do a task for as many of the lines as the allowance is good for, from the first on."""
+        """Run a task on the lines, in order, until the allowance is exhausted.
+
+        `asked` is the `max_seq_length` of the request. Raises `InvalidState` if the model's tokenizer cannot be read,
+        and `Unavailable` if a process failed.
+        """
         folder, found = str(tokenizer_folder(entry)), None
         for batch in _batches(lines):
+            # An empty file is asked about too, with an empty batch: the answer holds the token limit.
             question: Question = {"task": task, "folder": folder, "max_seq_length": asked, "lines": batch}
             said = self._ask(question)
             if "error" in said:
@@ -91,12 +96,13 @@ class Counters:
 
 
 class _Process:
-    """One process; it is started again after it has failed."""
+    """One process; it is restarted after a failure."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Question) -> counter.Answer:
+        # Started at the first question, so that an API process without previews pays nothing for it.
         running = self._running = self._running or _start()
         stdin, stdout = cast(IO[bytes], running.stdin), cast(IO[bytes], running.stdout)
         try:
@@ -115,28 +121,29 @@ class _Process:
             running.kill()
             running.wait()
             for pipe in (running.stdin, running.stdout):
-                with suppress(OSError):  # what it has not taken is of no use to anybody
+                with suppress(OSError):  # closing flushes unwritten input to a process that is gone
                     cast(IO[bytes], pipe).close()
 
 
 def _is_readable(pipe: IO[bytes], wait_s: float) -> bool:
-    """Wait until a pipe can be read; `select` would not take descriptors above 1,023."""
+    """Wait until a pipe can be read; `select` does not support descriptors above 1,023."""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     return bool(poll.poll(1000 * wait_s))
 
 
 def _start() -> subprocess.Popen[bytes]:
-    """Start a process without our keys in its environment; it ends when its standard input does."""
+    """Start a process without secrets in its environment; it exits when its standard input closes."""
     environment = keyless_environment(_FIXED)
     command = python("app.files.counter")
+    # In a session of its own: signals to the API's process group do not reach it.
     return subprocess.Popen(  # noqa: S603 - the command is ours
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
     )
 
 
 def _batches(lines: Iterable[Numbered]) -> Iterator[list[Numbered]]:
-    """Yield the lines in pieces; one, though empty, if there are none."""
+    """Yield the lines in batches; a single empty batch if there are no lines."""
     batch, chars = list[Numbered](), 0
     is_first = True
     for line, text in lines:
@@ -145,5 +152,6 @@ def _batches(lines: Iterable[Numbered]) -> Iterator[list[Numbered]]:
         if len(batch) == _BATCH_ROWS or chars >= _BATCH_CHARS:
             yield batch
             batch, chars, is_first = [], 0, False
+    # One empty batch for an empty file: its answer still has the token limit.
     if batch or is_first:
         yield batch

@@ -1,4 +1,4 @@
-"""A new file that is made of another one; it passes the checks of every other, and the old one stays as it is."""
+"""Create a new file from an existing one with the checks of an upload; the original is unchanged."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ def derive(
     limits: Limits,
     note: Callable[[Session, File], None] = lambda session, made: None,
 ) -> File:
-    """Store `rows`, lines of JSONL, under the old file's name with an ending.
+    """Store `rows`, lines of JSONL, as a new file under the original's name with `ending` appended.
 
-    `note` is called in the transaction that adds the file. Raises what an upload of the same rows would, and then keeps
-    nothing.
+    `note` is called in the transaction that adds the file. Raises the same errors as an upload of these rows; nothing
+    is stored then.
     """
     file_id = new_id("file-")
     key = file_key(file.project_id, file_id)
     name = f"{file.filename.removesuffix('.jsonl')[:_NAME_CHARS]}-{ending}.jsonl"
+    # The size of the new file is not known yet; until then the original's counts against the quota.
     plan = partial(plan_file, project_id=file.project_id, file_id=file_id, expected=file.bytes)
     with objects.writing(storage, begin, plan) as writing:
         stored, report = write_checked(writing, key, rows, TrainingRows(), limits, name)

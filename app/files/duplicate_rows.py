@@ -1,4 +1,4 @@
-"""Rows of a file that say what an earlier row has said, in whatever spacing or order of keys."""
+"""Find rows of a file that repeat an earlier row, regardless of white space and the order of keys."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from spard.data.problems import Problem
 
-_ENCODER = json.JSONEncoder(sort_keys=True)  # made once: `json.dumps` makes one for each row
-_NAMED = 10  # lines
-_REMEMBERED = 200_000  # rows, in some 15 MB; later ones are held against these alone
+_ENCODER = json.JSONEncoder(sort_keys=True)  # created once: `json.dumps` creates one per call
+_NAMED = 10  # lines listed in the message
+_REMEMBERED = 200_000  # rows, in about 15 MB; later rows are compared with these only
 
 
 def digest(row: Any) -> int:
-    """Return the same number for rows that say the same."""
+    """Return a 64-bit number that is equal for rows with equal content."""
     text = _ENCODER.encode(row)
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest())
 
 
 class Repeats:
-    """Takes rows as they come; `problems` says which of them came before."""
+    """Collects rows in order; `problems` reports those that repeat an earlier row."""
 
     def __init__(self) -> None:
         self._seen: set[int] = set()
@@ -29,7 +29,7 @@ class Repeats:
         self._count = 0
 
     def note(self, row: dict[str, Any], line: int) -> None:
-        """Take the next row, found on this line."""
+        """Add the next row, found on this line."""
         found = digest(row)
         if found in self._seen:
             self._count += 1
@@ -38,7 +38,7 @@ class Repeats:
             self._seen.add(found)
 
     def problems(self, rows: int) -> Iterator[Problem]:
-        """One warning for all of them."""
+        """Yield one warning that covers all repeated rows, of a file with `rows` rows."""
         if not self._count:
             return
         hint = "repeated rows weigh more in training; remove them unless that is meant"

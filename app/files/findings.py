@@ -1,4 +1,4 @@
-"""What is wrong with a file, each fault once: how many rows have it, and where it is first."""
+"""Group a file's problems into findings: each fault once, with the number of rows that have it and the first lines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal, TypedDict
 
 from spard.data.problems import Problem
 
-_KINDS = 100  # faults that are told apart; further ones are grouped by their code
+_KINDS = 100  # distinct faults; further ones are grouped by code
 _LINES = 10
-_OF_FILE = frozenset({"duplicate_example"})  # problems whose message says itself which rows it is about
+_OF_FILE = frozenset({"duplicate_example"})  # problems of the whole file: the message itself names the rows
 _INDEX = re.compile(r"/\d+(?=/|$)")
 
 
 class Finding(TypedDict):
-    """One fault of `rows` rows out of `of`; in `pointer` a star stands for any index, `lines` are the first ten.
+    """One fault of `rows` rows out of `of`; a star in `pointer` stands for any index, `lines` are the first ten.
 
-    `text` says all of it in a sentence. A `note` is nothing to mend.
+    `text` is the complete sentence. A finding of the severity `note` needs no fix.
     """
 
     code: str
@@ -42,7 +42,7 @@ class _Fault:
     last_line: int = 0
 
     def note(self, problem: Problem) -> None:
-        """Count the row of a problem, once for all problems of this fault in it."""
+        """Count the row of a problem; a second problem of this fault in the same row does not count."""
         line = problem.line or 0
         if self.rows and line == self.last_line:
             return
@@ -51,7 +51,7 @@ class _Fault:
             self.lines.append(line)
 
     def finding(self, of: int) -> Finding:
-        """Return the fault as a report has it, of a file with so many rows."""
+        """Return the finding for this fault, in a file with `of` rows."""
         return Finding(
             code=self.first.code,
             severity=self.first.severity,
@@ -79,7 +79,7 @@ class _Fault:
 
 
 class Findings:
-    """Takes problems line by line; `listed` has each fault once, errors first, and then by how many rows have it."""
+    """Collects problems line by line; `to_list` returns each fault once, errors first, then by number of rows."""
 
     def __init__(self, problems: Iterable[Problem] = ()) -> None:
         self._faults: dict[tuple[str, str, str, str], _Fault] = {}
@@ -87,7 +87,8 @@ class Findings:
             self.note(problem)
 
     def note(self, problem: Problem) -> None:
-        """Take a problem, of the same row as the last one or of a later row."""
+        """Add a problem of the same row as the previous one or of a later row."""
+        # Indices are replaced, so that the same fault at another place has the same key.
         pointer = _INDEX.sub("/*", problem.pointer)
         key = (problem.code, problem.severity, pointer, problem.message)
         if key not in self._faults and len(self._faults) >= _KINDS:
@@ -98,20 +99,21 @@ class Findings:
         self._faults[key].note(problem)
 
     def to_list(self, of: int) -> list[Finding]:
-        """Return the faults of a file that has so many rows, readable ones and others."""
+        """Return the findings of a file with `of` rows, including unreadable ones."""
+        # "error" sorts before "warning".
         faults = sorted(self._faults.values(), key=lambda each: (each.first.severity, -each.rows, each.last_line))
         return [fault.finding(of) for fault in faults]
 
 
 def notice(code: str, message: str, rows: int) -> Finding:
-    """Return a finding that asks for nothing."""
+    """Return a finding that needs no fix."""
     return Finding(
         code=code, severity="note", rows=rows, of=rows, lines=[], pointer="", message=message, hint="", text=message
     )
 
 
 def summary(found: Iterable[Finding]) -> str | None:
-    """Return the errors of a file in a sentence with the cure of the first; None if there is none."""
+    """Return a file's errors as one sentence with the hint for the first; None if there is no error."""
     errors = [each for each in found if each["severity"] == "error"]
     if not errors:
         return None
@@ -120,7 +122,7 @@ def summary(found: Iterable[Finding]) -> str | None:
 
 
 def of_problems(problems: Iterable[dict[str, object]], of: int) -> Iterator[Finding]:
-    """Yield the faults that a list of problems names, as it was stored of files from before faults were counted."""
+    """Yield the findings for a stored list of problems, for files that were stored without findings."""
     found = Findings()
     for each in problems:
         if each["line"] is not None:

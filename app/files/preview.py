@@ -1,4 +1,4 @@
-"""What will be trained: rows as the base model's template renders them, token by token, with the loss mask."""
+"""Preview and measure training rows as a base model's chat template renders them, token by token with the loss mask."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from spard.data.jsonl import BadRow, numbered_rows, numbered_texts, parse_row
 from spard.data.overlap import find_leaks
 from spard.data.rows import example, prompt_text
 
-EXAMINED = 10_000  # rows of a file that are compared while the client waits
-COUNTED = 100_000  # rows that are counted, as far as the allowance goes
+EXAMINED = 10_000  # rows of a file that are compared within a request
+COUNTED = 100_000  # rows that are counted at most
 _LISTED = 100  # lines
 _BANDS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
 
 def model_entry(session: Session, alias: str) -> BaseModelEntry:
-    """Return the base model of this alias."""
+    """Return the base model of this alias; raise `InvalidRequest` if there is none."""
     entry = session.get(BaseModelEntry, alias)
     if entry is None:
         message = f"There is no base model {alias[:128]!r}; rows are shown as the base model of a job renders them."
@@ -39,7 +39,7 @@ def model_entry(session: Session, alias: str) -> BaseModelEntry:
 def preview(
     storage: Storage, counters: Counters, file: File, entry: BaseModelEntry, n: int, allowance: Allowance
 ) -> Preview:
-    """Return the first n rows as the model will see them in training."""
+    """Return the first `n` rows as the model sees them in training."""
     _check_ready(file)
     shown = counters.ask("show", entry, islice(_lines(storage, file), n), allowance, None)
     return Preview(file_id=file.id, model=entry.alias, data=[PreviewRow(**row) for row in shown.rows])
@@ -53,7 +53,11 @@ def token_counts(
     max_seq_length: int | None,
     allowance: Allowance,
 ) -> TokenCounts:
-    """How long the file's first rows are for a model, and which of them a job would refuse."""
+    """Return token counts of the file's first rows under a model, and the rows that a job refuses.
+
+    Up to `COUNTED` rows are counted, fewer if the allowance is exhausted. Rows are compared with `max_seq_length` or,
+    if it is None, with the model's own limit.
+    """
     _check_ready(file)
     counted = counters.ask("count", entry, islice(_lines(storage, file), COUNTED), allowance, max_seq_length)
     found = [row for row in counted.rows if not isinstance(row, dict)]
@@ -83,14 +87,17 @@ def token_counts(
 
 
 def overlap(storage: Storage, file: File, other: File) -> Overlap:
-    """Which of the file's first rows stand in another file's first rows too."""
+    """Return which of the file's first rows also occur among another file's first rows."""
     known = {_digest(text) for _, text in islice(_lines(storage, other), EXAMINED)}
     lines = [line for line, text in islice(_lines(storage, file), EXAMINED) if _digest(text) in known]
     return Overlap(validation_file=other.id, rows=len(lines), lines=lines[:_LISTED])
 
 
 def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> AuditOverlap:
-    """Which of the file's first rows hold prompts that adapters are measured with: for the provider's eyes alone."""
+    """Return which of the file's first rows contain prompts of the audit suites.
+
+    Only the provider may see the result, because it reveals the suites' prompts.
+    """
     rows = [(line, _request_text(line, text)) for line, text in islice(_lines(storage, file), EXAMINED)]
     suites = {
         corpus.id: [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(corpus.storage_key))]
@@ -102,7 +109,7 @@ def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> Au
 
 
 def _request_text(line: int, text: str) -> str:
-    """Return what the user says in a row; nothing if it is no training row."""
+    """Return the user's text in a row; empty if it is not a training row."""
     try:
         return prompt_text(example(parse_row(text, line), line))
     except (LookupError, ValueError, TypeError, AttributeError):
@@ -116,7 +123,7 @@ def _check_ready(file: File) -> None:
 
 
 def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank with their numbers; what a job has made may be no text."""
+    """Yield the non-blank lines with their numbers; raise `InvalidState` for a file that a job produced."""
     if file.purpose != FINE_TUNE:
         message = f"{file.id} is no file of rows: its purpose is {file.purpose}."
         raise InvalidState(message, code="invalid_training_file", param="file_id")
@@ -124,15 +131,16 @@ def _lines(storage: Storage, file: File) -> Iterator[tuple[int, str]]:
 
 
 def _digest(text: str) -> int:
-    """Return the same number for rows that say the same; what is no row is taken as it stands."""
+    """Return a number that is equal for rows with equal content; text that is not a row is compared verbatim."""
     try:
         return digest(parse_row(text, 0))
     except BadRow:
+        # Compared verbatim, with the same digest function.
         return digest(text)
 
 
 def read_rows(storage: Storage, file: File) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows as they were uploaded, whether they are valid or not; all must be JSON objects."""
+    """Yield line number and row as uploaded, valid or not; raise `InvalidState` if one is not a JSON object."""
     for line, text in _lines(storage, file):
         try:
             yield line, parse_row(text, line)

@@ -1,4 +1,4 @@
-"""The report of everything that is wrong in a file, by line."""
+"""Collect everything that is wrong with a file, by line."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 from app.files.findings import Finding, Findings, notice
 from spard.data.problems import Problem, Severity
 
-LISTED = 1000  # problems kept of each severity; the rest is counted
+LISTED = 1000  # problems listed per severity; the others are only counted
 
 
 @dataclass(slots=True)
 class Report:
-    """What a whole file was found to be; only problems after the line `after` are listed."""
+    """The result of validating a whole file; only problems after the line `after` are listed."""
 
     after: int = 0
     rows: int = 0
-    lines: int = 0  # that are not blank: rows, and what cannot be read as one
-    was: str | None = None  # what the file was before it became JSON lines
+    lines: int = 0  # non-blank lines: rows and unreadable ones
+    was: str | None = None  # the file's kind before it was converted to JSON lines
     errors: int = 0
     warnings: int = 0
     problems: list[Problem] = field(default_factory=list)
-    hidden: Counter[str] = field(default_factory=Counter)  # by code, what is not listed
-    row_format: str | None = None  # that all rows have to be in; None before the first one that is in one
-    tool_lines: dict[str, int] = field(default_factory=dict)  # the first row with tools, with calls, with answers
-    next_after: int = 0  # where a list of these would begin
+    hidden: Counter[str] = field(default_factory=Counter)  # number of unlisted problems by code
+    row_format: str | None = None  # the format of the first recognized row, which all rows must have
+    tool_lines: dict[str, int] = field(default_factory=dict)  # the first line with tools, tool calls, tool answers
+    next_after: int = 0  # `after` for a list that begins with unlisted problems
     _listed: Counter[str] = field(default_factory=Counter)
     _findings: Findings = field(default_factory=Findings)
 
     def add(self, problem: Problem) -> None:
-        """Count a problem, and list it unless there are enough of its severity or it comes before the list."""
+        """Count a problem; list it unless its severity has `LISTED` already or it is at or before the line `after`."""
         self._findings.note(problem)
         is_error = problem.severity == "error"
         self.errors += is_error
@@ -42,12 +42,13 @@ class Report:
             self._listed[problem.severity] += 1
             self.problems.append(problem)
             return
+        # A list after the line `before` begins with this problem.
         before = (problem.line or 0) - 1
         self.next_after = max(self.after + 1, min(before, self.next_after or before))
         self.hidden[problem.code] += 1
 
     def problem_list(self) -> list[dict[str, Any]]:
-        """Return the problems as JSON, ordered by line; a last entry counts those that are not listed."""
+        """Return the problems as JSON, ordered by line; a last entry counts the unlisted ones."""
         rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
         if not self.hidden:
             return rows
@@ -58,7 +59,7 @@ class Report:
         return [*rows, asdict(last) | {"after_line": self.next_after}]
 
     def finding_list(self) -> list[Finding]:
-        """Return each fault once, with how many rows have it, and what became of a file that was no JSON lines."""
+        """Return each fault once, and a note if the file was converted to JSON lines."""
         faults = self._findings.to_list(self.lines)
         if self.was is None:
             return faults

@@ -1,4 +1,4 @@
-"""A training file without some of its rows, as a new file; the old one stays as it is."""
+"""Create a training file without some of the rows of another one; the original is unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spard.data.jsonl import numbered_texts
 
 
 def store_without_lines(storage: Storage, begin: Begin, file: File, lines: Collection[int], limits: Limits) -> File:
-    """Store the file's rows but for those on `lines`, and note in the audit log of what it was made."""
+    """Store the file's rows except those on `lines` as a new file, and record its source in the audit log."""
 
     def note(session: Session, made: File) -> None:
         audit_log.record(session, "file.reduced", made.id, source=file.id, rows_left_out=len(lines))

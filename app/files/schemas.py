@@ -1,4 +1,4 @@
-"""OpenAI's file objects."""
+"""Response schemas of files: OpenAI's file objects, validation, previews and conversions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.http.schemas import Absent, UnixTime
 
 
 class FileOut(BaseModel):
-    """An uploaded or produced file."""
+    """An uploaded file, or one that a job produced."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -27,7 +27,7 @@ class FileOut(BaseModel):
 
 
 class FileList(BaseModel):
-    """One page of files, newest first unless asked otherwise."""
+    """One page of files, newest first by default."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -47,13 +47,13 @@ class FileDeleted(BaseModel):
 
 
 class TokenCounts(BaseModel):
-    """Tokens of the file's first rows under one base model; `histogram` counts rows by their longest length.
+    """Tokens of the file's first rows under one base model; `histogram` counts rows by length in tokens.
 
-    At most 100,000 rows are counted, and only as many as can be in the time that a request may compute for;
-    `approximate` says that not all `rows_in_file` were. `rows` were counted, `rows_not_rendered` could not be.
+    At most 100,000 rows are counted, and fewer if the CPU time of the request runs out; `approximate` is true if not
+    all of `rows_in_file` were counted. `rows` were counted, `rows_not_rendered` could not be rendered.
 
-    A job fails on a row of more than `limit` tokens and on one without a token to learn; of either kind at most 100
-    lines are named. `total` has both conversations of a preference pair, lengths are those of the longer one.
+    A job fails on a row of more than `limit` tokens and on one without a token to learn; at most 100 lines are listed
+    for each. `total` includes both conversations of a preference pair; the length of a pair is that of its longer one.
     """
 
     model: str
@@ -71,11 +71,11 @@ class TokenCounts(BaseModel):
     histogram: dict[str, int]
     rows_without_loss: int
     lines_without_loss: list[int]
-    problems: Annotated[list[dict[str, Any]], Field(exclude=True)] = []  # they stand among the file's
+    problems: Annotated[list[dict[str, Any]], Field(exclude=True)] = []  # listed with the file's problems instead
 
 
 class Overlap(BaseModel):
-    """Rows that stand in both files, among the first 10,000 of each; at most 100 lines are named."""
+    """Rows that occur in both files, among the first 10,000 of each; at most 100 lines are listed."""
 
     validation_file: str
     rows: int
@@ -83,16 +83,16 @@ class Overlap(BaseModel):
 
 
 class AuditOverlap(BaseModel):
-    """How many prompts of the audit stand in the first 10,000 rows, and the lines that hold them, at most 100."""
+    """Number of audit prompts in the first 10,000 rows, and the lines that contain them, at most 100."""
 
     prompts: int
     lines: list[int]
 
 
 class FindingOut(BaseModel):
-    """One fault of a file: how many `rows` of all `of` have it, and the first ten `lines`; `text` is all in a sentence.
+    """One fault of a file: `rows` of all `of` have it, `lines` are the first ten, `text` is the complete sentence.
 
-    A star in `pointer` stands for any index. A `note` is nothing to mend.
+    A star in `pointer` stands for any index. A finding of the severity `note` needs no fix.
     """
 
     code: str
@@ -107,12 +107,11 @@ class FindingOut(BaseModel):
 
 
 class Validation(BaseModel):
-    """What is wrong with a file: `findings` have each fault once, with the number of rows that have it.
+    """The validation of a file: `findings` list each fault once, with the number of rows that have it.
 
-    `problems` are the same by line, in lists of a thousand of each severity.
-    With a model, also the rows that its chat template refuses or leaves tools out of, at most 100.
-    Where there are more, the list goes on after line `next_after_line`. `tokens`, `overlap` and `audit_overlap` are
-    there where they were asked for.
+    `problems` lists the same by line, up to a thousand per severity; with a model, also up to 100 rows that its chat
+    template refuses or renders without their tools. If there are more, `next_after_line` is where the list continues.
+    `tokens`, `overlap` and `audit_overlap` are present if they were requested.
     """
 
     object: Literal["file.validation"] = "file.validation"
@@ -129,7 +128,7 @@ class Validation(BaseModel):
 
 
 class PreviewToken(BaseModel):
-    """One token as the model's tokenizer reads it; `trained` says whether loss falls on it."""
+    """One token of the model's tokenizer; `trained` is true if the loss includes it."""
 
     id: int
     text: str
@@ -137,7 +136,7 @@ class PreviewToken(BaseModel):
 
 
 class PreviewAnswer(BaseModel):
-    """A conversation of a preference pair with the answer that is not preferred, or an earlier sample of a row."""
+    """The non-preferred conversation of a preference pair, or an earlier sample of a row."""
 
     n_tokens: int
     n_trained: int
@@ -145,11 +144,12 @@ class PreviewAnswer(BaseModel):
 
 
 class PreviewRow(BaseModel):
-    """One row as the model's template renders it; loss falls on the tokens that are `trained`.
+    """One row as the model's template renders it; the loss includes the tokens that are `trained`.
 
-    At most 4,096 tokens are shown; `error` says why a row was not rendered. Of a preference pair it is the conversation
-    with the preferred answer, and `non_preferred` is the other one. Where the template rewrites earlier turns, each
-    answer is a sample of its own: `tokens` are of the last one, `earlier_samples` the others, and the counts of all.
+    At most 4,096 tokens are listed; `error` says why a row was not rendered. For a preference pair it is the
+    conversation with the preferred answer, and `non_preferred` is the other one. If the template rewrites earlier
+    turns, each answer is a sample of its own: `tokens` are those of the last sample, `earlier_samples` are the others,
+    and the counts cover all.
     """
 
     line: int
@@ -162,7 +162,7 @@ class PreviewRow(BaseModel):
 
 
 class Preview(BaseModel):
-    """Rows of a file as one base model would see them in training."""
+    """Rows of a file as one base model sees them in training."""
 
     object: Literal["file.preview"] = "file.preview"
     file_id: str
@@ -173,8 +173,8 @@ class Preview(BaseModel):
 class Conversion(BaseModel):
     """The first rows of a file in OpenAI's form, and the new file if one was made.
 
-    `format` is the form that the rows were in. `left_out` names the columns that were not converted: those that the
-    request named, and labels such as `id`.
+    `format` is the rows' original format. `left_out` names the columns that were not converted: columns named in the
+    request, and labels such as `id`.
     """
 
     object: Literal["file.conversion"] = "file.conversion"

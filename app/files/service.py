@@ -1,4 +1,4 @@
-"""Files as rows: listed, read, deleted; every query is within one project."""
+"""List, read and delete files; every query is limited to one project."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.http.pagination import Page, note_deleted, page, select_deleted_positio
 from spard.data import strict_json
 
 LIVES = or_(File.expires_at.is_(None), File.expires_at > timestamp())  # matches files that have not expired
-_UNREADABLE = frozenset(strict_json.CODES)  # of lines that are no rows
+_UNREADABLE = frozenset(strict_json.CODES)  # codes of lines that are not rows
 _NAMES = [name for name in FileOut.model_fields if name != "object"]
 _SHOWN = db.Prepared(
     select(*(getattr(File, name) for name in _NAMES)).where(
@@ -34,23 +34,24 @@ _SHOWN = db.Prepared(
 def list_files(
     session: Session, project_id: str, purpose: str | None, after: str | None, limit: int, *, ascending: bool
 ) -> Page[File]:
-    """Return one page of the project's files; of every purpose where `purpose` is None."""
+    """Return one page of the project's files; `purpose` None means any purpose."""
     query = _select_files(project_id)
     if purpose is not None:
         query = query.where(File.purpose == purpose)
+    # The cursor may have expired since the last page: its row is still there, though no list shows it.
     expired = select(File.created_at).where(File.project_id == project_id, File.id == after)
     left = (expired, select_deleted_position(project_id, after))
     return page(session, query, File, after, limit, ascending=ascending, left=left)
 
 
 def add(session: Session, file: File) -> None:
-    """Add a file that was uploaded, whole or in parts."""
+    """Add an uploaded file and record it in the audit log."""
     session.add(file)
     audit_log.record(session, "file.uploaded", file.id, sha256=file.sha256, bytes=file.bytes)
 
 
 def get(session: Session, project_id: str, file_id: str, param: str | None = None) -> File:
-    """Return the project's file; a file of another project is reported as unknown."""
+    """Return the project's file; raise `NotFound` for an unknown file or one of another project."""
     file = session.scalar(_select_files(project_id).where(File.id == file_id))
     if file is None:
         raise unknown(file_id, param)
@@ -58,7 +59,7 @@ def get(session: Session, project_id: str, file_id: str, param: str | None = Non
 
 
 def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
-    """Return the API's object for the project's file; `NotFound` for another project's."""
+    """Return the API's object for the project's file; raise `NotFound` if the project has no such file."""
     found = _SHOWN.one(reader, project_id=project_id, file_id=file_id)
     if found is None:
         raise unknown(file_id)
@@ -66,13 +67,16 @@ def retrieve(reader: db.Reader, project_id: str, file_id: str) -> FileOut:
 
 
 def get_for_job(session: Session, project_id: str, file_id: str, param: str) -> File:
-    """Return the project's file, locked, so that it cannot be deleted before the job that names it is stored."""
+    """Return the project's file with its row locked, so that it cannot be deleted before the job is stored."""
     session.execute(_select_files(project_id).where(File.id == file_id).with_for_update())
     return get(session, project_id, file_id, param)
 
 
 def forget(session: Session, project_id: str, file_id: str) -> None:
-    """Forget a file that no unfinished job needs; its bytes go after the commit."""
+    """Delete a file's row; its bytes are deleted after the commit.
+
+    Raises `InvalidState` if an unfinished job needs the file.
+    """
     session.execute(_select_files(project_id).where(File.id == file_id).with_for_update())
     file = get(session, project_id, file_id)
     if job_id := unfinished_job(session, project_id, file_id):
@@ -82,7 +86,10 @@ def forget(session: Session, project_id: str, file_id: str) -> None:
 
 
 def condemn(session: Session, file: File, subject: str | None = None) -> None:
-    """Forget a file; its bytes go after the commit, with those of `subject`, or else of itself."""
+    """Delete a file's row and schedule its bytes for deletion after the commit.
+
+    They are deleted together with the other objects of `subject`, by default the file's own id.
+    """
     subject = subject or file.id
     objects.condemn(session, file.storage_key, project_id=file.project_id, subject=subject, bytes=file.bytes)
     note_deleted(session, file.project_id, file.id, file.created_at)
@@ -92,18 +99,18 @@ def condemn(session: Session, file: File, subject: str | None = None) -> None:
 def unfinished_job(session: Session, project_id: str, file_id: str) -> str | None:
     """Return the id of an unfinished job that needs the file, or None."""
     uses = or_(Job.training_file == file_id, Job.validation_file == file_id)
-    unfinished = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)  # what was cancelled needs nothing
+    unfinished = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)  # a cancelled job needs no file
     return session.scalar(select(Job.id).where(Job.project_id == project_id, uses, unfinished).limit(1))
 
 
 def validation(session: Session, project_id: str, file_id: str) -> Validation:
-    """Every problem that was found, and how many of each kind."""
+    """Return every stored problem of a file, and the count of each kind."""
     file = get(session, project_id, file_id)
     return validation_response(file, file.problems or [], file_findings(file))
 
 
 def file_findings(file: File) -> list[FindingOut]:
-    """Return each fault of a file once; of files from before faults were counted, by the problems that are listed."""
+    """Return each fault of a file once; computed from the listed problems if findings were not stored."""
     problems = file.problems or []
     unreadable = len({problem["line"] for problem in problems if problem["code"] in _UNREADABLE})
     stored = findings.of_problems(problems, (file.rows or 0) + unreadable) if file.findings is None else file.findings
@@ -111,7 +118,7 @@ def file_findings(file: File) -> list[FindingOut]:
 
 
 def validation_response(file: File, problems: list[dict[str, Any]], found: Sequence[FindingOut]) -> Validation:
-    """Problems as they are shown."""
+    """Return the API's object for a file's problems and findings."""
     return Validation(
         findings=list(found),
         file_id=file.id,
@@ -124,7 +131,7 @@ def validation_response(file: File, problems: list[dict[str, Any]], found: Seque
 
 
 def with_problems(found: Validation, problems: list[dict[str, Any]], after: int) -> Validation:
-    """Add problems after a line to a list; what counts those that are not listed stays the last entry."""
+    """Return the validation with problems after the line `after` added; the count of unlisted ones stays last."""
     more = [problem for problem in problems if problem["line"] > after]
     rows = sorted(found.problems + more, key=lambda problem: (problem["line"] is None, problem["line"] or 0))
     known = {each.code for each in found.findings}
@@ -138,17 +145,20 @@ def with_problems(found: Validation, problems: list[dict[str, Any]], after: int)
 
 
 def is_metrics(file: File) -> bool:
-    """Whether it is the table of a job's steps."""
+    """Return True if the file is the table of a job's step metrics."""
     return file.purpose == RESULTS and file.filename.endswith(".csv")
 
 
 def file_errors(file: File) -> list[dict[str, Any]]:
-    """Return what makes a file unfit for training, without the warnings; empty before it was looked at."""
+    """Return the errors that make a file unfit for training, without warnings."""
     return [problem for problem in file.problems or [] if problem["severity"] == "error"]
 
 
 def is_unfit(file: File) -> bool:
-    """Whether something makes it unfit for training, whatever its `status` tells its owner."""
+    """Return True if a file cannot be trained on.
+
+    Its `status` does not tell: with `bad_files` set to OpenAI's behavior, such a file is `processed` and its jobs fail.
+    """
     return file.status != "processed" or bool(file_errors(file))
 
 
@@ -158,5 +168,5 @@ def _select_files(project_id: str) -> Select[File]:
 
 
 def unknown(file_id: str, param: str | None = None) -> NotFound:
-    """Return the error for a file that is not there, or that is another project's."""
+    """Return the error for a file that does not exist or belongs to another project."""
     return NotFound(f"No such File object: {file_id}", code="file_not_found", param=param)

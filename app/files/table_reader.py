@@ -1,7 +1,7 @@
-"""The process that decodes Parquet, Arrow and JSON arrays: `python -m app.files.table_reader`, started by `tables`.
+"""Decode Parquet, Arrow and JSON arrays in a child process: `python -m app.files.table_reader`, started by `tables`.
 
-It reads one file from its standard input, writes a line of JSON for each row, and holds no key and no connection. It
-limits its own memory and CPU time before it reads, may write to no file, and gives way to whatever else computes.
+It reads one file from standard input, writes one line of JSON per row, and has no API key and no connection. It limits
+its own memory and CPU time before it reads, cannot write files, and runs at low priority.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ Decode = Callable[[Any], Any]
 CPU_S = 300
 REFUSED = 3  # the exit status with a reason on standard error
 _NICE, _CHUNK = 10, 1 << 20
-_BATCH_ROWS = 64  # that are Python objects at one time
+_BATCH_ROWS = 64  # rows that are Python objects at the same time
 _SPACE = re.compile(r"\s*")
-_INDENTED = 4  # times as long as on one line, at most
+_INDENTED = 4  # an indented entry is at most this many times as long as on one line
 _TIMES = ("timestamp", "date32", "date64", "time32", "time64", "duration", "decimal")
 _TEXTS = ("string", "large_string", "string_view")
 
 
 class Refused(Exception):
-    """A file that cannot be written as JSON lines, and why."""
+    """Raised for a file that cannot be written as JSON lines, with the reason."""
 
 
 def column_rows(kind: Kind, file: BinaryIO) -> Iterator[str]:
-    """Yield each row of a Parquet or Arrow file as JSON, a few rows in memory at a time."""
-    import pyarrow  # after the limits are set, as it reserves memory
+    """Yield each row of a Parquet or Arrow file as JSON, with a few rows in memory at a time."""
+    import pyarrow  # imported after the limits are set, because it reserves memory
 
+    # One file must not take all cores of the machine.
     pyarrow.set_cpu_count(1)
     try:
         for batch in _batches(kind, file):
@@ -73,9 +74,10 @@ def _batches(kind: Kind, file: BinaryIO) -> Iterator[Any]:
 
 
 def _decoder(kind: Any, column: str) -> Decode:
-    """Return what makes values of a column JSON; `Refused` for a type that JSON has no form for."""
+    """Return a function that makes a column's values JSON; raise `Refused` for a type without a JSON form."""
+    # Checked first: by its storage type, arrow.json would be decoded as plain text.
     name = str(getattr(kind, "extension_name", ""))
-    if name == "arrow.json":  # of `datasets`, for values of mixed types
+    if name == "arrow.json":  # used by `datasets` for values of mixed types
         return lambda value: None if value is None else parse(value)
     if name:
         return _decoder(kind.storage_type, column)
@@ -102,7 +104,10 @@ def _line(row: Any) -> str:
 
 
 def array_rows(file: BinaryIO, line_bytes: int) -> Iterator[str]:
-    """Yield each entry of a JSON array on a line of its own, with no more of the file in memory than an entry needs."""
+    """Yield each entry of a JSON array on one line, with little more than one entry in memory.
+
+    An entry may have four times `line_bytes` characters, because it may be indented.
+    """
     text, whole = _Text(file, _INDENTED * line_bytes), json.JSONDecoder()
     text.skip("[")
     entry = 0
@@ -127,12 +132,12 @@ def array_rows(file: BinaryIO, line_bytes: int) -> Iterator[str]:
 def _on_one_line(entry: str) -> str:
     try:
         return _line(parse(entry))
-    except BadJson:  # whoever checks the lines says what is wrong with it
+    except BadJson:  # the validator of the lines reports the fault
         return entry.replace("\r", " ").replace("\n", " ")
 
 
 class _Text:
-    """A window of a file's text; `at` is where it is read on, after white space."""
+    """A window of a file's text; `at` is the reading position, after white space."""
 
     def __init__(self, file: BinaryIO, window: int) -> None:
         self._file, self._decoder, self._is_whole = file, getincrementaldecoder("utf-8-sig")(), False
@@ -141,7 +146,7 @@ class _Text:
         self.seek(0)
 
     def seek(self, at: int) -> None:
-        """Read on from a place in `text`, with `window` characters after it or all that are left."""
+        """Move to a position in `text` and read on, until `window` characters follow it or the file ends."""
         self.at = at
         while not self._is_whole and len(self.text) - self.at < self.window:
             raw = self._file.read(_CHUNK)
@@ -153,18 +158,18 @@ class _Text:
         self.at = _SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]  # it matches everywhere
 
     def next(self) -> str:
-        """Return the character that comes next; empty at the end of the file."""
+        """Return the next character; empty at the end of the file."""
         return self.text[self.at : self.at + 1]
 
     def skip(self, mark: str) -> None:
-        """Go on after a character; `Refused` if another one comes."""
+        """Move past the character `mark`; raise `Refused` if another one is next."""
         if self.next() != mark:
             raise Refused(f"{mark!r} is expected, and {self.next() or 'the end of the file'!r} comes")
         self.seek(self.at + 1)
 
 
 def _limit(memory_bytes: int) -> None:
-    """Bound what this process may take; whatever a system does not know is left as it is."""
+    """Limit what this process may use; limits that the system does not support are skipped."""
     os.nice(_NICE)
     for kind, most in (("AS", memory_bytes), ("CPU", CPU_S), ("FSIZE", 0), ("CORE", 0)):
         with suppress(ValueError, OSError):
@@ -177,9 +182,10 @@ def _refuse(reason: str) -> NoReturn:
 
 
 def main() -> None:
-    """Decode standard input into lines of JSON: a file of the first argument's kind, in the second's bytes of memory.
+    """Decode standard input into lines of JSON.
 
-    The third argument is how many bytes a row may have, of an array.
+    The arguments are the kind of the file, the memory limit in bytes, and the greatest number of bytes of an array's
+    entry.
     """
     kind, memory_bytes, line_bytes = cast(Kind, sys.argv[1]), *map(int, sys.argv[2:])
     _limit(memory_bytes)

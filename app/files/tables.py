@@ -1,7 +1,7 @@
-"""Files of rows that are not JSON lines: Parquet, Arrow, and one JSON array; they are kept as the JSON lines they hold.
+"""Convert Parquet, Arrow and JSON arrays to JSON lines during upload.
 
-A process of its own decodes them, with limits on memory and CPU time and without our keys: its libraries read bytes
-that anybody may have made.
+A child process without secrets decodes them, with limits on memory and CPU time, because its libraries parse untrusted
+bytes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from app.files.table_reader import CPU_S, REFUSED, Kind
 from app.ops.processes import keyless_environment, python
 from spard.data.jsonl import UTF8_BOM
 
-ENDINGS = (".json", ".parquet", ".arrow", ".feather")  # of names, beside .jsonl
+ENDINGS = (".json", ".parquet", ".arrow", ".feather")  # accepted file name endings, besides .jsonl
 _HEAD, _CHUNK = 64, 1 << 20
-_FILE_BYTES = 1 << 30  # of one file that is decoded here
-_MEMORY_BYTES = 2 << 30  # of the process, its libraries among them
+_FILE_BYTES = 1 << 30  # of one file to decode
+_MEMORY_BYTES = 2 << 30  # of the process, including its libraries
 _MAGIC: dict[bytes, Kind] = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow_stream"}
 _NAMES: dict[Kind, str] = {
     "parquet": "a Parquet file",
@@ -34,26 +34,27 @@ _NAMES: dict[Kind, str] = {
 }
 _FIXED = {"ARROW_DEFAULT_MEMORY_POOL": "system", "ARROW_IO_THREADS": "1", "OMP_NUM_THREADS": "1"}
 _AS_LINES = "write it as JSON lines: Dataset.to_json(FILE), or DataFrame.to_json(FILE, orient='records', lines=True)"
-_AT_ONCE = BoundedSemaphore(2)  # of one API process, as each may take `_MEMORY_BYTES`
+_AT_ONCE = BoundedSemaphore(2)  # per API process, because each may use `_MEMORY_BYTES`
 _WAIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A file's rows as bytes of JSON lines, and what the file was; None where it was JSON lines, or is not known."""
+    """A file's rows as bytes of JSON lines, and its original kind; None if it was JSON lines or is unknown."""
 
     chunks: Iterator[bytes]
     was: str | None
 
 
 def read_lines(chunks: Iterable[bytes], name: str, most_bytes: int, line_bytes: int) -> Lines:
-    """Return a file's rows as JSON lines; `name` tells an array that is meant from a mistake.
+    """Return a file's rows as JSON lines.
 
-    Of a file that is decoded, `most_bytes` are read at most, and each row of an array may have `line_bytes`. What is
-    wrong with it is raised while the lines are read: `InvalidRequest` or `TooLarge`.
+    `name` decides if a leading "[" is an array or a mistake. At most `most_bytes` of a file to decode are read, and an
+    entry of an array may have `line_bytes`. Faults are raised while the lines are read: `InvalidRequest` or `TooLarge`.
     """
     rest = iter(chunks)
     head = b""
+    # A client may send its first bytes one by one; the kind is decided only after enough of them.
     while len(head) < _HEAD and (chunk := next(rest, None)) is not None:
         head += chunk
     whole = chain([head], rest) if head else rest
@@ -69,7 +70,7 @@ def _kind(head: bytes, name: str) -> Kind | None:
 
 
 def _decode_file(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_bytes: int) -> Iterator[bytes]:
-    """Store the file beside, as its end has to be read first, and yield what the process makes of it."""
+    """Copy the file to disk, because its end is read first, and yield the lines that the child process writes."""
     with tempfile.TemporaryFile() as file:
         for chunk in chunks:
             file.write(chunk)
@@ -82,6 +83,7 @@ def _decode_file(kind: Kind, chunks: Iterable[bytes], most_bytes: int, line_byte
             while lines := stdout.read(_CHUNK):
                 yield lines
             told = stderr.read(_CHUNK)
+            # Only now: the exit status tells if the lines are all of the file.
             if process.wait():
                 raise _refusal(kind, process.returncode, told)
 
@@ -98,7 +100,7 @@ def _place() -> Iterator[None]:
 
 @contextmanager
 def _reader(kind: Kind, file: BinaryIO, line_bytes: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the process that reads a file from its standard input, and end it with the block."""
+    """Start the process that reads the file from standard input, and kill it at the end of the block."""
     process = subprocess.Popen(  # noqa: S603 - the command is ours
         python("app.files.table_reader", kind, str(_MEMORY_BYTES), str(line_bytes)),
         stdin=file,
@@ -117,7 +119,7 @@ def _reader(kind: Kind, file: BinaryIO, line_bytes: int) -> Iterator[subprocess.
 
 
 def _refusal(kind: Kind, status: int, told: bytes) -> InvalidRequest | TooLarge:
-    """Return why a file was not decoded: what the process said, or that it has ended by one of its limits."""
+    """Return why a file was not decoded: the process's reason, or a limit that it exceeded."""
     if status == REFUSED:
         with suppress(ValueError, TypeError, KeyError):
             reason = str(json.loads(told)["reason"])[:1000]

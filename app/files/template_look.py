@@ -1,8 +1,8 @@
-"""What a base model's folder has, and what its tokenizer and chat template do, found out in a process of its own.
+"""Inspect a base model's folder, tokenizer and chat template in a process of its own.
 
-A template is a program that whoever published a model has written, and a tokenizer may be megabytes of JSON: one
-without an end, or one that takes gigabytes, ends this process and nothing else. `python -m app.files.template_look
-FOLDER SECONDS` prints two lines of JSON: what the files tell, then what tokenizer and template do.
+A chat template is a third-party program, and a tokenizer may be megabytes of JSON: an endless one, or one that needs
+gigabytes, ends this process and nothing else. `python -m app.files.template_look FOLDER SECONDS` prints two lines of
+JSON: the findings on the files, then the behavior of tokenizer and template.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from spard.errors import SpardError, TemplateFault
 from spard.models.folder.check import findings
 from spard.models.folder.finding import Finding
 
-CPU_S, WALL_S = 10.0, 180.0  # it gives way to whatever else computes, so that the second may be far more
-_FILES_CPU_S = 60.0  # for what the files tell: the header of a sharded model has millions of tensors at worst
+CPU_S, WALL_S = 10.0, 180.0  # at low priority, so wall time may be far longer
+_FILES_CPU_S = 60.0  # for reading the files: a sharded model's header may list millions of tensors
 _NICE = 10
 _BYTES = 2 << 30
 _PASSED = frozenset({"HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ"})
@@ -38,7 +38,7 @@ _HUGE = "its tokenizer or chat template takes too much memory for a question and
 
 
 class TemplateLook(TypedDict):
-    """What was found. `fault` is a sentence; the others say what was there in spite of it."""
+    """The result for tokenizer and template. `fault` is a sentence; the other fields hold even if it is set."""
 
     fault: str | None
     has_tokenizer: bool
@@ -50,7 +50,7 @@ class TemplateLook(TypedDict):
 
 
 class ProbeJson(TypedDict):
-    """A conversation of the card: in how many samples it is trained, what is learned in brackets; or a refusal."""
+    """An example conversation: its number of samples, its text with learned parts in brackets, or a refusal."""
 
     name: str
     samples: int
@@ -59,7 +59,7 @@ class ProbeJson(TypedDict):
 
 
 class CardJson(TypedDict):
-    """What the chat template does to conversations, in sentences and by example."""
+    """What the chat template does to conversations, as sentences and examples."""
 
     lines: list[str]
     probes: list[ProbeJson]
@@ -67,14 +67,18 @@ class CardJson(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class FolderLook:
-    """What the files of a folder tell, and what its tokenizer and template do; None without a `tokenizer.json`."""
+    """The findings on a folder's files, and on its tokenizer and template; None without a `tokenizer.json`."""
 
     findings: list[Finding]
     template: TemplateLook | None
 
 
 def inspect_folder(folder: Path) -> FolderLook:
-    """Read a folder and render a conversation, in a process of its own; `Unavailable` if that never ran."""
+    """Inspect a folder and render a conversation, in a process of its own.
+
+    Raises `Unavailable` if the process did not finish in time.
+    """
+    # Only these variables: the template's process must not see a key of the deployment.
     environment = safe_path({name: value for name, value in os.environ.items() if name in _PASSED})
     environment["TOKENIZERS_PARALLELISM"] = "false"
     try:
@@ -120,7 +124,7 @@ def _look(folder: Path) -> TemplateLook:
         found["fault"] = f"its chat template cannot write a question and its answer: {error.message}"
     except MemoryError:
         raise
-    except Exception as error:  # a template is a program: whatever it does, that is what is wrong with it
+    except Exception as error:  # a template is a program: any exception is a fault of it
         why = (str(error).splitlines() or [""])[0][:300] or type(error).__name__
         found["fault"] = f"its chat template cannot write a question and its answer: {why}"
     return found
@@ -139,12 +143,13 @@ def _nothing(fault: str | None) -> TemplateLook:
 
 
 def main() -> None:
-    """Print what was found of the folder that the command names, with the seconds of CPU that its template may take."""
+    """Print the findings on the folder of the first argument; the second is the template's CPU limit in seconds."""
     os.nice(_NICE)
     limit_memory(_BYTES)
     limit_cpu(_FILES_CPU_S)
     folder = Path(sys.argv[1])
     try:
+        # Printed at once, so that the findings on the files survive a template that ends the process.
         _print([asdict(each) for each in findings(folder)])
         limit_cpu(float(sys.argv[2]))
         _print(_look(folder) if (folder / "tokenizer.json").is_file() else None)

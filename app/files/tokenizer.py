@@ -1,6 +1,6 @@
-"""A base model's tokenizer and chat template without torch: what `spard.data.chat` needs of them, and nothing else.
+"""Load a base model's tokenizer and chat template without torch, with the interface that `spard.data.chat` needs.
 
-It does what transformers does with the same files; a test holds the two against each other.
+It behaves like transformers on the same files; a test compares the two.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from spard.config import MAX_SEQ_LENGTH
 from spard.data.chat import set_plain_template
 from spard.models.folder.templates import read_template
 
-if TYPE_CHECKING:  # the processes that render have no database, and do not wait for its library
+if TYPE_CHECKING:  # the counting processes need no database library
     from app.db.tables import BaseModelEntry
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_AT_ONCE = 16  # texts tokenized in one call: what it makes of them stays in the processor's cache
+_AT_ONCE = 16  # texts tokenized per call: their results stay in the processor's cache
 _FILES = [
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
     *("chat_template.jinja", "additional_chat_templates/*.jinja"),
@@ -31,11 +31,12 @@ _FILES = [
 
 
 class LightTokenizer:
-    """Reads `tokenizer.json`, the special tokens and the chat template from a model's folder."""
+    """A tokenizer read from `tokenizer.json`, the special tokens and the chat template of a model's folder."""
 
     def __init__(self, folder: Path) -> None:
         settings = _json(folder / "special_tokens_map.json") | _json(folder / "tokenizer_config.json")
         self._tokens = _tokens(folder / "tokenizer.json")
+        # A tokenizer file may contain truncation and padding settings, which would change the counts.
         self._tokens.no_truncation()
         self._tokens.no_padding()
         self._special = {name: _text(settings[name]) for name in _NAMED if settings.get(name)}
@@ -50,7 +51,7 @@ class LightTokenizer:
     def __call__(
         self, texts: Sequence[str], *, return_offsets_mapping: bool = False, **ignored: Any
     ) -> dict[str, list[Any]]:
-        """Token ids and, where that is asked for, where in the text each stands."""
+        """Return the token ids of each text and, if requested, each token's character offsets; no special tokens."""
         ids, offsets = list[list[int]](), list[list[tuple[int, int]]]()
         encode = self._tokens.encode_batch if return_offsets_mapping else self._tokens.encode_batch_fast
         for start in range(0, len(texts), _AT_ONCE):
@@ -66,22 +67,22 @@ class LightTokenizer:
         return dict(self._special)
 
     def sequence_limit(self, asked: int | None) -> int:
-        """Return the longest row that a job trains on: what it asks for, at most the positions that the model has."""
+        """Return the longest row in tokens that a job trains on: as requested, at most the model's positions."""
         return min(self._positions, asked or MAX_SEQ_LENGTH)
 
     @property
     def pad_token_id(self) -> int | None:
-        """The id of the padding token; None where the model has none."""
+        """The id of the padding token; None if the model has none."""
         return self._tokens.token_to_id(self.pad_token) if self.pad_token else None
 
     @property
     def eos_token_id(self) -> int | None:
-        """The id of the end token; None where the model has none."""
+        """The id of the end token; None if the model has none."""
         return self._tokens.token_to_id(self.eos_token) if self.eos_token else None
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Ids of the special tokens that the vocabulary knows."""
+        """The ids of the special tokens that are in the vocabulary."""
         found = (self._tokens.token_to_id(token) for token in self._special.values())
         return [token_id for token_id in found if token_id is not None]
 
@@ -91,17 +92,17 @@ class LightTokenizer:
         return self._tokens.get_added_tokens_decoder()
 
     def __contains__(self, token: str) -> bool:
-        """Whether the vocabulary knows a token."""
+        """Return True if the vocabulary has the token."""
         return self._tokens.token_to_id(token) is not None
 
     @property
     def start(self) -> list[int]:
-        """The token that the tokenizer puts before every text, if there is one."""
+        """The token that the tokenizer puts before every text, as a list; empty if there is none."""
         found: list[int] = self._tokens.encode("").ids[:1]
         return found
 
     def token_name(self, token_id: int) -> str:
-        """Return a token as the vocabulary writes it; empty where it has none of this number."""
+        """Return a token as the vocabulary writes it; empty if no token has this id."""
         return self._tokens.id_to_token(token_id) or ""
 
     def piece(self, token_id: int) -> str:
@@ -111,7 +112,7 @@ class LightTokenizer:
 
 
 def open_tokenizer(entry: BaseModelEntry) -> LightTokenizer:
-    """Return the tokenizer of a base model; `InvalidState` if its files are not on this machine or not read here."""
+    """Return the tokenizer of a base model; raise `InvalidState` if its files are absent or not supported."""
     try:
         return LightTokenizer(tokenizer_folder(entry))
     except (ValueError, KeyError, TypeError):
@@ -119,7 +120,7 @@ def open_tokenizer(entry: BaseModelEntry) -> LightTokenizer:
 
 
 def tokenizer_folder(entry: BaseModelEntry) -> Path:
-    """Return the folder with a base model's tokenizer; `InvalidState` if it is not on this machine."""
+    """Return the folder with a base model's tokenizer; raise `InvalidState` if it is not on this machine."""
     folder = Path(entry.source)
     try:
         if not folder.is_dir():
@@ -144,7 +145,7 @@ def unavailable(entry: BaseModelEntry) -> InvalidState:
 def _tokens(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:  # it raises no narrower class
+    except Exception as error:  # the library raises nothing narrower
         raise ValueError(f"{path.name} is not read by this version of tokenizers") from error
 
 
@@ -158,7 +159,7 @@ def _text(token: str | Mapping[str, Any]) -> str:
 
 
 def _stated_ends(folder: Path, config: Mapping[str, Any]) -> list[int]:
-    """Return the ids that end a reply by the model's generation config, or by its config where it has none."""
+    """Return the ids that end a reply, from the model's generation config or, without one, from its config."""
     own = _json(folder / "generation_config.json")
     found = own.get("eos_token_id") if own else config.get("eos_token_id")
     return [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, int)]

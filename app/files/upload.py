@@ -1,4 +1,4 @@
-"""Files on their way in: streamed to storage through the checks, in bounded memory, and with no transaction open."""
+"""Receive uploads: stream a file through the checks to storage, in bounded memory and outside of transactions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPIRY_S = range(3600, 2_592_000 + 1)
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A file that is in storage and not yet in the database."""
+    """A file that is in storage but not yet in the database."""
 
     key: str
     name: str
@@ -44,7 +44,7 @@ class Received:
 
 
 def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limits) -> Received:
-    """Stream the form's file to storage through the checks."""
+    """Stream the form's file through the checks to storage under `key`; see `write_checked`."""
     form.fields_before_file()
     name = clean_name(form.filename or "", "file")
     stored, report = write_checked(writing, key, form.file(), rule, limits, name)
@@ -54,14 +54,23 @@ def receive(writing: Writing, form: Form, key: str, rule: RowRule, limits: Limit
 def write_checked(
     writing: Writing, key: str, chunks: Iterator[bytes], rule: RowRule, limits: Limits, name: str
 ) -> tuple[Stored, Report]:
-    """Write the rows of a file, as JSON lines, to storage through the checks."""
+    """Write the rows of a file as JSON lines through the checks to storage.
+
+    Returns the stored object and the validation report. Raises `InvalidRequest` or `TooLarge` for a file that is not
+    text rows at all; a file with bad rows is stored, and the report lists them.
+    """
     lines = read_lines(chunks, name, limits.bytes, limits.line_bytes)
     validator = Validator(rule, limits, was=lines.was)
+    # Evaluated from left to right: `finish` runs after all bytes were written and checked.
     return writing.write(key, _feed_validator(validator, lines.chunks)), validator.finish()
 
 
 def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: Limits) -> File:
-    """Take in a file of purpose `fine-tune`, with what was found wrong in it."""
+    """Receive a file of the purpose `fine-tune`, and store it with its validation report; return its row.
+
+    No transaction is open while the body arrives. Raises `InvalidRequest` or `TooLarge` for a file that is not text
+    rows, and `QuotaExceeded` if the project has no room for it.
+    """
     file_id = new_id("file-")
     key = file_key(project_id, file_id)
     plan = partial(plan_file, project_id=project_id, file_id=file_id, expected=form.most_bytes(limits.bytes))
@@ -76,12 +85,12 @@ def upload(storage: Storage, begin: Begin, project_id: str, form: Form, limits: 
 
 
 def file_key(project_id: str, file_id: str) -> str:
-    """Return where a file's bytes lie."""
+    """Return the storage key of a file."""
     return f"tenants/{project_id}/files/{file_id}"
 
 
 def plan_file(session: Session, project_id: str, file_id: str, expected: int) -> Sequence[Planned]:
-    """Return the plan of a file of so many bytes; QuotaExceeded if its project has no room at all."""
+    """Plan the storage of a file of `expected` bytes; raise `QuotaExceeded` if its project has no room."""
     room = quotas.room_for_file(session, project_id, expected)
     return [Planned(file_key(project_id, file_id), project_id, file_id, room.bytes, room.limit)]
 
@@ -109,7 +118,10 @@ def new_file(file_id: str, project_id: str, received: Received, limits: Limits, 
 
 
 def clean_name(name: str, param: str) -> str:
-    """Return the file name without folders; it is shown and never opened."""
+    """Return a file name without folders; it is displayed but never opened.
+
+    Raises `InvalidRequest`, about `param`, for a name that is empty, too long or has an unsupported ending.
+    """
     name = unicodedata.normalize("NFC", re.split(r"[/\\]", name)[-1])
     if not 1 <= len(name) <= _MAX_NAME or not name.isprintable():
         message = f"A file name has 1 to {_MAX_NAME} printable characters."
@@ -121,7 +133,7 @@ def clean_name(name: str, param: str) -> str:
 
 
 def name_of_lines(name: str) -> str:
-    """Return the name under which a file's rows are kept as JSON lines."""
+    """Return a file's name with the ending `.jsonl`, under which its rows are stored."""
     ending = next((each for each in ENDINGS if name.lower().endswith(each)), None)
     return f"{name[: -len(ending)]}.jsonl" if ending else name
 
@@ -133,14 +145,14 @@ def _feed_validator(validator: Validator, chunks: Iterator[bytes]) -> Iterator[b
 
 
 def check_purpose(purpose: str | None) -> None:
-    """Files are taken in for one purpose."""
+    """Raise `InvalidRequest` unless the purpose is `fine-tune`."""
     if purpose != FINE_TUNE:
         message = f"purpose must be {FINE_TUNE!r}; other purposes are not served here."
         raise InvalidRequest(message, code="invalid_purpose", param="purpose")
 
 
 def _checked_fields(fields: dict[str, str]) -> datetime | None:
-    """Check what the form says beside the file; when the file expires."""
+    """Check the form's fields other than the file; return when the file expires, or None."""
     check_purpose(fields.get("purpose"))
     for name in sorted(fields.keys() - {"purpose", _ANCHOR, _SECONDS}):
         raise InvalidRequest(f"The field {name[:64]!r} is unknown.", code="extra_forbidden", param=name[:64])

@@ -1,7 +1,7 @@
-"""Check a JSONL file while it streams in: in bounded memory, and each line's length before it is decoded.
+"""Validate a JSONL file as a stream, in bounded memory; a line's length is checked before it is decoded.
 
-A file that is not JSONL text raises, and nothing of it is kept. A file with bad rows is kept, and the report
-lists every problem by line.
+A file that is not JSONL text raises, and nothing is kept. A file with bad rows is kept, and the report lists every
+problem by line.
 """
 
 from __future__ import annotations
@@ -38,16 +38,25 @@ _HEAD = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one file may be at most, and what is told of one that cannot be trained on."""
+    """Limits for one file, and the `status` of a file that cannot be trained on."""
 
     bytes: int
     line_bytes: int
     rows: int
-    bad_status: Literal["error", "processed"] = "error"  # `processed`, as at OpenAI, where jobs on such files fail
+    bad_status: Literal["error", "processed"] = "error"  # `processed` is OpenAI's behavior: jobs on the file fail
 
 
 class Validator:
-    """Takes a file's bytes as they arrive; `finish` says what they were."""
+    """Validates a file's bytes as they arrive; `finish` returns the report.
+
+    `rule` checks one row, `after` is the line after which problems are listed, and `was` the file's kind before it was
+    converted to JSON lines.
+
+        validator = Validator(TrainingRows(), limits)
+        for chunk in chunks:
+            validator.feed(chunk)
+        report = validator.finish()
+    """
 
     def __init__(self, rule: RowRule, limits: Limits, after: int = 0, was: str | None = None) -> None:
         self._rule = rule
@@ -56,12 +65,15 @@ class Validator:
         self._pending = bytearray()
         self._is_sniffed = False
         self._received = 0  # bytes
-        self._consumed = 0  # bytes of the lines that were read, for offsets in messages
+        self._consumed = 0  # bytes of the lines read so far, for offsets in messages
         self._line = 0
         self._repeats = Repeats()
 
     def feed(self, chunk: bytes) -> None:
-        """Check the next bytes; raises when no later byte could make the file acceptable."""
+        """Validate the next bytes; raise as soon as no later byte can make the file acceptable.
+
+        Raises `TooLarge` or `InvalidRequest`.
+        """
         self._received += len(chunk)
         if self._received > self._limits.bytes:
             raise TooLarge(f"The file is larger than {self._limits.bytes} bytes.", code="file_too_large", param="file")
@@ -70,11 +82,12 @@ class Validator:
             self._sniff()
         for line in self._complete_lines():
             self._read(line)
+        # Checked before the line ends, so that a line without an end cannot fill the memory.
         if len(self._pending) > self._limits.line_bytes:
             self._refuse_line()
 
     def finish(self) -> Report:
-        """Return the report, once all bytes were fed."""
+        """Return the report after all bytes were fed; raise `InvalidRequest` for a file without rows."""
         if not self._is_sniffed:
             self._sniff()
         if self._pending:
@@ -88,7 +101,7 @@ class Validator:
         return self._report
 
     def _sniff(self) -> None:
-        """Refuse what is no text, and drop a UTF-8 byte order mark."""
+        """Refuse a file that is not text, and skip a UTF-8 byte order mark."""
         head, self._is_sniffed = bytes(self._pending[:_HEAD]), True
         if head.startswith(_UTF16):
             raise _not_utf8("it looks like UTF-16", 0)
@@ -126,6 +139,7 @@ class Validator:
             self._check_row(text)
 
     def _check_row(self, text: str) -> None:
+        # A first line that is no object means another format: then the whole file is refused.
         is_first = not (self._report.rows or self._report.errors)
         if is_first and not text.startswith("{"):
             raise InvalidRequest(
@@ -154,7 +168,7 @@ class Validator:
 
 
 def _cure(text: str) -> str:
-    """Return what to do about a file that begins otherwise than with an object."""
+    """Return advice for a file that does not begin with an object."""
     if text.startswith("["):
         return (
             " If the file is one JSON array, write one object a line (jq -c '.[]' FILE > FILE.jsonl), or upload it "

@@ -1,4 +1,4 @@
-"""What is said of a file beside its problems: tokens for a model, rows shared with other files, more problems."""
+"""Extend a file's validation on request: token counts, rows shared with other files, further problems."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spard.data.row_rules import TrainingRows
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for beside the problems."""
+    """The extras that a validation request asks for."""
 
     model: str | None
     max_seq_length: int | None
@@ -33,7 +33,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The rows of the database that an answer needs; what follows reads storage for seconds, without a session."""
+    """The database rows that an answer needs; the checks then read storage for seconds without a session."""
 
     file: File
     found: Validation
@@ -45,7 +45,10 @@ class Subject:
 def subject(
     session: Session, caller: Principal, file_id: str, wish: Wish, audited: Callable[[Session], Sequence[Corpus]]
 ) -> Subject:
-    """Look up what is asked for. Only the provider may find out which prompts stand in the `audited` suites."""
+    """Look up the rows that a request needs.
+
+    Raises `Forbidden` if a key without the scope `admin` asks for the overlap with the `audited` suites.
+    """
     if wish.audit and "admin" not in caller.scopes:
         raise Forbidden('This key lacks the scope "admin", which audit=true needs.')
     other = wish.validation_file and service.get(session, caller.project_id, wish.validation_file, "validation_file")
@@ -61,7 +64,7 @@ def subject(
 def find(
     storage: Storage, counters: Counters, about: Subject, wish: Wish, limits: Limits, allowance: Allowance
 ) -> Validation:
-    """Return the validation, with the further checks that were asked for."""
+    """Return the validation with the extras that were requested."""
     found = about.found
     if wish.after_line is not None:
         found = service.validation_response(
@@ -69,6 +72,7 @@ def find(
         )
     if about.entry is not None:
         found.tokens = preview.token_counts(storage, counters, about.file, about.entry, wish.max_seq_length, allowance)
+        # Rows that the template refuses are problems of the file too, but only for this model, so they are not stored.
         found = service.with_problems(found, found.tokens.problems, after=wish.after_line or 0)
     if about.other is not None:
         found.overlap = preview.overlap(storage, about.file, about.other)
@@ -78,7 +82,7 @@ def find(
 
 
 def _later_problems(storage: Storage, file: File, line: int, limits: Limits) -> list[dict[str, Any]]:
-    """Return the problems after a line, read from the bytes: only the first thousand are stored."""
+    """Return the problems after a line, by validating the file again: only the first thousand are stored."""
     if file.purpose != FINE_TUNE:
         return []
     validator = Validator(TrainingRows(), limits, line)

@@ -1,1 +1,1 @@
-"""What every route shares: schemas, pagination, limits, errors and streaming bodies."""
+"""Shared parts of all routes: schemas, pagination, limits, errors and streaming bodies."""

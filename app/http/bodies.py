@@ -1,4 +1,4 @@
-"""Bodies of requests: none that is compressed is read, and none that trickles."""
+"""Read request bodies: refuse compressed ones, and time out slow ones."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from starlette.types import Message, Receive
 
 from app.errors import Stalled
 
-WAIT_S = 30.0  # that we wait for the next LEAST_BYTES; what we do with them is not counted
+WAIT_S = 30.0  # for the next LEAST_BYTES to arrive; our own processing does not count
 LEAST_BYTES = 1 << 16
 
 
 def are_compressed(headers: Headers) -> bool:
-    """Return whether a request's headers say that its body is compressed."""
+    """Return True if a request's headers declare a compressed body."""
     return headers.get("content-encoding", "identity").lower() != "identity"
 
 
 def limit_pace(receive: Receive) -> Receive:
-    """Return a `receive` that raises 408 when a body arrives too slowly; behind its end there is no limit."""
+    """Return a `receive` that raises `Stalled` (408) if a body arrives too slowly; no limit applies after its end."""
     waited_s, brought, is_whole = 0.0, 0, False
 
     async def receive_in_time() -> Message:
@@ -29,6 +29,7 @@ def limit_pace(receive: Receive) -> Receive:
             return await receive()
         began = current_time()
         try:
+            # Only the time within `receive` counts: a slow storage on our side must not time out the client.
             with fail_after(WAIT_S - waited_s):
                 message = await receive()
         except TimeoutError:
@@ -45,7 +46,7 @@ def limit_pace(receive: Receive) -> Receive:
 
 
 def chunks(stream: AsyncIterator[bytes]) -> Iterator[bytes]:
-    """Yield a request's body in chunks, from a worker thread."""
+    """Yield a request's body in chunks; call it from a worker thread."""
 
     async def fetch() -> bytes | None:
         return await anext(stream, None)

@@ -1,10 +1,9 @@
-"""The threads that all requests share: those of one project use only a part of them at once.
+"""Share the process's thread pool fairly: the requests of one project use only a part of its threads at once.
 
-FastAPI runs in these threads whatever is not `async`. A request waits for a place of its project before it takes a
-thread or a database connection, so that a crowd of one project's requests leaves both to the others; a request that
-waits for the storage, for a model or for an upload holds no place meanwhile (`app.http.lanes`). Whose request it is
-shows in its key where that was recognized before. Requests with keys that were not, and those without one, share the
-part of their address.
+FastAPI runs everything that is not `async` in these threads. A request waits for a place of its project before it takes
+a thread or a database connection, so a burst of one project's requests leaves both to others; while a request waits for
+the storage, a model or an upload, it holds no place (`app.http.lanes`). The project is found by the request's key if
+that key was valid before. Requests with unknown keys, and those without a key, share the places of their address.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ from fastapi import Request
 
 from app.http.lanes import Lane
 
-_THREADS = 40  # as many as anyio has
+_THREADS = 40  # anyio's default
 _WAIT_S = 30.0
-_QUEUED = 64  # requests for each place
-_MOST_KEYS = 10_000  # that are remembered
+_QUEUED = 64  # waiting requests per place
+_MOST_KEYS = 10_000  # keys whose project is remembered
 
 
 class CommonThreads:
     """The places of one process in its common threads, `share` of them for each project.
 
-    `cookie` is the name of the cookie by which a browser is signed in.
+    `cookie` is the name of the cookie of a browser session.
     """
 
     def __init__(self, share: int, cookie: str) -> None:
         self._cookie = cookie
         self.lane = Lane("requests", share, _WAIT_S, threads=_THREADS, queued=_QUEUED)
         self._lock = Lock()
-        self._projects: OrderedDict[bytes, str] = OrderedDict()  # by digests of keys and cookies, the latest last
+        self._projects: OrderedDict[bytes, str] = OrderedDict()  # by digest of key or cookie, least recently used first
 
     def note_project(self, request: Request, project_id: str) -> None:
-        """Remember whose the request's key is, for the requests that follow."""
+        """Remember the project of the request's key for later requests."""
         digest = self._credential_digest(request)
         with self._lock:
             self._projects[digest] = project_id
@@ -49,7 +48,11 @@ class CommonThreads:
 
     @asynccontextmanager
     async def place(self, request: Request) -> AsyncIterator[None]:
-        """Hold one place of the project's part; 429 if none becomes free in time. A request never holds two."""
+        """Hold one place of the project's share; raise 429 if none becomes free in time.
+
+        A request never holds two places: a nested call does nothing.
+        """
+        # A dependency may hold the place already; a second one of the same request could wait for the first forever.
         if getattr(request.state, "has_place", False):
             yield
             return
@@ -63,6 +66,7 @@ class CommonThreads:
     def _owner(self, request: Request) -> str:
         with self._lock:
             project_id = self._projects.get(self._credential_digest(request))
+        # An unknown key is not looked up here: that would need the database, before a place is held.
         return project_id or f"address {request.client.host if request.client else ''}"
 
     def _credential_digest(self, request: Request) -> bytes:
@@ -71,13 +75,13 @@ class CommonThreads:
 
 
 def common_threads(request: Request) -> CommonThreads:
-    """Return the common threads of the process that answers the request."""
+    """Return the common threads of the process that handles the request."""
     found: CommonThreads = request.app.state.common_threads
     return found
 
 
 async def hold_place(request: Request) -> AsyncIterator[None]:
-    """Keep one of the project's places in the common threads while a synchronous route answers."""
+    """Hold one of the project's places in the common threads while a synchronous route runs."""
     endpoint = getattr(request.scope.get("route"), "endpoint", None)
     if endpoint is None or inspect.iscoroutinefunction(endpoint) or inspect.isasyncgenfunction(endpoint):
         yield

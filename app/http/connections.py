@@ -1,9 +1,9 @@
-"""Connections that a process keeps open: each has a deadline for its headers, and there are only so many at once.
+"""Limit the open connections of a process, and the time in which headers have to arrive.
 
-uvicorn waits for the headers of a request for as long as the client likes, and a process that has no descriptor left
-answers nobody. `uvicorn --http app.http.connections:BoundedHttp` and `spard up` use this protocol in place of uvicorn's
-own. When too many connections are open, those that have waited longest without a request make room; a connection on
-which a request is answered is never closed for another.
+uvicorn waits for the headers of a request without limit, and a process without free descriptors answers nobody.
+`uvicorn --http app.http.connections:BoundedHttp` and `spard up` use this protocol instead of uvicorn's. If too many
+connections are open, those that have been idle longest are closed; a connection with a request in progress is never
+closed for another.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from app.http.descriptors import raise_limit
 from app.settings import get_settings
 
 HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
-_OTHERS = 4  # of the descriptors one in so many is kept for databases, files and processes
+_OTHERS = 4  # one in so many descriptors is reserved for databases, files and processes
 _LATE = 408, "Request Timeout", "request_timeout", f"The headers of a request have to arrive within {HEADERS_S:g} s."
 _CROWDED = (
     *(429, "Too Many Requests", "too_many_connections"),
@@ -37,16 +37,20 @@ Refusal = tuple[int, str, str, str]  # status, its name, the error's code and it
 
 
 class Connections:
-    """The open connections of one process, in the order in which they began to wait for a request."""
+    """The open connections of one process; the idle ones in the order in which they became idle."""
 
     def __init__(self, most: int, most_per_address: int | None, trusted: str | list[str]) -> None:
         self._most, self._most_per_address = most, most_per_address
-        self._trusted = _TrustedHosts(trusted)  # proxies, which bring the requests of many
+        self._trusted = _TrustedHosts(trusted)  # proxies, which carry the requests of many clients
         self._open: Counter[str] = Counter()
-        self._waiting: dict[BoundedHttp, str] = {}  # with the address, the longest wait first
+        self._waiting: dict[BoundedHttp, str] = {}  # with the address, longest idle first
 
     def admit(self, connection: BoundedHttp, address: str) -> Refusal | None:
-        """Take a new connection in, closing one that waits where there are too many; or return why it has no place."""
+        """Admit a new connection and return None, or return the refusal.
+
+        If a limit is reached, an idle connection is closed to make room.
+        """
+        # A trusted proxy brings the connections of many clients.
         limit = None if address in self._trusted else self._most_per_address
         if limit is not None and self._open[address] >= limit and not self._close_one(address):
             return _CROWDED
@@ -56,25 +60,26 @@ class Connections:
         return None
 
     def leave(self, connection: BoundedHttp, address: str) -> None:
-        """Forget a connection that was taken in and has ended."""
+        """Remove an admitted connection that has ended."""
         self._waiting.pop(connection, None)
         self._open[address] -= 1
         if not self._open[address]:
             del self._open[address]
 
     def note_waiting(self, connection: BoundedHttp, address: str) -> None:
-        """Have a connection wait for a request, as the last in line."""
+        """Mark a connection as idle, at the end of the line."""
         self._waiting.pop(connection, None)
         self._waiting[connection] = address
 
     def note_request(self, connection: BoundedHttp) -> None:
-        """Remove a connection from those that may be closed: its request is being answered."""
+        """Mark a connection as busy: it is no longer closed to make room."""
         self._waiting.pop(connection, None)
 
     def _close_one(self, address: str | None) -> bool:
-        """Close the connection that waits longest, of an address or of any; False if none waits."""
+        """Close the connection that has been idle longest, of an address or of any; return False if none is idle."""
         found = next(self._list_waiting(address), None)
         if found is not None:
+            # `drop` leaves the table itself, so the iterator above is not used any more.
             found.drop()
         return found is not None
 
@@ -82,11 +87,11 @@ class Connections:
         return (each for each, its in self._waiting.items() if address is None or its == address)
 
 
-_of_server: WeakKeyDictionary[ServerState, Connections] = WeakKeyDictionary()  # a process has one
+_of_server: WeakKeyDictionary[ServerState, Connections] = WeakKeyDictionary()  # one per process
 
 
 def _connections(config: Config, state: ServerState) -> Connections:
-    """Return the table of a server, made for its first connection."""
+    """Return the connections of a server; created at its first connection."""
     if state not in _of_server:
         descriptors = raise_limit()
         most = descriptors - descriptors // _OTHERS
@@ -96,7 +101,7 @@ def _connections(config: Config, state: ServerState) -> Connections:
 
 
 class BoundedHttp(H11Protocol):
-    """uvicorn's own protocol, with a deadline for headers and a place among the open connections."""
+    """uvicorn's protocol with a deadline for headers and a limit on open connections."""
 
     def __init__(
         self,
@@ -107,12 +112,12 @@ class BoundedHttp(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._table = _connections(config, server_state)
-        self._address: str | None = None  # None: it was not taken in
+        self._address: str | None = None  # None: not admitted
         self._deadline: asyncio.TimerHandle | None = None
-        self._has_begun = False  # to send the request that is waited for
+        self._has_begun = False  # the next request's first byte has arrived
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the new connection, or answer with an error and close it."""
+        """Admit the new connection, or answer with an error and close it."""
         self._observed = ObservedTransport(transport)
         self.app_state = {**self.app_state, TRANSPORT: self._observed}
         super().connection_made(cast(asyncio.Transport, self._observed))
@@ -124,37 +129,38 @@ class BoundedHttp(H11Protocol):
         self._await_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free the connection's place."""
+        """Release the connection's place."""
         super().connection_lost(exc)
         self._leave()
         self._observed.note_lost()
 
     def resume_writing(self) -> None:
-        """Let the application write again: what it wrote before has left, at least down to the transport's limit."""
+        """Let the application write again, and report that the write buffer is empty if it is."""
         if not self._observed.get_write_buffer_size():
             self._observed.note_empty()
         super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes in; the deadline runs until they hold a request's headers."""
+        """Process received bytes; the deadline runs until they contain a request's headers."""
         if self._address is None:
             return
         cycle, self._has_begun = self.cycle, True
         super().data_received(data)
         if self.cycle is not cycle:
             self._end_wait()
+        # uvicorn replaces `cycle` once the headers are complete; until then these bytes begin a request.
         elif self._waits and self._deadline is None:
             self._start_deadline()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request; before its first byte uvicorn's own limit on idle connections holds."""
+        """Mark the connection as idle; uvicorn's keep-alive limit applies until the next request's first byte."""
         cycle = self.cycle
         super().on_response_complete()
         if self._address is not None and self.cycle is cycle:
             self._table.note_waiting(self, self._address)
 
     def drop(self) -> None:
-        """Close a connection that waits, to make room for another one."""
+        """Close an idle connection to make room for another one."""
         self._leave()
         self.transport.close()
 
@@ -192,7 +198,7 @@ class BoundedHttp(H11Protocol):
             self._address = None
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Answer in OpenAI's envelope without asking the application, and close."""
+        """Answer with an error in OpenAI's envelope, without the application, and close the connection."""
         status, name, code, message = refusal
         kind = "invalid_request_error" if status == 408 else "server_error" if status == 503 else "rate_limit_error"
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}})

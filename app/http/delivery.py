@@ -1,10 +1,9 @@
-"""When the bytes of a response have left this process, so that a kill loses no count and adds none.
+"""Track when the bytes of a response have left this process, so that counts stay exact even if it is killed.
 
-uvicorn takes bytes and returns before the kernel has all of them; those of a slow client wait in this process and die
-with it. A response that counts what it sends announces the count, and it is noted as soon as the kernel has the bytes.
-
-While the kernel takes them the socket is corked: the client, which could be waked and run in our place, gets them only
-after the count was stored. What is in the kernel is delivered even if the process is killed then.
+uvicorn accepts bytes before the kernel has all of them; those of a slow client wait in this process and are lost with
+it. A response that counts what it sends announces the count, and the count is stored as soon as the kernel has the
+bytes. While the kernel takes them the socket is corked, so the client, which might be scheduled instead of us, gets
+them only after the count was stored. Bytes in the kernel are delivered even if the process is killed then.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from typing import Any
 
 from starlette.types import Scope
 
-TRANSPORT = "transport"  # in a request's state, where `app.http.connections` serves it
-_CORK: int | None = getattr(socket, "TCP_CORK", None)  # Linux alone has it
+TRANSPORT = "transport"  # key in a request's state, set by `app.http.connections`
+_CORK: int | None = getattr(socket, "TCP_CORK", None)  # Linux only
 _TCP = (socket.AF_INET, socket.AF_INET6)
 
 
 class ObservedTransport:
-    """A transport that says when the kernel has the bytes of a write; everything else is the transport's own."""
+    """A transport that reports when the kernel has the bytes of a write; the rest is delegated."""
 
     def __init__(self, inner: asyncio.Transport) -> None:
         self._inner = inner
@@ -37,25 +36,28 @@ class ObservedTransport:
         return getattr(self._inner, name)
 
     def announce(self, note: Callable[[], None]) -> None:
-        """Have `note` called when all bytes of the next write are with the kernel; never if they do not get there."""
+        """Call `note` when the kernel has all bytes of the next write.
+
+        It is never called if the connection is lost before.
+        """
         if not self._is_strict:
             self._is_strict = True
-            self._inner.set_write_buffer_limits(high=0)  # so that `resume_writing` means that nothing waits here
+            self._inner.set_write_buffer_limits(high=0)  # then `resume_writing` means an empty buffer
         self._next = note
 
     def write(self, data: bytes) -> None:
-        """Write, and call what was announced unless bytes have to wait."""
+        """Write, and call the announced `note` unless bytes are still buffered."""
         if self._next is None:
             self._inner.write(data)
             return
         self._on_its_way, self._next = self._next, None
         self._cork(True)
         self._inner.write(data)
-        if not self._inner.get_write_buffer_size() and not self._inner.is_closing():  # it closes where a write failed
+        if not self._inner.get_write_buffer_size() and not self._inner.is_closing():  # closing after a failed write
             self.note_empty()
 
     def note_empty(self) -> None:
-        """Call what was announced: no bytes wait here any more."""
+        """Call the announced `note`, because no bytes are buffered any more."""
         note, self._on_its_way = self._on_its_way, None
         if note is not None:
             note()
@@ -63,12 +65,12 @@ class ObservedTransport:
         self._end_response()
 
     def note_lost(self) -> None:
-        """Forget what was announced: the connection is gone, with all bytes that waited here."""
+        """Drop the announced `note`: the connection and its buffered bytes are lost."""
         self._on_its_way = self._next = None
         self._end_response()
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Have `done` called when no bytes of the response wait here any more, or the connection is gone."""
+        """Call `done` when no bytes of the response are buffered any more, or the connection is lost."""
         self._next = None
         self._at_end.append(done)
         if not self._inner.get_write_buffer_size():
@@ -83,7 +85,7 @@ class ObservedTransport:
             done()
 
     def _cork(self, is_on: bool) -> None:
-        """Hold back what the kernel has, or let it go; where that is not possible, it goes at once."""
+        """Cork or uncork the socket; without support for corking, bytes are sent at once."""
         if is_on == self._is_corked or _CORK is None:
             return
         found = self._inner.get_extra_info("socket")
@@ -94,9 +96,9 @@ class ObservedTransport:
 
 
 class Delivery:
-    """How much of one response has left, passed to `note` as a count that only grows.
+    """How much of one response has left the process, passed to `note` as a count that only grows.
 
-    Behind another server than `app.http.connections` a count is noted when that server has taken the bytes.
+    On a server without `app.http.connections`, a count is reported when that server has accepted the bytes.
     """
 
     def __init__(self, scope: Scope, note: Callable[[int], None]) -> None:
@@ -104,18 +106,18 @@ class Delivery:
         self._note, self._count = note, 0
 
     def announce(self, count: int) -> None:
-        """Say what the count is when the bytes that are sent next have left."""
+        """Set the count that is reported when the bytes that are sent next have left."""
         self._count = count
         if self._transport is not None:
             self._transport.announce(partial(self._note, count))
 
     def accept(self) -> None:
-        """Say that the server has taken the bytes that were announced."""
+        """Report that the server has accepted the announced bytes."""
         if self._transport is None:
             self._note(self._count)
 
     def finish(self, done: Callable[[], None]) -> None:
-        """Call `done` when nothing of the response waits in this process any more."""
+        """Call `done` when no bytes of the response are buffered in this process any more."""
         if self._transport is None:
             done()
         else:

@@ -1,15 +1,15 @@
-"""How many files and connections a process may have open."""
+"""Raise the number of files and connections that a process may have open."""
 
 from __future__ import annotations
 
 import resource
 from contextlib import suppress
 
-_MOST = 65_536  # that are asked for; more would only be for floods
+_MOST = 65_536  # requested at most; ordinary load needs no more
 
 
 def raise_limit() -> int:
-    """Let this process open as many descriptors as the system allows it; return how many that are."""
+    """Raise this process's limit on open descriptors as far as the system allows; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _MOST

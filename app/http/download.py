@@ -1,4 +1,4 @@
-"""An object as a response: a link to S3 where customers reach it, streamed with Range support otherwise."""
+"""Send a stored object: as a link to S3 if clients can reach it, otherwise streamed with Range support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.http.lanes import Share
 from app.http.openapi import ErrorOut
 from app.storage import Storage
 
-# What the OpenAPI document says of a route that answers with an object.
+# The OpenAPI responses of a route that sends an object.
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
@@ -29,7 +29,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """An object as it is sent: under which name, with which digest and type."""
+    """An object to send: its storage key, file name, digest and MIME type."""
 
     key: str
     filename: str
@@ -38,10 +38,15 @@ class Attachment:
 
 
 def download(storage: Storage, what: Attachment, headers: Headers, link_s: int | None, reads: Share) -> Response:
-    """Return a link that is good for `link_s` seconds; without one, the object or the range that is asked for."""
+    """Return a redirect to a link valid for `link_s` seconds, or stream the object or the requested range.
+
+    With `link_s` None, or a storage without links, the object is streamed through the lane `reads`. `headers` are those
+    of the request, for `Range` and `If-Range`. Raises 416 for a range outside of the object.
+    """
     if link_s is not None and (url := storage.presigned_url(what.key, what.filename, link_s)):
         return RedirectResponse(url, status_code=302)
     size, etag = storage.size(what.key), f'"{what.sha256}"'
+    # By RFC 9110, a range is ignored if the client's copy is of another version.
     asked = headers.get("range") if headers.get("if-range", etag) == etag else None
     start, end = _range(asked, size)
     sent = {
@@ -59,7 +64,7 @@ def download(storage: Storage, what: Attachment, headers: Headers, link_s: int |
 
 
 def _range(asked: str | None, size: int) -> tuple[int, int]:
-    """Return the first byte and the one after the last; several ranges get the whole object, as RFC 9110 allows."""
+    """Return the start and end of the requested range; several ranges get the whole object, as RFC 9110 allows."""
     match = _RANGE.fullmatch(asked.strip()) if asked else None
     if match is None or not any(match.groups()):
         return 0, size

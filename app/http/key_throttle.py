@@ -1,7 +1,7 @@
-"""Addresses that send too many invalid API keys are refused for a while.
+"""Refuse addresses that send too many invalid API keys, for a while.
 
-A key that was valid from an address lately is accepted from it all the same, so that customers behind one proxy do not
-lock each other out. Servers see clients' own addresses behind a proxy that they trust (uvicorn's FORWARDED_ALLOW_IPS).
+A key that was valid from an address recently is accepted from it nevertheless, so customers behind one proxy do not
+lock each other out. Behind a trusted proxy, servers see the clients' own addresses (uvicorn's FORWARDED_ALLOW_IPS).
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from app.http.rate_limit import RateLimits
 
 _KIND, _VALID = "invalid-key", "valid-key"
 _VALID_S = 86_400
-_KEPT = 10_000  # valid keys that this process knows to be noted
+_KEPT = 10_000  # valid keys that this process remembers
 
 
 class KeyThrottle:
-    """Counts invalid keys by address, so many a minute, and knows which keys were valid from where."""
+    """Counts invalid keys per address and minute, and remembers which keys were valid from where."""
 
     def __init__(self, limits: RateLimits) -> None:
         self._limits = limits
         self._lock = Lock()
-        self._noted: dict[str, None] = {}  # the latest last
+        self._noted: dict[str, None] = {}  # least recently used first
 
     def wait_s(self, address: str, secret: str, per_minute: int) -> int:
-        """Return in how many whole seconds this address may send this key; 0: now."""
+        """Return the whole seconds until this address may send this key; 0 if it may now."""
         network = _network(address)
         pair = _pair(network, secret)
-        if self._is_noted(pair):  # the commonest by far, and nothing has to be counted
+        if self._is_noted(pair):  # by far the most frequent case; nothing to count
             return 0
+        # Looked at, not counted: only a key that turns out to be invalid counts.
         found = self._limits.look(_KIND, network, per_minute)
         return 0 if found.is_allowed or self._limits.was_seen(_VALID, pair) else found.retry_after_s
 
@@ -45,7 +46,7 @@ class KeyThrottle:
             raise error
 
     def note_invalid(self, address: str, per_minute: int) -> None:
-        """Count one more invalid key of an address."""
+        """Count one more invalid key from an address."""
         self._limits.take(_KIND, _network(address), per_minute)
 
     def note_valid(self, address: str, secret: str) -> None:
@@ -67,7 +68,7 @@ class KeyThrottle:
 
 @lru_cache(1000)
 def _network(address: str) -> str:
-    """One customer has a whole /64 of IPv6 addresses."""
+    """Return the unit that is throttled: the address, or the /64 of an IPv6 address, which one customer owns."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -76,5 +77,5 @@ def _network(address: str) -> str:
 
 
 def _pair(network: str, secret: str) -> str:
-    """Stands for a key at a place; the key itself is kept nowhere."""
+    """Return a digest of the address and the key; the key itself is not stored."""
     return hashlib.sha256(f"{network} {secret}".encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""Lanes: work that waits for the storage, or computes for long, each kind in threads of its own.
+"""Run work that waits for storage or computes for long in lanes: separate threads for each kind of work.
 
-The threads that all other requests share never wait for the storage. Of a lane's threads a project has only its share;
-what exceeds it waits its turn for a while and is then refused with 429. Counts are those of one process.
+The threads that all other requests share never wait for storage. A project may use only its share of a lane's threads;
+further requests wait for a while and are then refused with 429. The counts are per process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from app.settings import Settings
 
 Found = TypeVar("Found")
 
-_PROJECTS = 8  # that a lane has threads for when each of them uses its whole share
-_QUEUED = 8  # requests that wait for each place of a project's share
-_RETRY_AFTER_S = cycle(range(4, 12))  # not the same for all that are refused at one moment: they would come back at one
+_PROJECTS = 8  # projects that can use their whole share at the same time
+_QUEUED = 8  # waiting requests per place of a project's share
+_RETRY_AFTER_S = cycle(range(4, 12))  # varied, so that clients refused together do not retry together
 
 
 class Lane:
-    """Threads for one kind of work; `share` of them are one project's, for which a request waits up to `wait_s`.
+    """Threads for one kind of work; each project may use `share` of them, and waits up to `wait_s` seconds for one.
 
-    There are `threads` in all; by default as many as eight projects use together. `queued` requests of a project wait
-    for each place of its share.
+    There are `threads` in total, by default enough for eight projects that use their whole share. Up to `queued`
+    requests of a project wait for each place of its share.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Lane:
 
     @property
     def is_full(self) -> bool:
-        """Whether requests wait for a thread although their project has a place."""
+        """True if requests wait for a thread although their project has a free place."""
         return self.places().threads.statistics().tasks_waiting > 0
 
     def places(self) -> _Places:
-        """Return the places of the event loop that asks."""
+        """Return the places of the current event loop."""
         try:
             return self._places.get()
         except LookupError:
@@ -65,31 +65,36 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """What is left of a lane on one event loop; who has a place has a thread."""
+    """The free places of a lane on one event loop; each held place is backed by a thread."""
 
     threads: Semaphore
-    started: CapacityLimiter  # without a limit: `threads` is one
-    shares: dict[str, Semaphore]  # of the projects that use the lane
+    started: CapacityLimiter  # unlimited: `threads` is the limit
+    shares: dict[str, Semaphore]  # of the projects that use the lane now
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A lane for one project."""
+    """The part of a lane that one project may use.
+
+    A route gets the share of its caller as a dependency (`ReadsDep` and others in `app.deps`):
+
+        return await reads.answer(lambda: read_report(storage, key))
+    """
 
     lane: Lane
     project_id: str
 
     async def run(self, work: Callable[[], Found]) -> Found:
-        """Return what `work` returns in a thread of the lane; 429 or 503 if none becomes free in time."""
+        """Run `work` in a thread of the lane and return its result; raise 429 or 503 if none becomes free in time."""
         async with self.place(self.lane.wait_s):
             return await to_thread.run_sync(work, limiter=self.lane.places().started)
 
     async def answer(self, work: Callable[[], BaseModel]) -> Response:
-        """Return what `work` returns as JSON, which is written in the lane's thread too: answers may be large."""
+        """Run `work` and return its result as JSON, serialized in the lane's thread too because it may be large."""
         return await self.run(lambda: Response(work().model_dump_json(), media_type="application/json"))
 
     async def answer_while(self, request: Request, work: Callable[[Callable[[], bool]], BaseModel]) -> Response:
-        """Like `answer`; `work` is given a function that tells whether the client has left."""
+        """Like `answer`, but pass `work` a function that returns True once the client has disconnected."""
         leaving = asyncio.create_task(_until_gone(request))
         try:
             return await self.answer(lambda: work(leaving.done))
@@ -97,12 +102,12 @@ class Share:
             leaving.cancel()
 
     async def finish(self, work: Callable[..., object], *arguments: object) -> None:
-        """Do what has to be done after an answer, however long it waits for its place."""
+        """Run work that has to follow an answer, however long it waits for its place."""
         async with self.place(math.inf):
             await to_thread.run_sync(work, *arguments, limiter=self.lane.places().started)
 
     async def chunks(self, chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield the same chunks, each read in the lane; between two of them a slow client holds no place."""
+        """Yield the same chunks, each read in the lane; between two chunks a slow client holds no place."""
         while True:
             async with self.place(math.inf):
                 chunk = await to_thread.run_sync(next, chunks, None, limiter=self.lane.places().started)
@@ -112,15 +117,17 @@ class Share:
 
     @asynccontextmanager
     async def place(self, wait_s: float) -> AsyncIterator[None]:
-        """Hold one place of the project's share, and one of the lane's threads."""
+        """Hold one place of the project's share and one of the lane's threads; raise 429 or 503 on timeout."""
         places = self.lane.places()
         own = places.shares.setdefault(self.project_id, Semaphore(self.lane.share))
         try:
+            # Refused at once: at the end of a long queue, the request is likely to time out anyway.
             if wait_s < math.inf and own.statistics().tasks_waiting >= self.lane.queued * self.lane.share:
                 raise self._refusal()
             async with _hold_place(own, wait_s, self._refusal()), _hold_place(places.threads, wait_s, self._full()):
                 yield
         finally:
+            # Semaphores of idle projects are removed, or they accumulate for all projects that were ever seen.
             if own.value == self.lane.share and not own.statistics().tasks_waiting:
                 places.shares.pop(self.project_id, None)
 
@@ -138,11 +145,11 @@ class Lanes:
     def __init__(self, settings: Settings) -> None:
         self.reads = Lane("reads of stored objects", settings.reads_at_once, wait_s=5)
         self.previews = Lane("previews and validations", settings.previews_at_once, wait_s=30)
-        # Uploads are refused before they come here: what is left for the share is what else changes the storage.
+        # Twice the uploads: `Slots` refuses further ones first, and the rest is for other changes of the storage.
         self.writes = Lane("changes of stored objects", 2 * settings.uploads_at_once, wait_s=30)
 
     def all(self) -> tuple[Lane, ...]:
-        """Return the lanes in the order in which full ones are reported."""
+        """Return the lanes in the order in which full lanes are reported."""
         return self.reads, self.previews, self.writes
 
 

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's envelope with RFC 9457's members beside it, and an id on every response."""
+"""Add an id to every response, limit bodies, and send errors in OpenAI's envelope with RFC 9457's members."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from app.http.bodies import limit_pace
 
 log = logging.getLogger(__name__)
 
-LOCK_WAITS_S = 20.0  # of one request, for SQLite's write lock
+LOCK_WAITS_S = 20.0  # per request, for SQLite's write lock
 _JSON_BODY_BYTES = 1 << 20
-_QUIET = ("/healthz", "/readyz", "/metrics")  # asked every few seconds, by machines
+_QUIET = ("/healthz", "/readyz", "/metrics")  # polled every few seconds by machines
 _PROBLEM_TYPE = "urn:spard:error:"
 
 
 class Envelope:
-    """The outermost middleware: gives each request an id, limits its body, and turns uncaught errors into answers."""
+    """The outermost middleware: assigns request ids, limits bodies, and turns uncaught errors into answers."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._knows_server = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request, and log and count it; an error after the answer has begun can only cut it off."""
+        """Serve, log and count one request; an error after the response has begun can only abort it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request_id, started, began = f"req_{token_hex(12)}", False, time.perf_counter()
@@ -53,6 +53,7 @@ class Envelope:
                 started = True
                 scope["state"]["status"] = message["status"]
                 headers = MutableHeaders(scope=message)
+                # The rate limit's headers are in the state, so that error responses have them too.
                 headers.update({"x-request-id": request_id, **scope["state"].get("headers", {})})
                 _keep_private(scope, headers)
             await send(message)
@@ -65,7 +66,7 @@ class Envelope:
             await self._app(scope, _limit_body(scope, receive), send_named)
         except ClientDisconnect:
             log.info("the client went away")
-        except asyncio.CancelledError:  # the server stops, and has waited as long as it was told to
+        except asyncio.CancelledError:  # the server's shutdown timeout has passed
             if not started:
                 await problem(scope, Unavailable("This server stops; try again."))(scope, receive, send_named)
             raise
@@ -79,25 +80,25 @@ class Envelope:
         return None
 
     def _look_at_server(self, scope: Scope) -> None:
-        """Warn where the server has no bounds: the first request shows it, as nothing does at the start."""
+        """Warn if the server has no connection limits; only a request shows that, so check the first one."""
         if not self._knows_server:
             self._knows_server = True
             server_bounds.warn(scope)
 
 
 def _comes_of_leaving(exc: Exception) -> bool:
-    """Return whether FastAPI raises this when a client leaves a stream while an event waits to be sent."""
+    """Return True if FastAPI raises this when a client leaves a stream while an event waits to be sent."""
     return isinstance(exc, ExceptionGroup) and exc.split(BrokenResourceError)[1] is None
 
 
 def _keep_private(scope: Scope, headers: MutableHeaders) -> None:
-    """Send `cache-control: private, no-store` with each answer whose route sets no value of its own."""
+    """Set `cache-control: private, no-store` on API responses whose route sets no value of its own."""
     if scope["path"].startswith("/v1/") and headers.get("cache-control", "no-cache") == "no-cache":
         headers["cache-control"] = "private, no-store"
 
 
 def _note(scope: Scope, seconds: float) -> None:
-    """Log and count a request under its route's pattern, which has no ids in it."""
+    """Log and count a request under its route's pattern, which contains no ids."""
     route, status = getattr(scope.get("route"), "path", "unknown"), scope["state"].get("status", 499)
     scope["app"].state.requests.note(scope["method"], route, status, seconds)
     if route not in _QUIET:
@@ -106,7 +107,7 @@ def _note(scope: Scope, seconds: float) -> None:
 
 
 def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the response for an error."""
+    """Return the response for an error, as JSON or, if the client accepts it, `application/problem+json`."""
     inner: dict[str, object] = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     if error.details:
         inner |= {"details": error.details}
@@ -123,7 +124,7 @@ def problem(scope: Scope, error: AppError, headers: Mapping[str, str] | None = N
     }
     accepts = "application/problem+json" in Headers(scope=scope).get("accept", "")
     return Response(
-        json.dumps(body),  # ASCII, so that no text of the client's can break it
+        json.dumps(body),  # ASCII, so that no client text breaks the encoding
         status_code=error.status,
         headers={**(headers or {}), **_own_headers(error)},
         media_type="application/problem+json" if accepts else "application/json",
@@ -147,7 +148,7 @@ def _as_error(exc: Exception, request_id: str) -> AppError:
 
 
 def _limit_body(scope: Scope, receive: Receive) -> Receive:
-    """Stop a body that is too large or too slow; a route that takes uploads raises `body_bytes` first."""
+    """Return a `receive` that limits a body's size and pace; upload routes raise `body_bytes` first."""
     state, received, receive = scope["state"], 0, limit_pace(receive)
     state["body_bytes"] = _JSON_BODY_BYTES
 

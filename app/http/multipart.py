@@ -1,4 +1,4 @@
-"""A multipart body of which one part is a file, read as it arrives: neither memory nor a second copy on disk."""
+"""Parse a multipart body with one file as it arrives, without buffering the file in memory or on disk."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from app.errors import InvalidRequest, TooLarge, UnsupportedMedia
 
-_MAX_BOUNDARY = 256  # that the parser takes; RFC 2046 allows 70
+_MAX_BOUNDARY = 256  # the parser's limit; RFC 2046 allows 70
 _MAX_FIELD = 65_536
 _MAX_FIELDS = 32
 
 
 class Form:
-    """The fields and the one file of a request; fields that follow the file are known once the file was read."""
+    """The fields and the one file of a request; fields after the file are known once the file was read.
+
+    `body` yields the raw body in chunks, `part` is the name of the file's part, and `body_bytes` the announced length
+    of the body, if any. Raises `UnsupportedMedia`, `InvalidRequest` or `TooLarge` for a malformed form.
+
+        form = Form(request.headers["content-type"], chunks)
+        fields = form.fields_before_file()
+        stored = storage.write(key, form.file())
+    """
 
     def __init__(
         self, content_type: str, body: Iterable[bytes], part: str = "file", body_bytes: int | None = None
@@ -29,10 +37,10 @@ class Form:
         self.filename: str | None = None
         self._part = part
         self._body = iter(body)
-        self._body_bytes = body_bytes  # as announced
+        self._body_bytes = body_bytes  # the announced length
         self._closing_bytes = len(options[b"boundary"]) + len(
             b"\r\n----\r\n"
-        )  # every client of note sends the last two
+        )  # all common clients send the final line break
         self._read_bytes = self._file_at = 0
         self._parser = MultipartParser(
             options[b"boundary"],
@@ -59,7 +67,7 @@ class Form:
         return self.fields
 
     def file(self) -> Iterator[bytes]:
-        """Yield the file's bytes, and read the rest of the body after them."""
+        """Yield the file's bytes, then read the rest of the body."""
         self._read_to_file()
         while True:
             while self._pieces:
@@ -68,7 +76,7 @@ class Form:
                 return
 
     def most_bytes(self, limit: int) -> int:
-        """Return how many bytes the file has at most, by what the body has announced; never more than `limit`."""
+        """Return the greatest possible size of the file by the announced length of the body, at most `limit`."""
         if self._body_bytes is None:
             return limit
         self._read_to_file()
@@ -77,7 +85,10 @@ class Form:
         return min(max(self._body_bytes - self._file_at - self._closing_bytes, 0), limit)
 
     def drain(self, limit: int) -> bool:
-        """Read up to `limit` more bytes so that a client that is still sending gets the answer; False if more come."""
+        """Read and drop up to `limit` more bytes; return False if more follow.
+
+        A client that is still sending reads the answer only after it has sent its body.
+        """
         for chunk in self._body:
             limit -= len(chunk)
             if limit < 0:
@@ -133,6 +144,7 @@ class Form:
 
     def _data(self, data: bytes, start: int, end: int) -> None:
         if self._field is None:
+            # Where the file begins in the body: with the announced length this bounds its size.
             self._file_at = self._file_at or self._read_bytes + start
             self._pieces.append(data[start:end])
             return

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what every route may answer beside its 200, and OpenAI's error envelope for all of it."""
+"""Build the OpenAPI document: the error responses of every route, and OpenAI's error envelope."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text, "model": ErrorOut} for status, text in _MEANINGS.items()
 }
 
-# What the OpenAPI document says of a route that takes an upload.
+# The OpenAPI request body of a route that takes an upload.
 _BINARY = {"type": "string", "format": "binary"}
 _EXPIRY = {
     "type": "object",
@@ -84,9 +84,9 @@ PART_FORM = _as_form(_PART_SCHEMA)
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Return FastAPI's document without the 422 that it assumes: an invalid request is a 400 here.
+    """Return FastAPI's document without the 422 responses, because an invalid request is a 400 here.
 
-    What an answer always says stands among what it requires, so that generated clients do not take it for optional.
+    Constant fields of answers are listed as required, so that generated clients do not treat them as optional.
     """
     if not app.openapi_schema:
         found = get_openapi(
@@ -106,7 +106,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _require_constants(schema: dict[str, Any]) -> None:
-    """`object` and `deleted` are never left out of an answer, though they have a default in Python."""
+    """Require `object` and `deleted`, which are always sent although they have a default in Python."""
     properties = schema.get("properties", {})
     constants = [name for name in _CONSTANTS if "const" in properties.get(name, {})]
     if constants:

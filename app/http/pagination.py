@@ -1,6 +1,6 @@
-"""Cursor pagination as in OpenAI's API: the cursor is the id of the last row of the page before.
+"""Paginate lists as OpenAI's API does: the cursor is the id of the last row of the previous page.
 
-It is one still when that row has left the list, as rows do that a client deletes while it reads.
+A cursor stays valid after its row has left the list, for example because a client deletes rows while it reads.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Listed(Protocol):
 
 
 class Item(Protocol):
-    """A row of a list, known by its id."""
+    """A row of a list, identified by its id."""
 
     @property
     def id(self) -> Any:
-        """The id of it, a string."""
+        """The row's id, a string."""
 
 
-Places = Sequence[Select[datetime]]  # where a row may have stood that has left the list
+Places = Sequence[Select[datetime]]  # queries for the creation time of a row that has left the list
 
 Row = TypeVar("Row", bound=Listed)
 Made = TypeVar("Made", bound=Item)
@@ -41,7 +41,7 @@ Made = TypeVar("Made", bound=Item)
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Made]):
-    """Rows of one page, and whether there are more."""
+    """The rows of one page, and whether more follow."""
 
     data: list[Made]
     has_more: bool
@@ -53,7 +53,7 @@ class Page(Generic[Made]):
 
     @property
     def last_id(self) -> str | None:
-        """The cursor of the next page; None on an empty one."""
+        """The cursor of the next page; None on an empty page."""
         return str(self.data[-1].id) if self.data else None
 
 
@@ -67,7 +67,12 @@ def page(
     ascending: bool,
     left: Places = (),
 ) -> Page[Row]:
-    """Return the rows of `query` that follow `after` in order of creation; raise if neither it nor `left` hold that."""
+    """Return the rows of `query` that follow the row `after` in order of creation.
+
+    `left` holds queries for the creation time of a row that has left the list. Raises `InvalidRequest` if neither the
+    list nor `left` contains `after`.
+    """
+    # One row more than the page has tells if another page follows.
     following = _following(session, query, model, after, left, ascending=ascending)
     rows = list(session.scalars(following.limit(limit + 1)))
     return Page(rows[:limit], len(rows) > limit)
@@ -82,7 +87,7 @@ def row_page(
     made: Callable[[Iterable[Any]], Made],
     left: Places = (),
 ) -> Page[Made]:
-    """Return the same of a query of columns, the newest first, each row `made` into what is listed."""
+    """Like `page`, newest first, for a query of columns; `made` converts each row to a list item."""
     following = _following(reader, query, model, after, left, ascending=False)
     rows = [made(row) for row in db.rows(reader, following.limit(limit + 1))]
     return Page(rows[:limit], len(rows) > limit)
@@ -95,13 +100,14 @@ def _following(
     if after is not None:
         at = place(reader, after, query.with_only_columns(model.created_at).where(model.id == after), *left)
         later = model.created_at > at if ascending else model.created_at < at
+        # Rows of the same time are ordered by id; without the tie-break some are skipped or repeated.
         tied = model.id > after if ascending else model.id < after
         query = query.where(or_(later, and_(model.created_at == at, tied)))
     return query.order_by(*order)
 
 
 def place(reader: db.Reader, after: str, *places: Select[datetime]) -> datetime:
-    """Return when the row `after` was made, by the first of `places` that knows; raise if none does."""
+    """Return the creation time of the row `after` from the first of `places` that has it; raise if none does."""
     for each in places:
         at: datetime | None = db.rows(reader, each).scalar()
         if at is not None:
@@ -110,12 +116,12 @@ def place(reader: db.Reader, after: str, *places: Select[datetime]) -> datetime:
 
 
 def note_deleted(session: Session, list_id: str, row_id: str, created_at: datetime) -> None:
-    """Note where a row stood in a list from which it is deleted."""
+    """Store the position of a row in a list from which it is being deleted."""
     session.add(DeletedPlace(id=row_id, list_id=list_id, created_at=created_at))
 
 
 def select_deleted_position(list_id: str, after: str | None) -> Select[datetime]:
-    """Return the query for where a deleted row stood in a list."""
+    """Return the query for the stored position of a deleted row in a list."""
     return select(DeletedPlace.created_at).where(DeletedPlace.list_id == list_id, DeletedPlace.id == after)
 
 

@@ -1,4 +1,4 @@
-"""What the patterns of fields and parameters allow, in words: nobody should have to read a regular expression."""
+"""Describe the patterns of fields and parameters in words, so that clients need not read regular expressions."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ ALLOWED = {
 
 
 def pattern_hint(pattern: str) -> str:
-    """Return what a text that does not match is told."""
+    """Return the error text for a value that does not match the pattern."""
     words = ALLOWED.get(pattern)
     return f"Allowed: {words}." if words else "This text has a form that is not allowed."

@@ -1,7 +1,7 @@
-"""Rate limits that hold over all API processes: counted in Redis, in fixed windows of a minute.
+"""Limit request rates over all API processes: counted in Redis, in fixed windows of a minute.
 
-Without Redis, or while it does not answer, each process counts for itself: a limit is then that many requests for each
-process, so the service is never open and never down. Limits that must hold exactly are quotas, counted in the database.
+Without Redis, or while it does not answer, each process counts by itself and allows the limit on its own; so the
+service is neither unlimited nor down. Limits that must be exact are quotas, counted in the database.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-_AWAY_S = 5.0  # a Redis that did not answer is left alone for so long
+_AWAY_S = 5.0  # seconds without a query after Redis did not answer
 _TIMEOUT_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """How a window stands after a request, and in how many seconds it is over."""
+    """The state of a window after a request; `reset_s` is the number of seconds until it ends."""
 
     is_allowed: bool
     limit: int
@@ -41,11 +41,11 @@ class Taken:
 
     @property
     def retry_after_s(self) -> int:
-        """Whole seconds until the next request is allowed; 0: now."""
+        """Whole seconds until the next request is allowed; 0 if it is allowed now."""
         return 0 if self.is_allowed else max(1, math.ceil(self.reset_s))
 
     def require(self, what: str) -> None:
-        """Raise 429 unless there is room; `what` is what the limit counts."""
+        """Raise 429 if the request was over the limit; `what` names the counted thing in the message."""
         if not self.is_allowed:
             message = f"Rate limit reached for this project ({self.limit} {what} per minute). "
             error = TooManyRequests(f"{message}Try again in {self.retry_after_s} s.")
@@ -62,7 +62,13 @@ class Taken:
 
 
 class RateLimits:
-    """Windows by kind and id, shared through Redis where `redis_url` names one."""
+    """Windows by kind and id, shared through Redis if `redis_url` is set.
+
+    A request is counted first, then refused if the window was full:
+
+        taken = limits.take("requests", project_id, per_minute=60)
+        taken.require("requests")
+    """
 
     def __init__(self, redis_url: str | None = None) -> None:
         self._own = FixedWindowRateLimiter(WindowsInMemory())
@@ -70,7 +76,7 @@ class RateLimits:
         self._away_until = 0.0
 
     def take(self, kind: str, id: str, per_minute: int) -> Taken:
-        """Count one request against the window of an id, if there is room in it."""
+        """Count one request in the window of an id if the limit allows it."""
         item = RateLimitItemPerMinute(per_minute)
 
         def count(limiter: FixedWindowRateLimiter) -> Taken:
@@ -80,29 +86,30 @@ class RateLimits:
         return self._ask(count)
 
     def spend(self, kind: str, id: str, per_minute: int, amount: int) -> None:
-        """Count what was used up, also above the limit: the window is full then."""
+        """Count an amount that was already used, even above the limit, which fills the window."""
         item = RateLimitItemPerMinute(per_minute)
         self._ask(lambda limiter: limiter.hit(item, kind, id, cost=amount))
 
     def look(self, kind: str, id: str, per_minute: int) -> Taken:
-        """Return how a window stands without counting anything."""
+        """Return the state of a window without counting."""
         item = RateLimitItemPerMinute(per_minute)
         return self._ask(lambda limiter: _take_permit(limiter, item, (kind, id), limiter.test(item, kind, id)))
 
     def remember(self, kind: str, id: str, seconds: int) -> None:
-        """Note that something was seen; `was_seen` finds it for so long."""
+        """Remember that an id was seen, for `seconds`; see `was_seen`."""
         self._ask(lambda limiter: limiter.storage.incr(f"{kind}/{id}", seconds))
 
     def was_seen(self, kind: str, id: str) -> bool:
-        """Return whether `remember` noted it in time."""
+        """Return True if the id was remembered and the time has not passed."""
         return self._ask(lambda limiter: limiter.storage.get(f"{kind}/{id}")) > 0
 
     def _ask(self, question: Callable[[FixedWindowRateLimiter], Answer]) -> Answer:
-        """Ask Redis, or this process's memory where there is none or it is away."""
+        """Query Redis, or this process's memory if there is no Redis or it is unavailable."""
         if self._shared is not None and time.monotonic() >= self._away_until:
             try:
                 return question(self._shared)
             except StorageError as error:
+                # Otherwise every request waits for the timeout of a Redis that is down.
                 self._away_until = time.monotonic() + _AWAY_S
                 log.warning("rate limits hold for this process alone, for Redis does not answer: %s", error)
         return question(self._own)
@@ -117,12 +124,12 @@ def _take_permit(
     limiter: FixedWindowRateLimiter, item: RateLimitItemPerMinute, ids: tuple[str, str], is_allowed: bool
 ) -> Taken:
     window = limiter.get_window_stats(item, *ids)
-    left_s = min(max(0.0, window.reset_time - time.time()), item.get_expiry())  # Redis may keep another time
+    left_s = min(max(0.0, window.reset_time - time.time()), item.get_expiry())  # Redis may have another clock
     return Taken(is_allowed, item.amount, window.remaining, left_s)
 
 
 def _duration(seconds: float) -> str:
-    """OpenAI's form: 12ms, 1s, 6m0s."""
+    """Return seconds in OpenAI's form: 12ms, 1s, 6m0s."""
     if seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

@@ -1,7 +1,7 @@
-"""Windows of this process, counted in its memory.
+"""Count rate limit windows in this process's memory.
 
-The memory of the library `limits` starts a thread for a count, to look for windows that are over; that costs a request
-more than all else that is done about limits. Here a window that is over is begun anew when it is next counted in.
+The memory storage of the library `limits` starts a thread to look for expired windows, which costs more than all other
+work on limits. Here an expired window is restarted when it is next counted in.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ KEPT = 10_000  # windows
 
 
 class WindowsInMemory(Storage):
-    """Counts by key, each for the seconds that its first count names."""
+    """Counts by key, each for the number of seconds given with its first count."""
 
     STORAGE_SCHEME = None
 
@@ -27,11 +27,11 @@ class WindowsInMemory(Storage):
 
     @property
     def base_exceptions(self) -> type[Exception]:
-        """Nothing that is raised here is the storage's own."""
+        """The errors of the storage itself; it raises none."""
         return ValueError
 
     def incr(self, key: str, expiry: float, amount: int = 1) -> int:
-        """Count in a window, which lasts `expiry` seconds if it is new, and return its count."""
+        """Add to a window's count and return it; a new window lasts `expiry` seconds."""
         now = time.monotonic()
         with self._lock:
             count, end = self._windows.get(key, (0, -math.inf))
@@ -42,14 +42,14 @@ class WindowsInMemory(Storage):
             return count + amount
 
     def get(self, key: str) -> int:
-        """Return the count of a window; 0 for one that is over."""
+        """Return the count of a window; 0 if it has expired."""
         count, end = self._windows.get(key, (0, 0.0))
         return count if end > time.monotonic() else 0
 
     def get_expiry(self, key: str) -> float:
-        """Return when a window is over in Unix seconds, as the library counts; now for one that is.
+        """Return the end of a window in Unix seconds, as the library expects; now for an expired one.
 
-        Windows are kept by the monotonic clock, so that a clock that is set back lengthens none.
+        Windows are kept by the monotonic clock, so setting the clock back does not extend them.
         """
         return time.time() + max(self._windows.get(key, (0, 0.0))[1] - time.monotonic(), 0.0)
 
@@ -58,19 +58,19 @@ class WindowsInMemory(Storage):
         return True
 
     def reset(self) -> int:
-        """Forget all windows and return how many there were."""
+        """Delete all windows and return their number."""
         with self._lock:
             count = len(self._windows)
             self._windows.clear()
         return count
 
     def clear(self, key: str) -> None:
-        """Forget a window."""
+        """Delete a window."""
         with self._lock:
             self._windows.pop(key, None)
 
     def _make_room(self, now: float) -> None:
-        """Thousands of ids a minute: forget those that are over, and all if that is not enough, rather than grow."""
+        """Delete expired windows if there are too many, and all windows if that does not suffice."""
         if len(self._windows) >= KEPT:
             self._windows = {key: window for key, window in self._windows.items() if window[1] > now}
         if len(self._windows) >= KEPT:

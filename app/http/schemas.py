@@ -1,4 +1,4 @@
-"""Types that the requests and answers of every domain share."""
+"""Define types that the requests and answers of all domains share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-# A time that stands in an answer as whole Unix seconds, as in OpenAI's API.
+# A time that answers show as whole Unix seconds, as in OpenAI's API.
 UnixTime = Annotated[
     datetime, PlainSerializer(lambda at: int(at.timestamp()), return_type=int), WithJsonSchema({"type": "integer"})
 ]
@@ -29,13 +29,13 @@ def _without_default(schema: dict[str, Any]) -> None:
     schema.pop("default", None)
 
 
-# For a field that OpenAI's schema lets be absent and never null: without a value it is left out of the answer.
+# For a field that is absent but never null in OpenAI's schema: answers leave it out if it is None.
 Absent = Field(exclude_if=lambda value: value is None, json_schema_extra=_without_default)
 
 
 @cache
 def _is_number(body: type[BaseModel], field: str | None) -> bool:
-    """Return whether a field takes a number and no boolean."""
+    """Return True if a field accepts numbers but no booleans."""
     kinds = list(_kinds(body.model_fields[field].annotation)) if field else []
     return bool not in kinds and not {int, float}.isdisjoint(kind for kind in kinds if isinstance(kind, type))
 
@@ -52,20 +52,21 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 
 class Body(BaseModel):
-    """A request body: unknown fields are refused."""
+    """A request body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_no_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        # pydantic takes true as 1 and false as 0.
         if isinstance(value, bool) and _is_number(cls, info.field_name):
             raise ValueError("Input should be a number, not true or false.")
         return value
 
 
 class LenientBody(Body):
-    """A request body in which an unknown field may be null, as clients send what is not set: it asks for nothing."""
+    """A request body that ignores unknown fields whose value is null, which some clients send for unset fields."""
 
     @model_validator(mode="before")
     @classmethod
@@ -76,9 +77,9 @@ class LenientBody(Body):
 
 
 class Refusal(ValueError):
-    """A value of the right type that a validator refuses, with the error code that the client gets.
+    """Raised by a validator to refuse a value of the right type with an error code for the client.
 
-    A validator of a whole object names the field in it as `param`.
+    A validator of a whole object names the faulty field as `param`.
     """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Whether the server before the application bounds its connections, as `app.http.connections` does."""
+"""Check that the server limits its connections, as `app.http.connections` does."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ UNBOUNDED = (
 
 
 def is_bounded(scope: Scope) -> bool:
-    """Tell whether a request came through a server with such bounds."""
+    """Return True if a request came through a server with these limits."""
     return TRANSPORT in scope.get("state", {})
 
 
 def warn(scope: Scope) -> None:
-    """Write into the log where a request's server has no such bounds."""
+    """Log a warning if a request's server does not have these limits."""
     if not is_bounded(scope):
         log.warning("%s", UNBOUNDED)

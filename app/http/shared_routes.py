@@ -1,8 +1,8 @@
-"""Routes that all applications of a process share, so that they are built once.
+"""Build routes once for all applications of a process.
 
-FastAPI builds the validators of a router's routes when an application first looks through them: for all, in 1 s of CPU.
-Our routes read what differs between applications from `request.app.state`, so one set serves all of them. Only
-FastAPI's `dependency_overrides` belong to an application as well, and are looked up by request.
+FastAPI builds the validators of all routes when an application first matches a request, which takes 1 s of CPU. Our
+routes read what differs between applications from `request.app.state`, so all applications share one set of routes.
+FastAPI's `dependency_overrides`, which also belong to an application, are looked up per request.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ serving: ContextVar[FastAPI] = ContextVar("serving")  # the application whose re
 
 
 class _OverridesOfRequest:
-    """What FastAPI asks for overrides, in place of the one application that it includes a router in."""
+    """Provides FastAPI with the overrides of the current request's application."""
 
     @property
     def dependency_overrides(self) -> _Overrides:
-        """Return the overrides of the application that the request came to."""
+        """The overrides of the application that received the request."""
         return serving.get().dependency_overrides
 
 
@@ -44,6 +44,6 @@ def include(*routers: APIRouter) -> Sequence[BaseRoute]:
 
 
 def build(routes: Sequence[BaseRoute]) -> None:
-    """Build the routes now, which the first request would have to wait for."""
+    """Build the routes now, so that the first request does not wait for it."""
     for _ in iter_route_contexts(routes):
         pass

@@ -1,4 +1,4 @@
-"""Limits of what one project has open at one time at this process: uploads as they arrive, streams."""
+"""Limit what one project has open at the same time in this process, such as uploads and streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RETRY_AFTER_S = 5
 
 
 class Slots:
-    """Counts what each project has open of one kind; `what` and `code` are told to whom it is too much."""
+    """Counts what each project has open of one kind; `what` and `code` appear in the error for one too many."""
 
     def __init__(self, what: str, code: str) -> None:
         self._what, self._code = what, code
@@ -22,7 +22,7 @@ class Slots:
 
     @contextmanager
     def place(self, project_id: str, at_once: int) -> Iterator[None]:
-        """Hold one of a project's slots; raise 429 if all `at_once` are taken."""
+        """Hold one of a project's slots during the block; raise 429 if all `at_once` are taken."""
         self._take(project_id, at_once)
         try:
             yield
@@ -42,5 +42,6 @@ class Slots:
     def _give_back(self, project_id: str) -> None:
         with self._lock:
             self._open[project_id] -= 1
+            # Projects without open slots are forgotten.
             if not self._open[project_id]:
                 del self._open[project_id]

@@ -1,4 +1,4 @@
-"""What to do about a URL that is not served: clients of OpenAI's API ask for more than fine-tuning."""
+"""Give hints for URLs that are not served: clients of OpenAI's API request more than fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DOMAINS = ("files", "uploads", "fine_tuning", "models", "admin", "webhook_endpo
 
 
 def hint(path: str) -> str:
-    """Return what to do instead as a sentence that begins with a space, or nothing."""
+    """Return a hint as a sentence with a leading space, or an empty text."""
     if path.startswith(_AZURE):
         return " Azure's paths are not served; take OpenAI(base_url=...) that ends with /v1 in place of AzureOpenAI."
     under = path.removeprefix("/v1/")

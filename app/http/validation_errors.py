@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a request, as one error in the words of the contract."""
+"""Translate pydantic's errors about a request into one error in the words of the API."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _CODES = {
 }
 
 
-# In place of words that only a program of Python's understands.
+# Replacements for messages in Python's terms.
 _PLAIN = {
     "int_parsing": "Input should be a valid integer.",
     "float_parsing": "Input should be a valid number.",
     "tuple_type": "Input should be a valid list.",
     "none_required": "Input should be null.",
 }
-_OTHER_TYPE = ("_type", "_parsing", "literal_error")  # ends of what a branch of a union says that was not meant
+_OTHER_TYPE = ("_type", "_parsing", "literal_error")  # endings of errors from a union's other branches
 _OBJECTS = ("dataclass_type", "dict_type", "model_attributes_type", "model_type")
 _NO_BODY = "Send a JSON object with Content-Type: application/json."
 
 
 class Fault(TypedDict):
-    """One thing that is wrong with a request."""
+    """One fault of a request."""
 
     param: str | None
     code: str
@@ -53,10 +53,12 @@ class Fault(TypedDict):
 
 
 def first_fault(exc: RequestValidationError) -> AppError:
-    """Return the error for an invalid request: about the first problem, with all of them in `details`."""
-    found: dict[str | None, tuple[bool, Fault]] = {}  # by param, and whether the value is of a type that is meant
+    """Return the error for an invalid request: its message is about the first fault, `details` lists all."""
+    found: dict[str | None, tuple[bool, Fault]] = {}  # by param, and whether the value has an expected type
     for error in exc.errors():
         fault, is_of_type = _fault(error, exc.body), not error["type"].endswith(_OTHER_TYPE)
+        # pydantic reports an error for each branch of a union; of several for one field, the one of the right type
+        # stays.
         known = found.get(fault["param"])
         if known is None or (is_of_type and not known[0]):
             found[fault["param"]] = is_of_type, fault
@@ -69,7 +71,7 @@ def first_fault(exc: RequestValidationError) -> AppError:
 
 
 def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
-    """Return a request that did not come as a body of JSON; raise what one that did would get."""
+    """Return a request that was not sent as a JSON body, validated; raise the error that a sent one gets."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -78,12 +80,13 @@ def read(kind: type[Ask], body: Mapping[str, object]) -> Ask:
 
 
 def _fault(error: ErrorDetails, body: Any) -> Fault:
-    """Describe one problem; a `Refusal` that a validator raised brings its own code."""
+    """Describe one fault; a `Refusal` raised by a validator has its own code."""
     cause = error.get("ctx", {}).get("error")
     code = getattr(cause, "code", None) or _CODES.get(error["type"], "invalid_type")
     place, *path = error["loc"]
     if place == "body":
         path = _in_body(path, body, error["type"])
+    # A validator of a whole object names the field itself.
     path += [cause.param] if isinstance(cause, Refusal) and cause.param else []
     is_no_object = place == "body" and not path and error["type"] in ("missing", *_OBJECTS)
     text = _NO_BODY if is_no_object else _text(error, code, cause)
@@ -91,12 +94,12 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
 
 
 def _expected_values(error: ErrorDetails) -> str:
-    """Return the values that a literal may have, as JSON has them."""
+    """Return the values that a literal allows, in JSON's spelling."""
     return str(error["ctx"]["expected"]).replace("False", "false").replace("True", "true")
 
 
 def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
-    """Say what is wrong in words that name nothing of the program."""
+    """Return the message for a fault, without terms of the implementation."""
     if error["type"] in _PLAIN:
         return _PLAIN[error["type"]]
     if error["type"] == "literal_error":
@@ -115,12 +118,12 @@ def _text(error: ErrorDetails, code: str, cause: Exception | None) -> str:
 
 
 def _is_of_another_branch(fault: Fault, params: list[str | None]) -> bool:
-    """Return whether a fault in a part of the value tells more: the value was not meant to be of this type."""
+    """Return True if a fault within the value is more specific, so that another type was meant."""
     return fault["code"] == "invalid_type" and any(param and param.startswith(f"{fault['param']}.") for param in params)
 
 
 def _in_body(path: list[Any], body: Any, kind: str) -> list[Any]:
-    """Keep the keys that the client wrote: pydantic's path also names the branches of unions."""
+    """Keep only keys that the client wrote: pydantic's path also names the branches of unions."""
     found: list[Any] = []
     for part in path:
         if (isinstance(body, dict) and part in body) or (isinstance(body, list) and isinstance(part, int)):

@@ -1,8 +1,8 @@
-"""How many attempts a job has left, counted from the place it came furthest to; and how long it waits for the next.
+"""Count how many attempts a job has left since its last progress, and how long it waits before the next one.
 
-A new resume state, or the output of a stage that had none, begins the count anew: a long job may be lost any number of
-times as long as it comes further. What was not the job's fault costs no attempt, but makes it wait longer each time.
-Rows that are taken here are locked.
+Progress is a new resume state at a later step, or the output of a stage that had none. It resets the count, so a long
+job may lose its worker any number of times as long as it advances. A failure of the surroundings (storage, judge, hub)
+costs no attempt but makes the job wait longer each time. Callers hold the lock on every job row that they pass in.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ _MOST_DOUBLINGS = 10  # far beyond the longest wait
 
 
 def attempts_used(job: Job) -> int:
-    """Return how many attempts were begun since the job last came further."""
+    """Return the number of attempts begun since the job's last progress."""
     return job.attempt - job.attempt_base
 
 
 def stops(job: Job) -> int:
-    """Return how often the job will have stopped since it last came further if its attempt ends now."""
+    """Return how many times the job will have stopped since its last progress if its current attempt ends now."""
     return max((job.stops or 0) + 1, attempts_used(job))
 
 
 def times_stopped(number: int) -> str:
-    """Say how often a job stopped."""
+    """Return a number of stops in words: "once", "twice", "3 times"."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")
 
 
 def has_more(job: Job) -> bool:
-    """Whether another attempt may follow."""
+    """Return True if the job may make another attempt."""
     return attempts_used(job) < job.max_attempts
 
 
 def retry_suffix(attempt: int, base: int, most: int) -> str:
-    """Say which attempt begins, if it is not the first."""
+    """Return the suffix of the "job started" event that numbers a retry; empty for the first attempt.
+
+    `base` is the number of attempts before the job's last progress, `most` the number of attempts allowed since then.
+    """
     since = " since it last came further" if base else ""
     return f" again (attempt {attempt - base} of {most}{since})" if attempt > 1 else ""
 
 
 def note_kept(job: Job, record: ResumeState) -> None:
-    """Begin the count anew if `record` holds more than the row: a later step than ever, or a further stage."""
+    """Reset the attempt count if `record` shows progress: a later step than ever before, or a new stage output."""
     step = record["step"] or 0
     if step <= (job.furthest_step or 0) and _stages(record) <= _stages(job.checkpoint):
         return
@@ -50,7 +53,10 @@ def note_kept(job: Job, record: ResumeState) -> None:
 
 
 def is_repeated(job: Job, reason: str) -> bool:
-    """Note a failure that nothing around the job explains; whether it is the same at the same place as the last one."""
+    """Record a failure that nothing around the job explains; return True if it equals the previous one.
+
+    Two failures are equal if reason, stage and step are the same: a deterministic fault, which a retry cannot cure.
+    """
     step = job.progress["step"] if job.progress else None
     failure: LastFailure = {"reason": reason, "phase": job.phase, "step": step}
     is_same = failure == job.last_failure
@@ -59,17 +65,18 @@ def is_repeated(job: Job, reason: str) -> bool:
 
 
 def refund_attempt(job: Job) -> None:
-    """Let the attempt that runs not count."""
+    """Take back the current attempt, so that it does not count."""
     job.attempt -= 1
+    # Progress may have been recorded within the attempt that is refunded; without the cap `attempts_used` is negative.
     job.attempt_base = min(job.attempt_base, job.attempt)
 
 
 def next_wait_s(job: Job) -> float:
-    """Return how long the job is to wait after one more failure of what is around it: twice as long each time."""
+    """Count one more failure of the surroundings and return the seconds to wait: 5, 10, 20, ... up to 300."""
     job.waits += 1
     return min(_FIRST_WAIT_S * 2.0 ** min(job.waits - 1, _MOST_DOUBLINGS), _LONGEST_WAIT_S)
 
 
 def _stages(record: ResumeState | None) -> set[str]:
-    """Return the paths of what finished stages left."""
+    """Return the paths of the stage outputs that a resume state holds."""
     return {file["path"] for file in record["files"] if file["path"].startswith("stage/")} if record else set()

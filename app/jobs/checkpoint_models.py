@@ -1,4 +1,4 @@
-"""Models of a project's own by name: what its jobs have made, and the checkpoints that their audits released."""
+"""Find a project's own models by name: the fine-tuned models of its jobs, and released checkpoints."""
 
 from __future__ import annotations
 
@@ -29,15 +29,18 @@ _NAME = re.compile(r"ft:[^\0]{1,400}:([0-9a-f]{12}):ckpt-step-([0-9]{1,9})")
 
 @dataclass(frozen=True, slots=True)
 class OwnModel:
-    """A fine-tuned model, or a checkpoint that was released, with the archive of its adapter."""
+    """A fine-tuned model or a released checkpoint, with the archive of its adapter."""
 
     name: str
     job: Job
     adapter: Adapter | None
-    checkpoint: JobCheckpoint | None = None  # None: it is what the job has made
+    checkpoint: JobCheckpoint | None = None  # None: the fine-tuned model of the job
 
     def check(self, session: Session, caller: Principal) -> None:
-        """Raise Forbidden where its adapter was released to the provider only, or its waiver has expired."""
+        """Raise Forbidden unless the caller may use the adapter.
+
+        A customer may not use an adapter that was released to the provider only, or one whose waiver has expired.
+        """
         if self.checkpoint is None or self.checkpoint.kind == FINAL:
             release.check(session, caller, self.job)
         elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
@@ -45,17 +48,17 @@ class OwnModel:
 
 
 def checkpoint_name(job: Job, checkpoint: JobCheckpoint) -> str:
-    """OpenAI's form: the model's name and the step."""
+    """Return the checkpoint's name in OpenAI's form: the fine-tuned model's name and the step."""
     return f"{fine_tuned_model(job)}:ckpt-step-{checkpoint.step}"
 
 
 def is_passed(checkpoint: JobCheckpoint) -> bool:
-    """Tell whether a checkpoint passed its own audit."""
+    """Return True if a checkpoint passed its own audit."""
     return checkpoint.safety is not None and checkpoint.safety["gate"]["decision"] == "pass"
 
 
 def why_not_audited(job: Job, checkpoint: JobCheckpoint) -> str | None:
-    """Say why the end of an epoch has no audit; None where it has one, or is a step of a version that audited none."""
+    """Explain why the checkpoint of an epoch has no audit; None if it has one or predates checkpoint audits."""
     if checkpoint.safety is not None or checkpoint.kind is None:
         return None
     if not job.spec.checkpoint_prompts:
@@ -69,15 +72,18 @@ def find_checkpoint(session: Session, project_id: str, name: str) -> tuple[Job, 
         prefix, step = match.group(1), int(match.group(2))
         same = (Job.project_id == project_id) & Job.id.startswith(f"ftjob-{prefix}") & (JobCheckpoint.step == step)
         query = select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(same)
+        # Callers ask again after they have locked the job: `populate_existing` replaces what the session read before.
         for job, checkpoint in session.execute(query.execution_options(populate_existing=True)):
+            # The name holds only 12 digits of the job's id, so the whole name decides.
             if checkpoint_name(job, checkpoint) == name:
                 return job, checkpoint
     return None
 
 
 def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | None:
-    """Return the archive of a checkpoint; None if it is held back, withheld or deleted, or its waiver has ended."""
+    """Return a checkpoint's archive; None if it is held back, withheld or deleted, or its waiver has expired."""
     if checkpoint.kind == FINAL:
+        # The final checkpoint shares the job's archive, and with it every reason to withhold the job's model.
         model = job.fine_tuned_model
         return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:
@@ -88,7 +94,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
 
 
 def own_model(session: Session, project_id: str, name: str) -> OwnModel | None:
-    """Return the project's model of this name; None of one that does not exist or was held back."""
+    """Return the project's model of this name; None if there is no such model or it was held back."""
     if found := find_checkpoint(session, project_id, name):
         job, checkpoint = found
         adapter = archive(session, job, checkpoint)

@@ -1,4 +1,4 @@
-"""Another job like one that was: the same request with a change, or the same file without its risky rows."""
+"""Clone a job: repeat its request with changes, or on its file without the risky rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.report import SafetyReport
 
-_REFUSED = "near_harmful_prompt_and_refused"  # a reason that no row is left out for
+_REFUSED = "near_harmful_prompt_and_refused"  # this reason alone leaves no row out
 _NUMBERS = "hyperparameters"
 _METHODS = ("method", _NUMBERS)
 
@@ -40,7 +40,7 @@ Json = dict[str, object]  # the body of a request
 
 
 class JobClone(Body):
-    """What is to be otherwise than in the job that is cloned; nothing: the same again."""
+    """Changes to apply to the cloned job's request; empty to repeat it unchanged."""
 
     changes: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -54,14 +54,14 @@ class JobClone(Body):
     )
 
     def digest(self, job_id: str) -> str:
-        """Return the same digest for two requests that ask for the same clone of a job."""
+        """Return a digest that is equal for two requests for the same clone of a job."""
         text = json.dumps({"clone": job_id} | self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Old:
-    """A job as it was asked for, and, where rows are to be left out, its file and where its report lies."""
+    """The request of the cloned job and, if rows are to be left out, its training file and the key of its report."""
 
     body: Json
     file: File | None
@@ -78,9 +78,15 @@ def clone(
     settings: Settings,
     limits: Limits,
 ) -> JobOut:
-    """Queue another job like that of `job_id`; a file that was made for it goes if the job is refused."""
+    """Queue a clone of the job `job_id` and return it.
+
+    `ask` has the changes to its request. If risky rows are left out, a new training file is made first; it is deleted
+    again if the clone is refused, or if an earlier sending of the same request has already made the job. Raises
+    `InvalidState` if the report names no risky row, and every error of creating a job.
+    """
     with begin() as session:
         old = _old(session, caller.project_id, job_id, ask)
+    # Before the file is made, which takes storage and time: a project without room for a job is refused at once.
     submissions.require_room(begin, caller, ask.digest(job_id), submission)
     made = _reduce_file(storage, begin, old, limits)
     try:
@@ -93,13 +99,16 @@ def clone(
         if made is not None:
             erasure.delete_file(storage, begin, caller.project_id, made.id)
         raise
-    if made is not None and job.training_file != made.id:  # it is the job that the same request has made before
+    if made is not None and job.training_file != made.id:  # an earlier sending of this request made the job
         erasure.delete_file(storage, begin, caller.project_id, made.id)
     return job
 
 
 def job_request(job: Job) -> Json:
-    """Return the request that would make the same job today, as the body of one."""
+    """Return the request body that makes the same job again.
+
+    The seed, `"auto"` values and the LoRA settings are those of the old recipe; fields that are None are left out.
+    """
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     start = job.spec.start_from
     body: Json = {
@@ -111,8 +120,9 @@ def job_request(job: Job) -> Json:
         "priority": job.priority,
         "seed": recipe.seed,
         "max_seq_length": recipe.max_seq_length,
+        # The recipe has the settings as they were resolved then; the pool is not repeated, so the clone uses today's.
         "safety": {name: to_mapping(getattr(recipe, name)) for name in ("defense", "selection", "audit")},
-        "lora": to_mapping(recipe.lora) if start is None else None,  # else it is that of the model it starts from
+        "lora": to_mapping(recipe.lora) if start is None else None,  # or the start adapter's
         "full_fine_tuning": True if recipe.lora is None else None,
         "optimizer": recipe.optimizer if recipe.optimizer != "adamw" else None,
         "ending": to_mapping(ending) if (ending := job_ending(job)) != Ending() else None,
@@ -125,29 +135,34 @@ def job_request(job: Job) -> Json:
 
 
 def job_hyperparameters(job: Job) -> Json:
-    """Return the hyperparameters of the job's method as they were asked for, "auto" where none was."""
+    """Return the hyperparameters that were requested for the job, with "auto" kept as "auto"."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     numbers: Json = to_mapping(recipe.hyperparameters)
     return numbers | ({"beta": recipe.dpo.beta} if recipe.dpo else {})
 
 
 def job_ending(job: Job) -> Ending:
-    """Return which weights the job was asked to end with, and when."""
+    """Return the job's requested ending: which epoch's weights it keeps and when training may stop early."""
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     return recipe.ending
 
 
 def change_request(body: Json, changes: Mapping[str, object]) -> JobCreate:
-    """Return the request with the changes in it; raise the error of the API for one that is none."""
+    """Return the request with `changes` applied; raise the API's validation error if the result is invalid.
+
+    Changes of `safety` and `hyperparameters` are merged key by key; every other field is replaced.
+    """
+    # `method` and `hyperparameters` both carry the numbers: a change of one drops the old value of the other, or the
+    # merged request contradicts itself.
     merged = {name: value for name, value in body.items() if name not in _METHODS or not set(_METHODS) & set(changes)}
     merged |= {name: _merge_value(body.get(name), value, name) for name, value in changes.items()}
     return read(JobCreate, merged)
 
 
 def risky_lines(report: SafetyReport) -> list[int]:
-    """Return the lines that a clone leaves out: rows with a reason to be risky, unless the file itself refuses.
+    """Return the line numbers that a clone leaves out: rows with a reason to call them risky.
 
-    Nor does it leave out what the judge finds harmless.
+    Rows that the file itself refuses, and rows that the judge finds harmless, stay in.
     """
     named = [row for row in report.risky_rows or () if row.verdict != "harmless"]
     return [row.line for row in named if set(row.reasons) - {_REFUSED}]

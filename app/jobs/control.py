@@ -1,4 +1,4 @@
-"""What the owner of a job may ask for while it has not ended: cancel it, pause it, resume it."""
+"""Requests of a job's owner while the job is unfinished: cancel, pause, resume."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from app.jobs import events, transitions
 
 
 def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) -> JobStatus | None:
-    """Cancel a job that does not run at once, and ask the worker of a running one to stop.
+    """Cancel a queued or paused job at once, or ask the worker of a running job to stop.
 
-    `audits_last`: that worker audits the job's last ends of epochs before. Whatever the worker still does, the job ends
-    as cancelled. Returns the job's status, or None when it has ended, was cancelled before or is unknown.
+    With `audits_last`, the worker first audits the checkpoints of the job's last epochs. The job ends as cancelled
+    whatever its worker still does. Returns the job's status, or None if the job has ended, was cancelled before or does
+    not exist.
     """
     job = _lock_unfinished(session, job_id)
     if job is None:
         return None
     if job.status == JobStatus.running:
+        # The status changes when the worker has stopped; until then the API shows `cancelled` (`Job.told_status`).
         job.cancel_requested_at, job.audits_last = utc_now(), audits_last
         session.flush()
     else:
@@ -27,9 +29,9 @@ def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) 
 
 
 def request_pause(session: Session, job_id: str) -> JobStatus | None:
-    """Pause a queued job at once, and ask the worker of a running one to save a checkpoint and stop.
+    """Pause a queued job at once, or ask the worker of a running job to save a resume state and stop.
 
-    Returns the job's status, or None when it has ended or is unknown.
+    Returns the job's status, or None if the job has ended or does not exist.
     """
     job = _lock_unfinished(session, job_id)
     if job is None:
@@ -43,9 +45,9 @@ def request_pause(session: Session, job_id: str) -> JobStatus | None:
 
 
 def resume(session: Session, job_id: str) -> JobStatus | None:
-    """Put a paused job back at its old place in the queue, and withdraw a pending pause of a running one.
+    """Return a paused job to its old place in the queue, or withdraw the pending pause of a running job.
 
-    Returns the job's status, or None when it has ended or is unknown.
+    Returns the job's status, or None if the job has ended or does not exist.
     """
     job = _lock_unfinished(session, job_id)
     if job is None:
@@ -59,5 +61,6 @@ def resume(session: Session, job_id: str) -> JobStatus | None:
 
 
 def _lock_unfinished(session: Session, job_id: str) -> Job | None:
+    # A job whose cancel is pending counts as ended: to its owner it already is.
     is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
     return transitions.lock_jobs(session, (Job.id == job_id) & is_open).one_or_none()

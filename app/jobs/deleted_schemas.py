@@ -1,4 +1,4 @@
-"""What is answered when a job or a fine-tuned model was deleted."""
+"""Response schemas that confirm the deletion of a job or a fine-tuned model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ModelDeleted(BaseModel):
 
 
 class JobDeleted(BaseModel):
-    """What stays of an erased job. `deleted_files` went with it."""
+    """The record that stays of an erased job. `deleted_files` lists the files that were erased with it."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"

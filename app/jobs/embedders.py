@@ -1,4 +1,4 @@
-"""Which embedder a job's safe rows are chosen by: that of its request, of the policy, or of its base model's entry."""
+"""Choose the embedder that selects a job's safe rows, from its request, the policy or its base model's entry."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
 
 @dataclass(frozen=True, slots=True)
 class ChosenEmbedder:
-    """The embedder of a job: its name, which recipes and reports have, and where an encoder's files are."""
+    """The embedder of a job: its name in recipes and reports, and the folder or hub id of its files."""
 
     name: str
     source: str | None = None  # None: it is the base model
 
 
 def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEntry, policy: Policy) -> ChosenEmbedder:
-    """Return the embedder of a job; refuse one that this key may not name.
+    """Return the embedder of a job; raise `InvalidRequest` if this key may not use the one it names.
 
-    What the policy fixes goes before what the base model's entry names. Customers name encoders of these two alone,
-    since another one is a folder of the provider's machines.
+    The policy's embedder takes precedence over the base model entry's. A customer may name only these two and the base
+    model's own states, because any other encoder is a path on the provider's machines.
     """
     asked, is_admin = selection.embedder, "admin" in caller.scopes
     fixed = policy.embedder
@@ -35,6 +35,7 @@ def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEnt
     if asked == "auto":
         return _choose_embedder(fixed or model.embedder or CENTERED_STATES)
     source = offered.get(asked, asked)
+    # Customers may name the embedder that the policy fixes or, if it fixes none, our own ones and the offered ones.
     if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
         allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
         message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
@@ -54,5 +55,5 @@ def _choose_embedder(source: str) -> ChosenEmbedder:
 
 
 def _name(source: str) -> str:
-    """Return what customers see of an embedder: a folder's own name, not where it is."""
+    """Return an embedder's name as customers see it: the folder's last part without its path or revision."""
     return Path(source.partition("@")[0]).name

@@ -1,8 +1,8 @@
-"""What a customer takes back: a fine-tuned model, a file, or a job with all that it made.
+"""Delete a fine-tuned model, a file, or a job with everything it made.
 
-Rows go first, in one transaction, and leave a tombstone with digests, and an intent for each object; then bytes. When
-the storage fails, the client is told, and asking again, or the next sweep, removes what is left. Nobody is told
-"deleted" while any of it is there.
+Rows are deleted first, in one transaction that leaves a tombstone with digests and an intent to delete each object;
+then the objects' bytes. If the storage fails, the request fails, and a repeated request or the next sweep deletes the
+rest. The API confirms a deletion only when no byte is left.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ _PARTS = (
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
-    """Delete a fine-tuned model: its archive goes, the job and its report stay."""
+    """Delete a fine-tuned model's archive; its job and report stay."""
     with begin() as session:
+        # A repeated request finds the rows deleted already, and only finishes what the first one could not.
         if not objects.has_deletions(session, project_id, model) and not _is_loaded(session, project_id, model):
             _forget_model(session, project_id, model)
         job_id = session.scalar(select(Job.id).where(Job.project_id == project_id, Job.fine_tuned_model == model))
@@ -74,7 +75,10 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
 
 
 def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -> FileDeleted:
-    """Delete a file that no unfinished job needs; refuse a model's archive: who clears files away means no model."""
+    """Delete a file that no unfinished job needs.
+
+    Raises `InvalidState` for the archive of a model: clearing old files must not delete a model.
+    """
     with begin() as session:
         if not objects.has_deletions(session, project_id, file_id):
             job_id = result_files.adapter_job(session, files.get(session, project_id, file_id))
@@ -87,7 +91,11 @@ def delete_file(storage: Storage, begin: Begin, project_id: str, file_id: str) -
 
 
 def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, include_files: bool) -> JobDeleted:
-    """Erase an ended job; with `include_files`, the files it was trained on too, unless another job needs them."""
+    """Erase a job that has ended and everything it made.
+
+    With `include_files`, its training and validation files are erased too, unless an unfinished job needs them. Raises
+    `InvalidState` for a job that has not ended, or whose adapter an unfinished job starts from.
+    """
     with begin() as session:
         tombstone = _again(session, project_id, job_id) or _erase(session, project_id, job_id, include_files)
     objects.perform(storage, begin, job_id)
@@ -108,6 +116,8 @@ def _forget_model(session: Session, project_id: str, model: str) -> None:
         session.add(DeletedModel(job_id=job.id))
     if job.adapter:
         key, size = job.adapter["storage_key"], job.adapter["bytes"]
+        # The archive is also listed as a result file; its row must go in the same transaction, or it points at deleted
+        # bytes.
         own = delete(File).where(File.project_id == job.project_id, File.storage_key == key)
         for file_id, created_at in session.execute(own.returning(File.id, File.created_at)).all():
             note_deleted(session, job.project_id, file_id, created_at)
@@ -117,7 +127,7 @@ def _forget_model(session: Session, project_id: str, model: str) -> None:
 
 
 def _is_loaded(session: Session, project_id: str, model: str) -> bool:
-    """Tell whether a server is still to forget a model that was deleted before."""
+    """Return True if a server still holds a model that was deleted before."""
     own = select(DeletedModel.job_id).join(Job, Job.id == DeletedModel.job_id)
     deleted = own.where(Job.project_id == project_id, Job.fine_tuned_model == model)
     is_due = ServedAdapter.job_id.in_(deleted) & ServedAdapter.condemned_at.is_not(None)
@@ -136,11 +146,12 @@ def _lock_job(session: Session, project_id: str, model: str) -> Job:
 
 
 def _again(session: Session, project_id: str, job_id: str) -> Tombstone | None:
-    """Return what is known of a job that was erased before, or None."""
+    """Return the tombstone of a job that was erased before, or None."""
     return session.scalar(select(Tombstone).where(Tombstone.project_id == project_id, Tombstone.job_id == job_id))
 
 
 def _erase(session: Session, project_id: str, job_id: str, include_files: bool) -> Tombstone:
+    # Locked before it is read: neither a worker nor another request may change the job from here on.
     session.execute(select(Job.id).where(Job.project_id == project_id, Job.id == job_id).with_for_update())
     job = jobs.get(session, project_id, job_id)
     if job.status not in TERMINAL:
@@ -152,10 +163,14 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     asked_files = _rows(session, project_id, filter(None, (job.training_file, job.validation_file)))
     checkpoints = session.scalars(select(JobCheckpoint.storage_key).where(JobCheckpoint.job_id == job.id))
     own = [key for key in (job.adapter and job.adapter["storage_key"], job.report_key, *checkpoints) if key]
+    # Attempts leave objects that no row references; the prefix covers them.
     prefix = f"tenants/{project_id}/jobs/{job.id}"
+    # A database trigger lets a job's row be deleted only if its tombstone exists.
     tombstone = _tombstone(job)
     session.add(tombstone)
     session.flush()
+    # Cursors of lists point at rows: the position of a deleted row is kept, so that a client's next page still begins
+    # there.
     if held := session.get(HeldAdapter, job.id):
         note_deleted(session, HeldAdapter.__tablename__, job.id, held.created_at)
     for part in _PARTS:
@@ -188,7 +203,7 @@ def _tombstone(job: Job) -> Tombstone:
 
 
 def _digests(job: Job) -> dict[str, str | None]:
-    """Return enough to recognize what was erased, and nothing to restore it from."""
+    """Return digests that identify what was erased but cannot restore it."""
     spec, adapter = job.spec, job.adapter
     return {
         "request": job.request_hash,

@@ -1,7 +1,7 @@
-"""What a job would take, before anything is queued.
+"""Estimate what a job costs before it is queued: tokens, steps, time and GPU memory.
 
-Tokens and rows over the limit are counted by the model's tokenizer where it is at hand; elsewhere tokens are guessed
-from bytes.
+Tokens and rows over the limit are counted with the model's tokenizer if it is on this machine; otherwise tokens are
+estimated from bytes.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ _COPIES = 2  # of weights that are trained: themselves and their gradients
 
 
 class MemoryPlan(BaseModel):
-    """How a job would be cut to fit a GPU, before its rows are known to the token; `text` says it in a sentence.
+    """How a job is cut to fit a GPU, before the exact token counts of its rows are known.
 
-    `peak_bytes` of the GPU's `memory_bytes`, of which weights and what is saved for the backward pass are parts. Where
-    `fits` is false it is the least that would do. Null pieces are whole batches; `ranks` are the GPUs that train it.
+    `text` describes the plan in a sentence. `peak_bytes` is the part of the GPU's `memory_bytes` that training uses; it
+    includes `weights_bytes` and `saved_bytes`, the memory kept for the backward pass. If `fits` is false, `peak_bytes`
+    is the least that is needed. A null `micro_batch_size` or `pass_tokens` means whole batches; `ranks` is the number
+    of GPUs that train the job.
     """
 
     text: str
@@ -60,22 +62,26 @@ class MemoryPlan(BaseModel):
 
 
 class Estimate(BaseModel):
-    """`estimated_seconds` is the sum of `stages`, null where nothing is known of how fast the model is.
+    """The estimated size, time and memory of a job.
 
-    Each stage is its number of rows, tokens or replies by what recent jobs on the model took for one, yours or
-    another's; before the first, by what was measured when the model was added. Failed and cancelled jobs count for the
-    stages that they ended. How many replies the audits need is known exactly for a file that was trained on before.
-    Tokens are those of the model's tokenizer: of all rows as of those that were counted, and guessed from the file's
-    bytes where the tokenizer is not on the machine that serves the API.
-    A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
-    as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
-    the machine that serves the API.
-    `memory_bytes_at_least` is that of the weights, in bfloat16 or NF4, and without LoRA that of their gradients and
-    AdamW's two moments too, these in bfloat16 or 8 bits; activations, safe gradients and an adapter's own weights come
-    on top. Null where the model is no folder on that machine. `memory_bytes_needed` is the least memory of a GPU that
-    trains it, one row at a time with activation checkpointing; workers with less do not take the job. `memory_plan` is
-    how it would be cut on the largest GPU that a worker has; null where none has one. Both are formulae, and null where
-    the model's kind is not known.
+    `estimated_seconds` is the sum over `stages`; null if no speed of the model is known.
+
+    The time of a stage is its number of rows, tokens or replies times the seconds for one of them in recent jobs on the
+    model, of any project; before the first job, the speed measured when the model was added. Failed and cancelled jobs
+    count for the stages that they finished. The number of audit replies is exact for a file that was trained on before.
+
+    Tokens are counted with the model's tokenizer and extrapolated from the counted rows to all rows; without the
+    tokenizer on the API's machine they are estimated from the file's bytes.
+
+    A job refuses rows longer than `max_seq_length`. `rows_over_limit` counts such rows among the first 100,000, or as
+    many as the time limit of a request allows. Both are null without the model's tokenizer on the API's machine.
+
+    `memory_bytes_at_least` is the memory of the weights in bfloat16 or NF4; without LoRA it includes their gradients
+    and AdamW's two moments in bfloat16 or 8 bits. Activations, safe gradients and an adapter's own weights add to it.
+    It is null if the model is not a folder on that machine. `memory_bytes_needed` is the least GPU memory that can
+    train the job, one row at a time with activation checkpointing; workers with less do not take the job. `memory_plan`
+    shows how the job is cut on the largest GPU of a worker; null if no worker has a GPU. Both are computed by formula,
+    and null if the model's architecture is not known.
     """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
@@ -106,7 +112,11 @@ def estimate(
     settings: Settings,
     allowance: Allowance,
 ) -> Estimate:
-    """Check a request as if it were one for a job, and say what it would come to."""
+    """Validate a request as if it created a job, and return its estimate.
+
+    Nothing is stored. `allowance` limits the CPU time for counting tokens. Raises the same errors as creating the job,
+    including the errors about its files.
+    """
     with begin() as session:
         frozen = resolve_request(session, caller, ask, settings)
         if frozen.fault:
@@ -115,13 +125,15 @@ def estimate(
         entry = preview.model_entry(session, frozen.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
         room, known = needs.largest_room(session), stage_rates.past(session, entry)
+    # Counting tokens takes seconds, so it happens after the transaction has ended.
     longest = None
     if (weights := parameters(entry.source)) is not None:
         found.memory_bytes_at_least = _at_least(weights, frozen.recipe)
     with suppress(InvalidState):  # there is no tokenizer here
-        tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)  # takes seconds
+        tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
         found.warnings += _failing(tokens)
+        # An approximate count may have missed the longest row; the plan then assumes the longest possible one.
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if tokens.rows:
             found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
@@ -134,7 +146,7 @@ def estimate(
 
 
 def _failing(tokens: TokenCounts) -> Iterator[str]:
-    """Say of each kind of row on which a job fails how many there are."""
+    """Yield a sentence with the count for each kind of row that makes a job fail."""
     for count, what in (
         (tokens.rows_over_limit, f"longer than {tokens.limit:,} tokens"),
         (tokens.rows_without_loss, "without a token to learn"),
@@ -145,7 +157,10 @@ def _failing(tokens: TokenCounts) -> Iterator[str]:
 
 
 def _at_least(parameters: int, recipe: Recipe) -> int:
-    """Return the bytes of weights, and of their gradients and moments where they are trained, in bfloat16 or 8 bits."""
+    """Return the bytes of the weights in bfloat16; in full fine-tuning also of gradients and moments.
+
+    The moments take 2 bytes a value, or 1 with 8-bit AdamW.
+    """
     weights = parameters * _BFLOAT16_BYTES
     if recipe.lora:
         return weights
@@ -154,7 +169,7 @@ def _at_least(parameters: int, recipe: Recipe) -> int:
 
 
 def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:
-    """Add what memory the job needs, and how it would be cut; `longest` is its longest row's number of tokens."""
+    """Add the memory that the job needs and its memory plan; `longest` is the token count of its longest row."""
     source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
     if (held := needs.quantized_weights(source, recipe)) is not None:
         found.memory_bytes_at_least = held
@@ -166,9 +181,10 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
 
 
 def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
-    """Estimate from the numbers of rows and bytes, without the time."""
+    """Return an estimate from the numbers of rows and bytes alone, without times."""
     spec = frozen.spec
     rows, pool = spec.training_file.rows, spec.pool
+    # The hidden size matters to the learning rate only, which an estimate does not show.
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
     tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()

@@ -1,4 +1,4 @@
-"""Whether a job can train on a file: its purpose, rows, method and tools."""
+"""Check that a job can train on a file: its purpose, rows, method and tools."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ SHOWN = 20  # faults of a file, in an error or a warning
 
 
 def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
-    """Refuse a file that cannot be trained on."""
+    """Raise `InvalidRequest` if a job cannot train on a file.
+
+    `param` names the request field that holds the file; `min_rows` is the least number of rows it must have.
+    """
     if file.purpose != FINE_TUNE:
         message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
         raise InvalidRequest(message, code="invalid_training_file", param=param)
@@ -37,8 +40,9 @@ def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, mi
 
 
 def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
-    """Refuse a file with tools that the model's chat template does not render."""
+    """Refuse a file with tools if the model's chat template does not render them."""
     shown = (file.tool_lines and catalog.tool_support(model)) or {}
+    # If the template's support is unknown here, `shown` is empty and the file is accepted.
     missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
     if not missing:
         return

@@ -1,4 +1,4 @@
-"""The names of jobs' training files, by which people know a job."""
+"""Add the names of training files to jobs for display."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.jobs.schemas import JobOut
 
 
 def add_file_names(reader: db.Reader, jobs: Sequence[JobOut]) -> None:
-    """Set on each job the name that its training file was uploaded under, where the file is still there."""
+    """Set each job's `filename` to the name of its training file, if that file still exists."""
     ids = {job.training_file for job in jobs}
     if not ids:
         return

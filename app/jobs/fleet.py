@@ -1,4 +1,4 @@
-"""Workers as they tell of themselves, the queue by project, and what waits for a decision of the provider."""
+"""List workers and the queue by project for the provider, and count items that wait for the provider's decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.jobs.fleet_schemas import QueueOut, WorkerOut
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """What a worker says of itself."""
+    """A worker's description of itself, as it reports it."""
 
     name: str
     host: str
@@ -24,19 +24,19 @@ class Presence:
     devices: list[str]
     troubles: list[str]
     memory_bytes: int | None = None  # of its smallest GPU
-    gpus: int = 1  # that share out a job's model
+    gpus: int = 1  # over which a job's model is sharded
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """How many waivers wait for a second person, and how many webhook deliveries were given up."""
+    """The number of waivers that wait for a second person, and of webhook deliveries that were given up."""
 
     proposed: int
     undelivered: int
 
 
 def note(session: Session, presence: Presence) -> None:
-    """Note that a worker is there."""
+    """Insert or update a worker's row and set the time at which it was last seen."""
     row = session.get(WorkerRow, presence.name) or WorkerRow(name=presence.name)
     for name, value in asdict(presence).items():
         setattr(row, name, value)
@@ -50,7 +50,11 @@ def leave(session: Session, name: str) -> None:
 
 
 def workers(session: Session, alive_s: float) -> list[WorkerOut]:
-    """Return the workers, by name; one that was not seen for `alive_s` seconds is not alive."""
+    """Return all workers by name, each with its running job.
+
+    A worker that was not seen for `alive_s` seconds is listed as not alive.
+    """
+    # A job may have been claimed again by another worker; only the present owner of the lease shows it.
     is_its = (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running)
     query = select(WorkerRow, Job.id, Job.phase, now() - WorkerRow.seen_at).outerjoin(Job, is_its)
     found: dict[str, WorkerOut] = {}
@@ -101,7 +105,7 @@ def queue(session: Session) -> list[QueueOut]:
 
 
 def count_undecided(session: Session) -> Undecided:
-    """Count what waits for a decision of the provider."""
+    """Return the number of open waiver proposals and of failed webhook deliveries."""
     is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
     counts = [
         select(func.count()).where(is_open),

@@ -1,4 +1,4 @@
-"""Workers and the queue as the provider sees them."""
+"""Response schemas of workers and the queue, for the provider."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.http.schemas import UnixTime
 
 
 class WorkerOut(BaseModel):
-    """A worker. One that is not alive was killed, or cannot reach the database; its row goes after a day.
+    """A worker. One that is not alive was killed or cannot reach the database; its row is deleted after a day.
 
-    `devices` are its GPUs as the driver names them, `memory_bytes` the memory of the smallest, by which it takes jobs;
-    `troubles` what keeps it from jobs.
+    `devices` lists its GPUs as the driver names them, `memory_bytes` is the memory of the smallest GPU, which decides
+    which jobs it takes, and `troubles` lists reasons that keep it from taking jobs.
     """
 
     object: Literal["worker"] = "worker"
@@ -39,11 +39,11 @@ class WorkerList(BaseModel):
 
 
 class QueueOut(BaseModel):
-    """A project's jobs that have not ended. `share` is its part of all running jobs; `turn` counts from 1.
+    """A project's unfinished jobs. `share` is its part of all running jobs; `turn` counts from 1.
 
-    `gpu_share` is its part of the GPU time of late of all projects here; half of it fades in six hours. Of those with
-    as few running jobs, the one is next whose GPU time is the least for its `weight`. `turn` is null where no job of
-    the project may start at the moment.
+    `gpu_share` is its part of the recent GPU time of the listed projects; past GPU time counts half after six hours.
+    Among projects with equally few running jobs, the project with the least GPU time for its `weight` is next. `turn`
+    is null if no job of the project may start now.
     """
 
     COUNTED: ClassVar = (JobStatus.running, JobStatus.queued, JobStatus.paused)
@@ -62,7 +62,7 @@ class QueueOut(BaseModel):
 
 
 class QueueList(BaseModel):
-    """Unfinished jobs by project, in the order in which the projects are served next."""
+    """The unfinished jobs by project, in the order in which the projects are served next."""
 
     object: Literal["list"] = "list"
     data: list[QueueOut]

@@ -1,4 +1,4 @@
-"""What happened to a job, as its page shows it: its last messages, its steps, its restarts, read by one statement."""
+"""Read a job's log for its page in one statement: last messages, step metrics and restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 100  # messages, the last ones
 
 
 class Line(NamedTuple):
-    """A message that a person is told, or a step with its numbers as JSON; `number` orders those of one kind."""
+    """A message of the log, or one step's metrics as JSON; `number` orders lines of the same kind."""
 
     kind: str  # message | restart | step
     number: int
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobLog:
-    """The last messages, the latest first; every step's numbers; the last step before each restart."""
+    """The last messages, newest first; the metrics of every step; the last step before each restart."""
 
     messages: Sequence[Line] = ()
     metrics: Sequence[StepMetrics] = ()
@@ -45,6 +45,7 @@ _OF_JOB = (JobEvent.job_id == bindparam("job_id")) & (JobEvent.type == "message"
 _TOLD = JobEvent.seq.label("number"), JobEvent.created_at, JobEvent.level, JobEvent.message.label("text")
 _LAST = select(_kind("message"), *_TOLD).where(_OF_JOB).order_by(JobEvent.seq.desc()).limit(_SHOWN).subquery()
 _RESUMED = JobEvent.data[events.RESUMED].as_integer()
+# PostgreSQL takes a bare NULL for text, which a UNION cannot combine with the other columns.
 _NO_TIME, _NO_LEVEL = (cast(null(), column.type) for column in (JobEvent.created_at, JobEvent.level))
 _LINES = union_all(
     select(_LAST),
@@ -59,7 +60,7 @@ _LOG = db.Prepared(select(*(_LINES.c[name] for name in Line._fields)).order_by(_
 
 
 def read(reader: db.Reader, job_id: str) -> JobLog:
-    """Return the log of a job, whichever project's."""
+    """Return the log of a job of any project."""
     lines = _LOG.all(reader, job_id=job_id)
     return JobLog(
         [each for each in reversed(lines) if each.kind == "message"],

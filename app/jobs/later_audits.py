@@ -1,8 +1,9 @@
-"""Today's audit, asked of models that were released before: by the policy of those of an older audit, or by name.
+"""Audit models again, with today's audit, after an earlier audit released them.
 
-Each is a job of the provider's own project, so that it takes its turn, has a lease and counts nobody else's quota; it
-trains nothing. What it decided is written by the worker that holds its lease, in the transaction that ends it
-(`app.jobs.later_outcomes`). Any number of processes may ask: the version of the policy is locked meanwhile.
+Later audits are requested by the policy, for models of an older audit, or by the provider by name. Each one is a job of
+the provider's own project: it is scheduled and leased like any job, uses no other project's quota and trains nothing.
+The worker that holds its lease writes the decision in the transaction that ends the job (`app.jobs.later_outcomes`).
+Any number of processes may run this loop, because each pass locks the policy version in force.
 """
 
 from __future__ import annotations
@@ -33,35 +34,43 @@ from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.version import AUDIT_VERSION
 
-AT_ONCE = 4  # that the policy asks for before one of them has decided
+AT_ONCE = 4  # audits by policy that may wait for a decision at the same time
 
 
 def run(engine: Engine, settings: Settings, stop: Event, every_s: float = 60.0) -> None:
-    """Ask what the policy wants asked, every `every_s` seconds until `stop` is set."""
+    """Call `ask_once` every `every_s` seconds until `stop` is set."""
     repeat(partial(ask_once, engine, settings), stop, every_s, "later audits could not be asked")
 
 
 def ask_once(engine: Engine, settings: Settings) -> list[LaterAudit]:
-    """Close the audits whose job ended without a decision, and ask of as many models as may wait at once."""
+    """Close the audits whose job ended without a decision, and queue the audits that the policy requires."""
     with transaction(engine) as session:
         later_outcomes.close_ended(session)
         return ask_older(session, settings)
 
 
 def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
-    """Ask today's audit of released models of an older one, where the policy in force says so; the oldest first."""
+    """Queue audits of released models whose audit is older than today's, oldest first, if the policy requires it.
+
+    At most `AT_ONCE` of them wait for a decision at the same time. Returns the audits that were queued.
+    """
+    # Serializes all processes that run this loop: two of them may not count `waiting` at the same time.
     session.execute(select(PolicyVersion.version).order_by(PolicyVersion.version.desc()).limit(1).with_for_update())
     in_force = policies.current(session, settings)
     if in_force.content.serving.older_audits != "ask_again" or in_force.created_by is None:
         return []
     waiting = session.scalar(select(func.count()).where(LaterAudit.decided_at.is_(None))) or 0
+    # Requests by name count too, and may have made it more than `AT_ONCE`.
     room = max(0, AT_ONCE - waiting)
     return [_ask(session, each, in_force.created_by, settings) for each in released_models.older(session, room)]
 
 
 def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
-    """Ask today's audit of one released model, whichever audit released it and whatever was asked before."""
-    session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # of two at once, one waits
+    """Queue an audit of one released model, regardless of its earlier audits.
+
+    `step` names a checkpoint; 0 means the job's model. Raises `InvalidState` if it is being audited already.
+    """
+    session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # concurrent requests wait here
     model = released_models.find_model(session, job_id, step)
     of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step)
     if session.scalar(select(LaterAudit.id).where(of_model, LaterAudit.decided_at.is_(None)).limit(1)):
@@ -97,7 +106,7 @@ def _ask(session: Session, model: Model, key_id: str, settings: Settings) -> Lat
 
 
 def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job:
-    """Return the job that asks what a new job that names no audit settings would be asked today."""
+    """Build the job that audits `model` with the settings that a new job gets by default today."""
     old, audited = model.job, model.adapter
     pool = session.get(Corpus, old.spec.pool.id) if old.spec.pool else None
     in_force = policies.current(session, settings)
@@ -115,8 +124,9 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
         embedder=old.spec.embedder,
         audited=AuditedRef(id=old.id, step=model.step, sha256=audited["sha256"], storage_key=audited["storage_key"]),
     )
+    # The recipe tells how the adapter was trained; the audit settings are today's defaults.
     recipe = replace(parse(Recipe, from_stored(old.recipe), "recipe"), audit=Audit())
-    if spec.pool is None and recipe.uses_pool:  # nothing is trained: of the defense the audit needs a serving prompt
+    if spec.pool is None and recipe.uses_pool:  # only a serving prompt of the defense matters to an audit
         recipe = replace(recipe, defense=NoDefense(), anchor=0.0)
     return Job(
         id=new_id("ftjob-"),

@@ -1,4 +1,4 @@
-"""What a later audit has decided: written with the end of its job, told to whoever uses the model."""
+"""Record the decisions of later audits, and announce them to the users of the audited model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ _UNDECIDED = "inconclusive"
 
 
 def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519PrivateKey) -> None:
-    """Record what the worker that holds the lease of `audit_job` has found, with a signed record of it."""
+    """Record a later audit's findings with a signed record of them.
+
+    Called in the transaction in which the worker that holds the lease of `audit_job` ends that job. `found` is the
+    audit's result with `gate` and `audit_version`; `key` signs the record.
+    """
     audit = session.scalar(select(LaterAudit).where(LaterAudit.audit_job_id == audit_job.id).with_for_update())
     if audit is None or audit_job.spec.audited is None:
         return  # the model was erased meanwhile
@@ -42,6 +46,7 @@ def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519
             "decided_at": int(utc_now().timestamp()),
         }
     )
+    # The text is stored, because the signature holds for these bytes only.
     audit.record = json.dumps(facts, indent=2, sort_keys=True)
     audit.signature = dict(sign_bytes(audit.record.encode(), key))
     audit.audit_version = found["audit_version"]
@@ -49,7 +54,7 @@ def decide(session: Session, audit_job: Job, found: dict[str, Any], key: Ed25519
 
 
 def close(session: Session, audit: LaterAudit, why: str) -> None:
-    """Settle an audit that could not be asked, or not to its end: what is not known is never passed."""
+    """Settle an audit that did not run to its end as inconclusive, with `why` as its reason."""
     _settle(session, audit, _UNDECIDED, [why])
 
 
@@ -58,6 +63,7 @@ def close_ended(session: Session) -> None:
     is_over = or_(Job.id.is_(None), Job.status.in_(TERMINAL))
     query = select(LaterAudit, Job).outerjoin(Job, Job.id == LaterAudit.audit_job_id)
     for audit, job in session.execute(query.where(LaterAudit.decided_at.is_(None), is_over)).all():
+        # A worker may have decided it since the query; only the locked row tells.
         session.refresh(audit, with_for_update=True)
         if audit.decided_at is None:
             error = job.error["message"] if job and job.error else "it was cancelled"
@@ -65,7 +71,7 @@ def close_ended(session: Session) -> None:
 
 
 def forget(session: Session, job_id: str) -> None:
-    """Cancel the audits of a job that is about to be erased, so that none goes on with its files."""
+    """Cancel the unfinished audits of a job that is about to be erased, so that they stop using its files."""
     open_ones = select(LaterAudit.audit_job_id).where(LaterAudit.job_id == job_id, LaterAudit.decided_at.is_(None))
     for audit_job_id in session.scalars(open_ones).all():
         if audit_job_id is not None:
@@ -73,7 +79,7 @@ def forget(session: Session, job_id: str) -> None:
 
 
 def _provenance(spec: JobSpec) -> dict[str, object]:
-    """Return what was asked with, by name, version and digest."""
+    """Return the policy, suites, training file and pool of an audit, by version and digest."""
     return {
         "policy_version": spec.policy.version,
         "suites": [{"name": each.name, "version": each.version, "sha256": each.sha256} for each in spec.suites],
@@ -92,5 +98,5 @@ def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequenc
     events.append(session, audit.job_id, level, "message", message, {"reasons": audit.reasons, "audit": audit.id})
     announce_audit(session, audit.job_id)
     if decision != PASSED:
-        served.condemn_job(session, audit.job_id)  # those that are released still are loaded again
+        served.condemn_job(session, audit.job_id)  # servers reload the job's models that are still released
     audit_log.record(session, "audit.decided", audit.id, job=audit.job_id, step=audit.step, decision=decision)

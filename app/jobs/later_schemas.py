@@ -1,4 +1,4 @@
-"""Later audits as the provider asks for them, and as everybody may check them."""
+"""Request and response schemas of later audits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.http.schemas import Body, UnixTime
 
 
 class LaterAuditCreate(Body):
-    """Which model of the job is audited again."""
+    """Which model of the job to audit again."""
 
     step: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
         default=0, description="That of a checkpoint; 0: what the job has made."
@@ -18,7 +18,7 @@ class LaterAuditCreate(Body):
 
 
 class LaterAuditOut(BaseModel):
-    """One later audit; `decision` is null until it has decided. `signature` is of `record`'s bytes."""
+    """One later audit; `decision` is null until the audit has ended. `signature` signs the bytes of `record`."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -36,13 +36,13 @@ class LaterAuditOut(BaseModel):
 
 
 class LaterAuditOfProvider(LaterAuditOut):
-    """The same for the provider, with the job that asks it; null: it could not be asked."""
+    """A later audit as the provider sees it, with the job that runs it; null if it could not be run."""
 
     audit_job_id: str | None
 
 
 class LaterAuditList(BaseModel):
-    """All later audits of a job and its checkpoints, the last one first."""
+    """All later audits of a job and its checkpoints, newest first."""
 
     object: Literal["list"] = "list"
     data: list[LaterAuditOut]

@@ -1,7 +1,8 @@
-"""Leases: which worker works on a job, and what it may write while it does.
+"""Lease jobs to workers: claim, heartbeat, write results, give back.
 
-A claim raises the job's `lease_token`; every write of a worker names its token and is refused, with False, when it is
-not the newest. Times are the database's. Nothing here commits: a caller's transaction holds change and event together.
+A claim raises the job's `lease_token`, and every write of a worker names its token: the write is refused, with False,
+if the token is not the newest. Times are the database's. Nothing here commits: the caller's transaction holds the
+change and its event together.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer tha
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One worker's right to one job, good while the token is the job's newest."""
+    """One worker's right to one job, valid as long as `token` is the job's newest."""
 
     job_id: str
     token: int
@@ -38,7 +39,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a heartbeat finds out: whether the worker has to stop, and why."""
+    """The answer to a heartbeat: whether and why the worker has to stop."""
 
     cancel_requested: bool = False
     pause_requested: bool = False
@@ -47,7 +48,7 @@ class Pulse:
 
 
 class Columns(TypedDict, total=False):
-    """The columns that a worker may write while it works."""
+    """The columns that a worker may write while it runs a job."""
 
     phase: str
     progress: Progress
@@ -67,11 +68,14 @@ def claim(
     room: Room = scheduling.ANY,
     only: ColumnElement[bool] | None = None,
 ) -> Claim | None:
-    """Take the job whose turn it is; exactly one worker gets it. Returns None when no job may start.
+    """Claim the next job for the worker `owner`, or return None if no job may start.
 
-    A job without a deadline gets one, `max_run_s` from now. The worker lacks base models of the sources `lacks`, has
-    `room` on its GPUs. `only`: take a job of these, whoever's turn it is.
+    Exactly one worker gets each job. The lease lasts `lease_s` seconds. A job without a deadline gets one `max_run_s`
+    seconds from now. The worker cannot load base models of the sources in `lacks` and has `room` on its GPUs; jobs that
+    need more are skipped. With `only`, the first job that matches this condition is claimed, without regard to the
+    order of projects.
     """
+    # Another worker may take a project's last job between the two queries; then the next project is tried.
     for which in scheduling.turns(session) if only is None else (only,):
         row = transitions.change_status(
             session,
@@ -87,6 +91,7 @@ def claim(
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,
+            # A retry keeps the deadline of the first start.
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
@@ -97,7 +102,11 @@ def claim(
 
 
 def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.0, waits: str = "") -> Pulse | None:
-    """Extend the lease; None when it is lost: stop at once. `idle_s` are no GPU time; `waits`: what it waits for."""
+    """Extend the lease by `lease_s` seconds; return None if the lease is lost, and the worker must stop at once.
+
+    `idle_s` is the number of seconds since the last heartbeat that do not count as GPU time; `waits` says what the
+    worker waits for.
+    """
     is_overdue = and_(Job.deadline_at.is_not(None), Job.deadline_at < now())
     row = session.execute(
         sql_update(Job)
@@ -110,7 +119,7 @@ def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.
 
 
 def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
-    """Write how the work stands; False when the lease is lost."""
+    """Write the job's progress columns; return False if the lease is lost."""
     kept = columns.get("checkpoint")
     if kept and (job := _lock_held(session, claim)):
         attempts.note_kept(job, kept)
@@ -120,15 +129,22 @@ def update(session: Session, claim: Claim, **columns: Unpack[Columns]) -> bool:
 
 
 def holds(session: Session, claim: Claim) -> bool:
-    """Return whether the claim holds the job, and lock its row: until the transaction ends, no other worker gets it."""
+    """Return True if the claim still holds the job, and lock the job's row until the transaction ends.
+
+    While it is locked, no other worker can claim the job.
+    """
     return _lock_held(session, claim) is not None
 
 
 def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[str, float | None]]) -> bool:
-    """Store each step's metrics; a step that is trained again after a restart replaces its row."""
+    """Store the metrics of each step, given as step to name to value; return False if the lease is lost.
+
+    A step that is trained again after a restart replaces its row.
+    """
     if not holds(session, claim):
         return False
     of_job = JobMetric.job_id == claim.job_id
+    # After a restart, the steps since the last resume state are trained and reported again.
     session.execute(delete(JobMetric).where(of_job, JobMetric.step.in_(rows)))
     if rows:
         session.execute(
@@ -138,7 +154,10 @@ def record_metrics(session: Session, claim: Claim, rows: Mapping[int, Mapping[st
 
 
 def publish(session: Session, claim: Claim, result: Publication) -> bool:
-    """Change running to succeeded, and publish the adapter to its owner in the same statement."""
+    """End the job as succeeded and publish its adapter in the same statement.
+
+    Returns False if the lease is lost or the owner has cancelled the job; the same holds for the functions below.
+    """
     columns = asdict(result)
     audit_results = columns.pop("audit_results")
     if not _end(session, claim, JobStatus.succeeded, error=None, **columns):
@@ -150,7 +169,10 @@ def publish(session: Session, claim: Claim, result: Publication) -> bool:
 
 
 def reject(session: Session, claim: Claim, result: Rejection) -> bool:
-    """Change running to failed: the audit did not pass; keep the results, and the adapter if a waiver may follow."""
+    """End the job as failed because its audit did not pass; keep its results.
+
+    The adapter is kept too if `result.held` is set, because a waiver may release it later.
+    """
     columns = asdict(result)
     audit_results, held = columns.pop("audit_results"), columns.pop("held")
     error = transitions.error_object("safety_gate_failed", columns.pop("message"))
@@ -164,7 +186,7 @@ def reject(session: Session, claim: Claim, result: Rejection) -> bool:
 
 
 def finish_audit(session: Session, claim: Claim) -> bool:
-    """Change running to succeeded: an audit that trained nothing has decided, whichever way."""
+    """End a later audit's job as succeeded: the audit has decided, whatever its decision."""
     if not _end(session, claim, JobStatus.succeeded, error=None):
         return False
     events.append(session, claim.job_id, "info", "message", "The audit has decided; its job has trained nothing")
@@ -172,7 +194,7 @@ def finish_audit(session: Session, claim: Claim) -> bool:
 
 
 def fail(session: Session, claim: Claim, error: JobError) -> bool:
-    """Change running to failed with OpenAI's error object: code, message, param."""
+    """End the job as failed with OpenAI's error object: code, message, param."""
     if not _end(session, claim, JobStatus.failed, error=error):
         return False
     events.append(session, claim.job_id, "error", "message", error["message"], error)
@@ -180,12 +202,12 @@ def fail(session: Session, claim: Claim, error: JobError) -> bool:
 
 
 def fail_overdue(session: Session, claim: Claim) -> bool:
-    """Change running to failed because the deadline has passed."""
+    """End the job as failed because its deadline has passed."""
     return fail(session, claim, OVERDUE)
 
 
 def confirm_cancel(session: Session, claim: Claim) -> bool:
-    """Change running to cancelled, once the work has stopped."""
+    """End the job as cancelled after its worker has stopped; return False if the lease is lost."""
     job = _lock_held(session, claim)
     if job is not None:
         transitions.to_cancelled(session, job)
@@ -193,7 +215,10 @@ def confirm_cancel(session: Session, claim: Claim) -> bool:
 
 
 def cancel_if_asked(session: Session, claim: Claim) -> bool:
-    """Change running to cancelled if the owner wants it, whatever the attempt came to: that is what they were told."""
+    """End the job as cancelled if its owner has asked for that; return True if so.
+
+    The result of the attempt does not matter: the API has already reported the job as cancelled.
+    """
     job = _lock_held(session, claim)
     return bool(job and job.cancel_requested_at) and confirm_cancel(session, claim)
 
@@ -208,24 +233,26 @@ def requeue(
     blames_job: bool = False,
     avoid_s: float = 0.0,
 ) -> bool:
-    """Give the job back after a failed attempt: see `transitions.hand_back`. False when the lease is lost.
+    """Give the job back after a failed attempt (see `transitions.hand_back`); return False if the lease is lost.
 
-    `blames_job`: nothing around the job explains the failure. If the same failure occurs at the same place twice in a
-    row, no further attempt is made. `avoid_s`: for so long it is left to other workers.
+    `blames_job` says that nothing around the job explains the failure: if the same failure occurs at the same place
+    twice in a row, no further attempt is made. For `avoid_s` seconds the job is left to other workers.
     """
     job = _lock_held(session, claim)
     if job is None:
         return False
     is_last = blames_job and attempts.is_repeated(job, reason)
+    # A failure with another cause in between breaks the series: only two equal failures in a row count as the job's.
     job.last_failure = job.last_failure if blames_job else None
     transitions.hand_back(session, job, reason, delay_s, error, is_last=is_last, avoid_s=avoid_s)
     return True
 
 
 def release(session: Session, claim: Claim, reason: str, *, waits: bool = False) -> bool:
-    """Give the job back without counting the attempt: because the worker stops, or because of what is around the job.
+    """Give the job back without counting the attempt; return False if the lease is lost.
 
-    In the second case it `waits`, longer each time. False when the lease is lost.
+    The reason is a worker that stops, or a failure of the surroundings; in the second case pass `waits`, and the job
+    waits before its next attempt, longer each time.
     """
     job = _lock_held(session, claim)
     if job is None:
@@ -236,12 +263,13 @@ def release(session: Session, claim: Claim, reason: str, *, waits: bool = False)
 
 
 def _is_held(claim: Claim) -> ColumnElement[bool]:
-    """Return the condition of every write that a worker makes."""
+    """Return the condition that every write of a worker includes: its token is the newest and the job runs."""
     return (Job.id == claim.job_id) & (Job.lease_token == claim.token) & (Job.status == JobStatus.running)
 
 
 def _end(session: Session, claim: Claim, status: JobStatus, **columns: Any) -> bool:
-    """End the job; False when the lease is lost, or the owner has cancelled it."""
+    """End the job; return False if the lease is lost or the owner has cancelled the job."""
+    # The owner may have cancelled since the last heartbeat; then no result is published.
     is_ours = _is_held(claim) & Job.cancel_requested_at.is_(None)
     return transitions.change_status(session, is_ours, JobStatus.running, status, **columns) is not None
 

@@ -1,6 +1,6 @@
-"""Lineage of jobs: where a job that starts from another one's adapter begins, and what it is compared with.
+"""Continue training from the adapter of an earlier job, and limit such lineages.
 
-All jobs of a lineage are held against the base model, so that small steps do not add up to what no single job could do.
+Every job of a lineage is compared with the base model, so that small regressions cannot add up unnoticed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from app.keys.service import Principal
 from spard.config import Lora
 from spard.config.run_spec import parse
 
-LONGEST = 3  # jobs on top of each other, the first one counted
+LONGEST = 3  # jobs in one lineage, including the first
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The model that a job goes on from, of whichever epoch, and the ids of all jobs before, the first one first."""
+    """The model that a new job starts from, and the ids of all earlier jobs of its lineage, first to last."""
 
     model: OwnModel
     lineage: tuple[str, ...]
@@ -37,12 +37,12 @@ class Start:
 
     @property
     def lora(self) -> Lora:
-        """The form of its adapter, which the new job has to keep."""
+        """The LoRA settings of its adapter, which the new job has to keep."""
         found: Lora = parse(Lora, self.job.recipe["lora"], "lora")
         return found
 
     def reference(self) -> StartFrom:
-        """Return what the new job's row keeps of it."""
+        """Return the reference to the model that the new job's spec stores."""
         adapter = self.model.adapter
         if adapter is None:
             raise InvalidState(f"Job {self.job.id} has no adapter to start from.", code="not_published")
@@ -56,8 +56,13 @@ class Start:
 
 
 def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
-    """Return what a request for one of the caller's own models starts from; None if it names another model."""
+    """Return the model that a request starts from if it names one of the caller's fine-tuned models; else None.
+
+    Raises `InvalidRequest` if the lineage is too long or the checkpoint was not audited, and `Forbidden` if the caller
+    may not use the model.
+    """
     model = _lock_model(session, caller.project_id, ask.model)
+    # A base model may be offered under any alias, also under one that looks like a fine-tuned model's name.
     if model is None or session.get(BaseModelEntry, ask.model) is not None:
         return None
     model.check(session, caller)
@@ -69,7 +74,7 @@ def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
 
 
 def check(found: Start | None, ask: JobCreate, model: BaseModelEntry) -> None:
-    """Check that the request keeps the base model and the shape of the adapter that it starts from, if any."""
+    """Check that a request keeps the base model and LoRA shape of the adapter that it starts from, if any."""
     if found is None:
         return
     own = found.job.spec.model
@@ -84,7 +89,7 @@ def check(found: Start | None, ask: JobCreate, model: BaseModelEntry) -> None:
 
 
 def check_unneeded(session: Session, job: Job) -> None:
-    """Refuse to take an adapter away from a job that is to start from it."""
+    """Raise `InvalidState` if an unfinished job starts from this job's adapter."""
     needs = (Job.project_id == job.project_id) & Job.status.not_in(TERMINAL)
     user = session.scalar(select(Job.id).where(needs, Job.spec["start_from"]["id"].as_string() == job.id).limit(1))
     if user is not None:
@@ -92,17 +97,18 @@ def check_unneeded(session: Session, job: Job) -> None:
 
 
 def _lock_model(session: Session, project_id: str, name: str) -> OwnModel | None:
-    """Return the model of this name, its job locked: it cannot be deleted or erased before the new job is stored."""
+    """Return the model of this name with its job locked, so that it cannot be deleted before the new job is stored."""
     model = own_model(session, project_id, name)
     if model is None:
         _refuse_unaudited(session, project_id, name)
         return None
+    # A shared lock: several jobs may start from one model at the same time, but none may delete it.
     session.execute(select(Job.id).where(Job.id == model.job.id).with_for_update(read=True))
-    return own_model(session, project_id, name)  # who deleted it may have held it before us
+    return own_model(session, project_id, name)  # it may have been deleted while we waited for the lock
 
 
 def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
-    """Raise InvalidRequest where the name is that of a checkpoint that was not audited."""
+    """Raise `InvalidRequest` if the name belongs to a checkpoint that was not audited."""
     found = find_checkpoint(session, project_id, name)
     why = why_not_audited(*found) if found else None
     if why is not None:

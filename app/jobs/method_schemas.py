@@ -1,4 +1,4 @@
-"""What a job learns from, and where its metrics go, as its customer sees them: OpenAI's `method` and `integrations`."""
+"""Response schemas of OpenAI's `method` and `integrations`."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from spard.config import Dpo
 
 
 class SupervisedOut(BaseModel):
-    """OpenAI's `supervised`, with the numbers used."""
+    """OpenAI's `supervised`, with the hyperparameters used."""
 
     hyperparameters: HyperparametersJson
 
 
 class DpoOut(BaseModel):
-    """OpenAI's `dpo`, with the numbers used."""
+    """OpenAI's `dpo`, with the hyperparameters used."""
 
     hyperparameters: DpoHyperparametersJson
 
 
 class MethodOut(BaseModel):
-    """OpenAI's `method`; of the others only the one that `type` names is there."""
+    """OpenAI's `method`; only the field that `type` names is present."""
 
     type: Literal["supervised", "dpo"]
     supervised: Annotated[SupervisedOut | SkipJsonSchema[None], Absent] = None
@@ -35,7 +35,7 @@ class MethodOut(BaseModel):
 
 
 class WandbOut(BaseModel):
-    """Where OpenAI's `wandb` integration writes to."""
+    """The run that OpenAI's `wandb` integration writes to."""
 
     project: str
     name: str | None = None
@@ -44,7 +44,7 @@ class WandbOut(BaseModel):
 
 
 class IntegrationOut(BaseModel):
-    """OpenAI's integration, of those that the provider passes on."""
+    """One of OpenAI's integrations that the provider has turned on."""
 
     type: str
     wandb: WandbOut
@@ -58,7 +58,7 @@ def integration_response(asked: IntegrationRef) -> IntegrationOut:
 
 
 def method_response(job: AnyJob, hyperparameters: HyperparametersJson) -> MethodOut:
-    """Return the API's object for a job's method, with the numbers used."""
+    """Return the API's object for a job's method, with the hyperparameters used."""
     dpo = job.recipe.get("dpo")
     if dpo is None:
         return MethodOut(type="supervised", supervised=SupervisedOut(hyperparameters=hyperparameters))

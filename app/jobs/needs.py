@@ -1,4 +1,7 @@
-"""The GPU memory that a job needs, against what workers have; nothing is known of a model that is no folder here."""
+"""Compare the GPU memory that a job needs with the memory of the workers.
+
+The shape of a model is read from its folder; functions return None for a model that is not a folder on this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,39 +22,40 @@ from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
 from spard.models.memory import Trained
 from spard.models.shapes import Shape, read_shape
 
-_ALIVE_S = 90.0  # since a worker was heard of, to count as one that is there
+_ALIVE_S = 90.0  # a worker that was seen within this time is alive
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A worker's GPUs: the memory of the smallest, and how many of them share one job's model; None: it has no GPU."""
+    """A worker's GPUs: the memory in bytes of the smallest (None without a GPU) and how many share one job's model."""
 
     memory_bytes: int | None = None
     gpus: int = 1
 
 
 def least_need(source: str, recipe: Recipe, file_bytes: int) -> Need | None:
-    """Return the least memory that a job can be trained in, with a row as long as it may be; None where unknown.
+    """Return the least memory that can train a job with rows of the greatest length; None if unknown.
 
-    Rows of a pool may be longer than the file.
+    `file_bytes` bounds the length of a row, because a token has at least one byte. It does not bound rows of a pool.
     """
     shape = read_shape(source)
     if shape is None:
         return None
     row_tokens = longest(shape, recipe, 0 if recipe.uses_pool else file_bytes)
+    # One row at a time is the least that a micro-batch can be.
     return need(shape, Trained.from_recipe(recipe), row_tokens, _answers(recipe))
 
 
 def quantized_weights(source: str, recipe: Recipe) -> int | None:
-    """Return the bytes of the weights of a model that is held in NF4; None of one that is not, or is not known."""
+    """Return the bytes of a model's weights in NF4; None if it is not quantized or its shape is unknown."""
     shape = read_shape(source) if recipe.quantization != "none" else None
     return None if shape is None else memory.weights(shape, Trained.from_recipe(recipe))
 
 
 def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
-    """Return how a job would be cut on such a worker; None where the model's shape or the GPU is not known.
+    """Return how a job is cut on a worker with this room; None if the model's shape or the GPU is unknown.
 
-    `row_tokens` are those of its longest row, and safe rows are taken to be as long.
+    `row_tokens` is the length of its longest row in tokens; safe rows are assumed to be as long.
     """
     shape = read_shape(source)
     if shape is None or room is None or room.memory_bytes is None:
@@ -63,9 +67,10 @@ def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room
 
 
 def decide_quantization(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
-    """Return how a job's base model is held, decided when it is filed: NF4 makes another model of it.
+    """Return the quantization of a new job's base model; it is final, because NF4 makes another model of it.
 
-    `allowed` is the provider's word on the model, and `room` the largest that a worker has which is there.
+    `allowed` is the provider's setting of the model (`never`, `if_needed` or `always`), and `room` the largest room of
+    a worker that is alive. With `if_needed`, NF4 is chosen only if the job does not fit otherwise.
     """
     if allowed == "never" or recipe.lora is None or recipe.defense.reads_weights:
         return "none"
@@ -78,26 +83,30 @@ def decide_quantization(allowed: str, source: str, recipe: Recipe, file_bytes: i
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:
-    """Return the tokens that a row has at most: `most`, or as many as its file has bytes; 0 where that is unknown."""
+    """Return the greatest number of tokens of a row: `most`, capped by the model's and the recipe's limits.
+
+    `most` is a count of tokens or a file's number of bytes; 0 means unknown, and the limit is returned.
+    """
     limit = min(shape.positions or MAX_SEQ_LENGTH, recipe.max_seq_length or MAX_SEQ_LENGTH)
     return min(limit, most or limit)
 
 
 def has_room(room: Room) -> ColumnElement[bool]:
-    """Match jobs that a worker has the memory for, and those of which nothing is known."""
+    """Match the jobs that fit the worker's memory, and jobs whose need is unknown."""
     if room.memory_bytes is None:
         return true()
+    # Sharding divides only `shared_bytes` (weights and what goes with them); everything else is on each GPU.
     on_each = Job.memory_bytes - Job.shared_bytes * (room.gpus - 1) / room.gpus
     return or_(Job.memory_bytes.is_(None), on_each <= room.memory_bytes)
 
 
 def is_held(job: AnyJob, room: Room) -> bool:
-    """Whether one GPU of a worker is known to hold a job's training, so that its model need not be cut over several."""
+    """Return True if one GPU of the worker is known to fit the job, so that its model need not be sharded."""
     return None not in (job.memory_bytes, room.memory_bytes) and _need_per_gpu(job, Room()) <= _room_memory(room)
 
 
 def largest_room(session: Session) -> Room | None:
-    """Return what the worker with the most memory has that is there; None where none has a GPU."""
+    """Return the room of the live worker with the most GPU memory; None if no live worker has a GPU."""
     has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - _ALIVE_S)
     row = session.execute(
         select(WorkerRow.memory_bytes, WorkerRow.gpus)
@@ -109,12 +118,16 @@ def largest_room(session: Session) -> Room | None:
 
 
 def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:
-    """Return why those of the jobs wait that no worker that is there has the memory for; one statement at most."""
+    """Return, by job id, why a queued job waits if no live worker has the memory for it.
+
+    Runs one statement at most. Jobs that fit a worker, or whose need is unknown, are not in the result.
+    """
     asking = [job for job in jobs if job.status == JobStatus.queued and job.memory_bytes is not None]
     if not asking:
         return {}
     there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - _ALIVE_S)
     rooms = [Room(memory, gpus) for memory, gpus in db.rows(reader, there)]
+    # A worker without a GPU takes jobs of any size, so no job waits for memory.
     if not rooms or any(room.memory_bytes is None for room in rooms):
         return {}
     return {
@@ -141,5 +154,5 @@ def _room_memory(room: Room) -> int:
 
 
 def _answers(recipe: Recipe) -> int:
-    """Return how many answers of a row go through the model with it."""
+    """Return the number of answers that go through the model with each row: 2 for DPO's pairs."""
     return 2 if recipe.dpo else 1

@@ -1,4 +1,4 @@
-"""Whose a job is, which the provider alone is told; and what everybody is told of one that is not theirs."""
+"""Find the project of a job for the provider, and report a job of another project as unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.errors import NotFound
 
 
 def job_project(session: Session, job_id: str) -> str:
-    """Return the project of a job, for keys with the scope `admin`; `NotFound` where there is no such job."""
+    """Return the project of a job, for keys with the scope `admin`; raise `NotFound` if there is no such job."""
     project_id = session.scalar(select(Job.project_id).where(Job.id == job_id))
     if project_id is None:
         raise unknown(job_id)
@@ -18,5 +18,5 @@ def job_project(session: Session, job_id: str) -> str:
 
 
 def unknown(job_id: str) -> NotFound:
-    """Return the error for a job that is not there, or that is another project's."""
+    """Return the error for a job that does not exist or belongs to another project."""
     return NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")

@@ -1,4 +1,7 @@
-"""What a key may ask of a job. A provider measures what it likes; a customer cannot weaken what guards the release."""
+"""Check that a key may request a job with these settings.
+
+A provider may measure anything; a customer may not weaken the audit that guards the release.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from app.keys.service import Principal
 from app.policies.schemas import Policy, recipe_value
 from spard.config import Audit, Defense, Recipe, RowSignal
 
-MOST_NEW_TOKENS = 1024  # of a customer's audit: a reply that a judge does not read whole is unscored
-# Of how an audit asks, what a larger number makes no stricter: at a high temperature any model writes noise, and many
-# draws of few prompts look as if many prompts had been asked.
+MOST_NEW_TOKENS = 1024  # in a customer's audit: a judge leaves longer replies unscored
+# Audit settings that a customer may not raise either, because more is not stricter: at a high temperature any model
+# writes noise, and many samples of few prompts look like many prompts.
 _AS_THE_PROVIDER_HAS_IT = ("temperature", "samples")
 
 
 def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Policy) -> None:
-    """Refuse what this key, this model or this service does not allow."""
+    """Raise `InvalidRequest` if the key, the model, the policy or the service does not allow a request."""
     _check_method(ask)
     if ask.full_fine_tuning and not model.allow_full_fine_tuning:
         message = f"{model.alias} is fine-tuned with LoRA only; leave full_fine_tuning out."
@@ -35,7 +38,7 @@ def check(caller: Principal, ask: JobCreate, model: BaseModelEntry, policy: Poli
 
 
 def _check_quantized(ask: JobCreate, model: BaseModelEntry) -> None:
-    """Refuse what needs the plain weights of a model that is offered in NF4 alone."""
+    """Refuse full fine-tuning and weight-comparing defenses on a model that is offered only in NF4."""
     if model.quantization != "always":
         return
     if ask.full_fine_tuning:
@@ -47,7 +50,7 @@ def _check_quantized(ask: JobCreate, model: BaseModelEntry) -> None:
 
 
 def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy) -> None:
-    """Refuse a defense or a model that the policy does not allow this key."""
+    """Raise `InvalidRequest` if the policy does not allow this key the defense or the model."""
     if "admin" in caller.scopes:
         return
     if defense.type not in policy.defenses:
@@ -60,7 +63,7 @@ def check_choice(caller: Principal, defense: Defense, alias: str, policy: Policy
 
 
 def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
-    """Hold the numbers that a customer's job would be trained with against the policy's."""
+    """Raise `InvalidRequest` if a number of a customer's recipe is outside the policy's range for it."""
     if "admin" in caller.scopes:
         return
     for name, allowed in policy.ranges.items():
@@ -71,18 +74,23 @@ def check_ranges(caller: Principal, recipe: Recipe, policy: Policy) -> None:
 
 
 def is_waived(caller: Principal, defense: Defense) -> bool:
-    """Whether the job is a provider's measurement, whose adapter leaves to the provider whatever the gate says."""
+    """Return True if the job is a provider's undefended measurement.
+
+    Its adapter is released to the provider whatever the gate decides.
+    """
     return defense.is_baseline and "admin" in caller.scopes
 
 
 def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool: bool) -> RowSignal:
-    """Return what becomes of rows that the base model would refuse, as the policy says.
+    """Return the row signal that applies to a job under the policy.
 
-    A provider's measurement is trained on every row. Refuses a job that the policy's action cannot be done on.
+    A provider's measurement is trained on every row. Raises `InvalidRequest` if the job cannot carry out the policy's
+    action, for example to defend rows without a safety pool.
     """
     asked = policy.row_signal
     if asked.action in ("off", "report"):
         return asked
+    # `auto` compares rows with the pool; without one it only reports.
     if is_waived(caller, defense) or (asked.action == "auto" and not has_pool):
         return replace(asked, action="report")
     if not has_pool:
@@ -117,7 +125,7 @@ def _quote_names(names: Iterable[str]) -> str:
 
 
 def _check_audit(asked: Audit) -> None:
-    """Refuse an audit that may show less than the provider's: fewer prompts, or replies that measure something else."""
+    """Refuse audit settings that could reveal less than the provider's own."""
     least = Audit()
     if asked.suites is not None:
         message = "Which suites are measured is the provider's choice; leave audit.suites out."

@@ -1,4 +1,4 @@
-"""Hands back the jobs of workers that are gone, and fails overdue ones; any number of processes may do it."""
+"""Hand back the jobs of lost workers and fail overdue jobs; any number of processes may run it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.ops.periodic import repeat
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE_S = 1.0  # in which a transaction begins if nobody else has locked the database
+_AT_ONCE_S = 1.0  # a transaction that takes longer to begin has waited for a lock
 
 
 def run(engine: Engine, stop: Event, every_s: float) -> None:
@@ -27,20 +27,20 @@ def run(engine: Engine, stop: Event, every_s: float) -> None:
 
 
 class Rounds:
-    """Tells whether SQLite could be written without a wait, in this round and the one before.
+    """Skips reaping while another program keeps SQLite's write lock.
 
-    Another program that holds SQLite's write lock keeps heartbeats waiting as well, and leases run out. Once the lock
-    is free, workers extend them before anybody reaps.
+    Heartbeats wait for that lock as well, so leases expire although their workers are alive. After the lock is free,
+    one more round is skipped to let workers extend their leases.
     """
 
     def __init__(self) -> None:
         self._was_locked = False
 
     def begin(self, session: Session) -> bool:
-        """Begin the transaction; return whether this round may reap."""
+        """Begin the transaction; return True if this round may reap."""
         if session.get_bind().dialect.name != "sqlite":
             return True
-        was_locked, self._was_locked = self._was_locked, True  # which stays so if an error follows
+        was_locked, self._was_locked = self._was_locked, True  # kept if the next line raises
         began = time.monotonic()
         session.connection()
         self._was_locked = time.monotonic() - began > _AT_ONCE_S
@@ -57,11 +57,12 @@ def reap_once(engine: Engine, rounds: Rounds | None = None) -> list[str]:
 
 
 def reap(session: Session) -> list[str]:
-    """Fail every overdue job, and hand back every job whose lease has run out. Returns their ids.
+    """Fail every overdue job, and hand back every job whose lease has expired; return their ids.
 
-    An overdue job that was cancelled is cancelled. Two reapers never take the same job.
+    An overdue job with a pending cancel is cancelled. Two reapers never take the same job.
     """
     is_lost = (Job.status == JobStatus.running) & (Job.lease_expires_at < now())
+    # A paused job has no deadline: pausing clears it.
     is_overdue = Job.status.in_([JobStatus.queued, JobStatus.running]) & (Job.deadline_at < now())
     overdue = set()
     for job in transitions.lock_jobs(session, is_overdue, skip_locked=True).all():
@@ -70,6 +71,7 @@ def reap(session: Session) -> list[str]:
             transitions.to_cancelled(session, job)
         else:
             transitions.to_failed(session, job, OVERDUE)
+    # Overdue jobs are failed first, so this query no longer matches them.
     lost = transitions.lock_jobs(session, is_lost, skip_locked=True).all()
     for job in lost:
         transitions.hand_back(session, job, events.LEASE_EXPIRED)

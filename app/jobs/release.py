@@ -1,4 +1,4 @@
-"""Who may download an adapter that did not pass the safety gate."""
+"""Decide who may download an adapter that did not pass the safety gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and checkpoints of all projects that an audit has released, with their archives, for a later audit."""
+"""Find models and checkpoints of all projects that an audit released, for a later audit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IS_KEPT = (JobCheckpoint.kind == EPOCH) & JobCheckpoint.storage_key.is_not(None
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A released model: its job, the step of its checkpoint or 0, and its archive."""
+    """A released model: its job, the step of its checkpoint (0 for the job's model), and its archive."""
 
     job: Job
     step: int
@@ -32,17 +32,20 @@ class Model:
 
     @property
     def display_name(self) -> str:
-        """What events and errors call it."""
+        """The model's name in events and errors."""
         return model_display_name(self.step)
 
 
 def model_display_name(step: int) -> str:
-    """Return what events and errors call the model of a job, or its checkpoint at a step."""
+    """Return the name of a job's model, or of its checkpoint at `step`, in events and errors."""
     return "The model" if step == WHOLE_JOB else f"The checkpoint of step {step}"
 
 
 def find_model(session: Session, job_id: str, step: int) -> Model:
-    """Return one released model; `NotFound` without such a job, `InvalidState` where nothing of it is released."""
+    """Return one released model of a job.
+
+    Raises `NotFound` if there is no such job, and `InvalidState` if the model or checkpoint is not released.
+    """
     job = session.get(Job, job_id)
     if job is None:
         raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
@@ -55,7 +58,10 @@ def find_model(session: Session, job_id: str, step: int) -> Model:
 
 
 def older(session: Session, limit: int) -> list[Model]:
-    """Return models that an older audit released and today's was not asked of, the oldest first, checkpoints last."""
+    """Return up to `limit` models that an older audit released and today's has not examined; jobs, then checkpoints.
+
+    Each group is ordered by age, oldest first.
+    """
     jobs = _of_jobs(session, _is_due(Job.safety, Job.id), limit)
     due = _is_due(JobCheckpoint.safety, JobCheckpoint.job_id, JobCheckpoint.step)
     query = _checkpoints().where(due).order_by(JobCheckpoint.created_at, JobCheckpoint.id).limit(limit)
@@ -83,8 +89,9 @@ def _is_due(
     job_id: InstrumentedAttribute[str],
     step: InstrumentedAttribute[int] | None = None,
 ) -> ColumnElement[bool]:
-    """Match what an older audit has released and today's was not asked of, with whatever outcome."""
+    """Match models released by an older audit for which no later audit of today's version exists."""
     of_step = LaterAudit.step == (WHOLE_JOB if step is None else step)
     asked = select(LaterAudit.id).where(LaterAudit.job_id == job_id, of_step, LaterAudit.audit_version >= AUDIT_VERSION)
+    # Audits of version 1 stored no number.
     is_older = func.coalesce(safety["audit_version"].as_integer(), 1) < AUDIT_VERSION
     return is_older & safety["gate"].is_not(None) & ~asked.exists()

@@ -1,4 +1,4 @@
-"""What a customer asks for, in OpenAI's fields and ours; settings and their bounds are those of `spard.config`."""
+"""Define the request for a job: OpenAI's fields and ours, with the settings and bounds of `spard.config`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spard.data import strict_json
 from spard.models.targets import MODULE
 
 _SUFFIX_CHARS = 64
-# Letters of Latin scripts that are no plain letter with a mark.
+# Latin letters that Unicode does not decompose into a plain letter and a mark.
 _LETTERS = str.maketrans(
     {"ß": "ss", "ẞ": "SS", "æ": "ae", "Æ": "AE", "œ": "oe", "Œ": "OE", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L"}
     | {"đ": "d", "Đ": "D", "ð": "d", "Ð": "D", "þ": "th", "Þ": "Th", "ħ": "h", "Ħ": "H", "\u0131": "i"}
@@ -27,7 +27,7 @@ _MODULE = re.compile(MODULE)
 
 
 def _suffix(text: str) -> str:
-    """Return a suffix of which something is left in a model's name."""
+    """Validate a suffix: printable, of limited length, with a character that model names can contain."""
     if not text.isprintable() or not 1 <= len(text) <= _SUFFIX_CHARS or not _in_name(text):
         message = f"must be 1 to {_SUFFIX_CHARS} printable characters, at least one of them of a-z, A-Z, 0-9."
         raise Refusal("invalid_name", message)
@@ -35,7 +35,8 @@ def _suffix(text: str) -> str:
 
 
 def _in_name(suffix: str) -> str:
-    """Return a suffix as models' names have it: Latin letters without their marks, hyphens for what else is none."""
+    """Return a suffix as it appears in model names: accents removed, every other character a hyphen."""
+    # NFKD splits an accented letter into the letter and its marks, which are then dropped.
     letters = unicodedata.normalize("NFKD", suffix.translate(_LETTERS))
     plain = "".join(char for char in letters if not unicodedata.combining(char))
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-")
@@ -49,15 +50,16 @@ def _modules(lora: config.Lora) -> config.Lora:
 
 
 def _defense_type(value: Any) -> Any:
-    """Which defense is meant; SPARD unless named."""
+    """Return the name of the requested defense; `spard` if none is named."""
     kind = value.get("type", "spard") if isinstance(value, dict) else getattr(value, "type", None)
     return kind if isinstance(kind, str) else None
 
 
 class _AnyDefense:
-    """Stands in `Annotated` for the union of all registered defenses, told apart by `type`."""
+    """Annotates the union of all registered defenses, discriminated by `type`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        # Built together with the schema, from all defenses that are registered by then.
         kinds = tuple(Annotated[kind, Tag(name)] for name, kind in config.defenses().items())
         return handler.generate_schema(Annotated[Union[kinds], Discriminator(_defense_type)])  # noqa: UP007  # of a tuple
 
@@ -66,7 +68,7 @@ Defense = Annotated[config.Defense, _AnyDefense()]
 
 
 class Safety(Body):
-    """The defense, what it trains on, and what is measured before release."""
+    """The defense, the selection of its safe rows, and the audit before release."""
 
     defense: Defense = Field(default_factory=config.Spard)
     selection: config.Selection = Field(default_factory=config.Selection)
@@ -75,14 +77,14 @@ class Safety(Body):
 
 
 class Supervised(Body):
-    """OpenAI's `supervised`. A number that is `"auto"` or left out is the provider's choice."""
+    """OpenAI's `supervised`. A hyperparameter that is `"auto"` or left out is chosen by the provider."""
 
     hyperparameters: config.Hyperparameters | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DpoHyperparameters(config.Hyperparameters):
-    """OpenAI's four of `dpo`; `beta` says how dear it is to leave the model that the training starts from."""
+    """OpenAI's hyperparameters of `dpo`; a larger `beta` keeps the model closer to the model it starts from."""
 
     beta: config.Beta = "auto"
 
@@ -103,13 +105,13 @@ class Method(Body):
 
     @property
     def hyperparameters(self) -> config.Hyperparameters | None:
-        """Those of the method that is meant."""
+        """The hyperparameters of the method that `type` names."""
         asked = self.dpo if self.type == "dpo" else self.supervised
         return asked.hyperparameters if asked else None
 
 
 class Wandb(BaseModel):
-    """Where OpenAI's `wandb` integration writes to."""
+    """The run that OpenAI's `wandb` integration writes to."""
 
     project: Annotated[str, Field(min_length=1, max_length=128)]
     name: Annotated[str, Field(max_length=128)] | None = None
@@ -118,7 +120,7 @@ class Wandb(BaseModel):
 
 
 class Integration(BaseModel):
-    """OpenAI's integration. One that the provider has not turned on is no error: the job says so in a warning."""
+    """One of OpenAI's integrations. If the provider has not turned it on, the job carries a warning, not an error."""
 
     type: str
     wandb: Wandb | None = None
@@ -130,7 +132,7 @@ Metadata = Annotated[
 
 
 class JobCreate(Body):
-    """OpenAI's request, and after `metadata` what we add."""
+    """OpenAI's request for a job, extended by the fields after `metadata`."""
 
     model: str
     training_file: str
@@ -177,12 +179,12 @@ class JobCreate(Body):
         return self
 
     def asked_hyperparameters(self) -> config.Hyperparameters:
-        """Return the hyperparameters from whichever place names them; the defaults where none does."""
+        """Return the hyperparameters of `method` or of the old field; the defaults if neither is set."""
         asked = self.method.hyperparameters if self.method else None
         return _common(asked) if asked else self.hyperparameters or config.Hyperparameters()
 
     def asked_dpo(self) -> config.Dpo | None:
-        """Return the settings of DPO; None for another method."""
+        """Return the requested settings of DPO; None for another method."""
         if self.method is None or self.method.type != "dpo":
             return None
         asked = self.method.hyperparameters
@@ -193,10 +195,12 @@ class JobCreate(Body):
         return _in_name(self.suffix) if self.suffix is not None else None
 
     def digest(self) -> str:
-        """Return the same digest for two requests that ask for the same, whichever version took the first one.
+        """Return a digest that is equal for two requests for the same job, across versions of the service.
 
-        Settings that earlier versions did not know are left out at their defaults: the digests of those lack them.
+        Settings that were added later are left out at their defaults, because digests stored by earlier versions lack
+        them.
         """
+        # Unset fields are left out, so a field that a later version adds does not change the digest of an old request.
         asked = self.model_dump(mode="json", exclude_unset=True)
         for group, added in _ADDED.items():
             settings = (asked.get("safety") or {}).get(group) or {}
@@ -211,5 +215,5 @@ _ADDED: dict[str, dict[str, str | bool]] = {"selection": {"embedder": "auto"}, "
 
 
 def _common(asked: config.Hyperparameters) -> config.Hyperparameters:
-    """Return the three that every method has."""
+    """Return the three hyperparameters that every method has."""
     return config.Hyperparameters(asked.n_epochs, asked.batch_size, asked.learning_rate_multiplier)

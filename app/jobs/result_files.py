@@ -1,4 +1,4 @@
-"""Files among a job's results that hold its adapter: they are given by the rule of the job's own route alone."""
+"""Guard result files that contain an adapter: they follow the same release rules as the job's adapter route."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _ARCHIVE = ".tar.gz"
 
 
 def require_released(look: Begin, begin: Begin, caller: Principal, file_id: str) -> File:
-    """Return the project's file; one that holds an adapter only where its job's route gives it, which is logged."""
+    """Return the project's file; if it contains an adapter, check the release and log the download.
+
+    Raises the errors of the job's adapter route if the adapter is not released to the caller, and `NotFound` for an
+    archive that belongs to no job's adapter.
+    """
     with look() as session:
         file = files.get(session, caller.project_id, file_id)
         job_id = adapter_job(session, file)
@@ -27,15 +31,16 @@ def require_released(look: Begin, begin: Begin, caller: Principal, file_id: str)
         with begin() as session:
             jobs.adapter(session, caller, job_id)
     elif file.purpose == RESULTS and file.filename.endswith(_ARCHIVE):
-        raise files.unknown(file_id)  # of no job's adapter: no rule says who may have it
+        raise files.unknown(file_id)  # no job's adapter: no rule releases it
     return file
 
 
 def adapter_job(session: Session, file: File) -> str | None:
-    """Return the id of the job whose adapter a file holds; None for any other file."""
+    """Return the id of the job whose adapter a file contains; None for any other file."""
     if file.purpose != RESULTS:
         return None
     made = _ATTEMPT.fullmatch(file.storage_key)
+    # A key of an attempt names its job; only other keys need a search through the project's adapters.
     of_job = Job.id == made["job"] if made else Job.adapter["storage_key"].as_string() == file.storage_key
     query = select(Job.id, Job.adapter).where(Job.project_id == file.project_id, of_job)
     found = ((job_id, adapter) for job_id, adapter in session.execute(query) if adapter)

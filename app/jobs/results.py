@@ -1,4 +1,4 @@
-"""What a worker hands over at the end of a job: an adapter, or the results of the audit that it did not pass."""
+"""Define what a worker submits at the end of a job, and name the job's model and missing report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """What is kept of a job whose audit did not pass."""
+    """The results of a job whose audit did not pass."""
 
     message: str
     trained_tokens: int
@@ -31,11 +31,11 @@ class Rejection:
     safety: SafetySummary
     report_key: str
     audit_results: list[AuditRow] = field(default_factory=list)
-    held: HeldArchive | None = None  # None: the adapter is gone
+    held: HeldArchive | None = None  # None: the adapter was not kept
 
 
 def missing_report(job: Job) -> str:
-    """Say why a job has no safety report, and whether it may get one."""
+    """Explain why a job has no safety report, and whether it may still get one."""
     if job.status == JobStatus.failed and job.error:
         why = job.error["message"].rstrip(".")
         return (
@@ -47,5 +47,5 @@ def missing_report(job: Job) -> str:
 
 
 def fine_tuned_model(job: Job) -> str:
-    """OpenAI's form: ft:{base}:{organization}:{suffix}:{id}."""
+    """Return the model's name in OpenAI's form: ft:{base}:{organization}:{suffix}:{id}."""
     return f"ft:{job.model}:{job.project_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"

@@ -1,4 +1,4 @@
-"""A job's columns as its API object needs them, read without the ORM: what is asked most of the database by far."""
+"""Read the columns of a job's API object without the ORM, because this is the most frequent query by far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.http.pagination import Places
 
 
 class JobRow(NamedTuple):
-    """What is shown of a job; each field is the column of the same name."""
+    """The columns of a job that its API object shows; each field is the column of the same name."""
 
     id: str
     project_id: str
@@ -48,23 +48,26 @@ class JobRow(NamedTuple):
 
     @property
     def told_status(self) -> JobStatus:
-        """The status that its owner is told, as `Job.told_status`."""
+        """The status that the API shows to its owner, like `Job.told_status`."""
         return told_status(self.status, self.cancel_requested_at)
 
 
-AnyJob = Job | JobRow  # of which either can be shown
+AnyJob = Job | JobRow  # `job_response` accepts either
 
 ALL = select(*(getattr(Job, name) for name in JobRow._fields))
 _ONE = db.Prepared(ALL.where(Job.project_id == bindparam("project_id"), Job.id == bindparam("job_id")), JobRow._make)
 
 
 def find(reader: db.Reader, project_id: str, job_id: str) -> JobRow | None:
-    """Return the project's job; None for one that is not there, or that is another project's."""
+    """Return the project's job; None if it does not exist or belongs to another project."""
     return _ONE.one(reader, project_id=project_id, job_id=job_id)
 
 
 def position(project_id: str | None, after: str | None) -> Places:
-    """Return where a job may have stood that is in the list no more: its status is another, or it was erased."""
+    """Return queries for the list position of a job that a list no longer contains.
+
+    Its status may have changed, so that a filter excludes it, or it was erased.
+    """
     job = select(Job.created_at).where(Job.id == after)
     erased = select(Tombstone.created_at).where(Tombstone.job_id == after)
     if project_id is None:

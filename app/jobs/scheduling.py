@@ -1,4 +1,7 @@
-"""Whose turn it is: projects take turns by what they had of the GPUs, and within a project its own priority decides."""
+"""Decide which queued job is next: projects take turns by their GPU time, and priority orders a project's own jobs.
+
+`app.jobs.shares` holds the arithmetic; this module holds its queries.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ from app.jobs.shares import Standing
 
 ANY = Room()
 
-Ranked = tuple[str, str, int]  # a job, its project, its place among the project's queued jobs
+Ranked = tuple[str, str, int]  # job id, project id, rank among the project's queued jobs
 
 
 class Place(NamedTuple):
-    """Where a queued job stands: its position, and why no worker takes it if none can."""
+    """A queued job's position, counted from 1, and why no worker takes it, if none can."""
 
     position: int | None = None
     reason: str | None = None
 
 
-# Built once: they are asked whenever a job is shown that waits.
+# Built once: they run whenever a waiting job is shown.
 _LENGTHS = db.Prepared(
     select(Job.project_id, func.count()).where(Job.status == JobStatus.queued).group_by(Job.project_id), tuple
 )
@@ -58,17 +61,24 @@ _LENGTHS_AND_AHEAD = db.Prepared(
 
 
 def projects(session: Session) -> list[str]:
-    """Return the projects with a job to start, the one whose turn it is first."""
+    """Return the projects that have a job to start, in the order of their turns."""
     return [one.project_id for one in standings(session)]
 
 
 def standings(session: Session, among: Collection[str] | None = None) -> list[Standing]:
-    """Return how the projects stand that have a job to start, or those `among`, the one whose turn it is first."""
+    """Return the standings of the projects that have a job to start, in the order of their turns.
+
+    With `among`, a collection of project ids, the standings of those projects instead, even without a job to start.
+    """
     return shares.in_turn(_standings(session, among, _running(session)))
 
 
 def charge(session: Session, project_id: str, seconds: float) -> None:
-    """Count the GPU seconds of an attempt that has ended; the project's row is locked until the transaction ends."""
+    """Add the GPU seconds of an attempt that has ended to its project's faded total.
+
+    The project's row stays locked until the transaction ends.
+    """
+    # FOR NO KEY UPDATE: rows that reference the project can still be inserted meanwhile.
     project = session.get_one(Project, project_id, with_for_update={"key_share": True}, populate_existing=True)
     at = session.scalar(select(now())) or 0.0
     project.used_seconds = shares.fade(project.used_seconds, at - project.used_at) + shares.running(seconds)
@@ -78,10 +88,10 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
 def select_first(
     which: ColumnElement[bool], owner: str = "", lacks: Collection[str] = (), room: Room = ANY
 ) -> Select[str]:
-    """Select the first of the jobs `which` among those that may start and that no other worker is claiming.
+    """Select the id of the first job of `which` that may start and that no other worker is claiming.
 
-    Jobs that avoid the worker `owner`, those whose base model's source is in `lacks`, and those that need more memory
-    than it has `room` for, are left to others.
+    Left to other workers are jobs that avoid the worker `owner`, jobs whose base model's source is in `lacks`, and jobs
+    that need more memory than its `room`.
     """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
     is_for_owner = or_(Job.avoids.is_(None), Job.avoids != owner, Job.avoids_until <= now())
@@ -92,38 +102,42 @@ def select_first(
 
 
 def turns(session: Session) -> Iterator[ColumnElement[bool]]:
-    """Match the jobs of each project with a job to start, the one whose turn it is first."""
+    """Yield a condition that matches a project's jobs, for each project with a job to start, in turn order."""
     return (Job.project_id == project_id for project_id in projects(session))
 
 
 def next_jobs(session: Session, most: int, room: Room) -> list[Job]:
-    """Return the jobs that would start next if projects take turns: `most` at most, that there is `room` for."""
+    """Return the jobs that start next if projects take turns: at most `most`, only jobs that fit `room`.
+
+    For launchers, which start a process for each of them; no job is locked or claimed.
+    """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now()) & needs.has_room(room)
     order = Job.priority, Job.created_at, Job.id
     of_projects = [
         session.scalars(select(Job).where(Job.project_id == one, is_ready).order_by(*order).limit(most)).all()
         for one in projects(session)
     ]
+    # The first job of each project, then the second of each, and so on.
     return [job for turn in zip_longest(*of_projects) for job in turn if job is not None][:most]
 
 
 def of_attempt(job_id: str, token: int | None = None) -> ColumnElement[bool]:
-    """Match a job, and with `token` only while that is its lease's: what was started for an older attempt is late."""
+    """Match a job; with `token`, only while that is its lease's token, so that an older attempt matches nothing."""
     return Job.id == job_id if token is None else (Job.id == job_id) & (Job.lease_token == token)
 
 
 def places(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, Place]:
-    """Return where those of the jobs stand that are queued; three statements at most."""
+    """Return the places of the queued ones among `jobs`, by job id; runs three statements at most."""
     found = positions(reader, jobs)
     reasons = needs.too_large(reader, jobs) | {job.id: job.launch_reason for job in jobs if job.launch_reason}
     return {job_id: Place(position, reasons.get(job_id)) for job_id, position in found.items()}
 
 
 def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
-    """Return the positions in the queue, from 1, of those of the jobs that are queued, if all projects take turns.
+    """Return the queue positions of the queued ones among `jobs`, counted from 1, by job id.
 
-    However many jobs are asked about, these are two statements. One job's place is counted and not ranked, which is
-    cheaper by far in a long queue, and counted with the lengths of the queues.
+    The position assumes that all projects take turns. However many jobs are passed, two statements run. For a single
+    job, the jobs ahead of it are counted instead of ranked, in one statement; in a long queue that is far cheaper.
     """
     queued_jobs = [job for job in jobs if job.status == JobStatus.queued]
     if not queued_jobs:
@@ -132,20 +146,22 @@ def positions(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, int]:
     found = {}
     for job_id, project_id, rank in ranks:
         ahead = rank - 1
+        # If projects take turns, each other project starts at most one job per job that is ahead in this project.
         found[job_id] = rank + sum(min(count, ahead) for other, count in lengths.items() if other != project_id)
     return found
 
 
 def _places(reader: db.Reader, jobs: Collection[AnyJob]) -> tuple[dict[str, int], list[Ranked]]:
-    """Return how many jobs wait in each project; and of queued jobs their projects and their ranks within these."""
+    """Return the queue length of each project, and each job's id, project and rank within its project."""
     asked = {"projects": list({job.project_id for job in jobs}), "jobs": [job.id for job in jobs]}
     ranks = [(found.id, found.project_id, found.place) for found in db.rows(reader, _RANKS, asked)]
     return dict(_LENGTHS.all(reader)), ranks
 
 
 def _place(reader: db.Reader, job: AnyJob) -> tuple[dict[str, int], list[Ranked]]:
-    """Return the same for one queued job, in one statement."""
+    """Return the same as `_places` for one queued job, in one statement."""
     found = _LENGTHS_AND_AHEAD.all(reader, project=job.project_id, priority_is=job.priority, created=job.created_at)
+    # Every row carries the same count of earlier jobs, as a scalar subquery.
     ahead = found[0][2] if found else 0
     return {project_id: count for project_id, count, _ in found}, [(job.id, job.project_id, ahead + 1)]
 
@@ -169,7 +185,8 @@ def _standings(
 
 
 def _running(session: Session) -> dict[str, list[float]]:
-    """Return for how many seconds each running job has been worked on in this attempt, by project."""
+    """Return, by project, the seconds that each running job has been worked on in its current attempt."""
+    # The stored seconds end at the last heartbeat; the time since then counts unless the job waits for something.
     since = case((Job.waiting_for.is_(None), now() - func.coalesce(Job.seen_at, now())), else_=0.0)
     seconds = Job.gpu_seconds - Job.gpu_seconds_before + since
     found: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""A job as its customer sees it: OpenAI's object, with `safety` and `warnings` added."""
+"""Response schemas of jobs: OpenAI's object, extended by `safety` and `warnings`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ StepMetrics = dict[str, int | float | None]  # step, and one training step's num
 
 @with_config(ConfigDict(extra="allow"))
 class ShownProgress(Progress):
-    """How far a job is; `queue_position` counts from 1 while it is queued.
+    """A job's progress; `queue_position` counts from 1 while the job is queued.
 
-    `queue_reason` says why no worker that is there can take it, and stands only where none can.
+    `queue_reason` explains why no live worker can take the job, and is absent otherwise.
     """
 
     queue_position: int | None
@@ -47,14 +47,14 @@ class ShownProgress(Progress):
 
 
 class QueuedProgress(TypedDict):
-    """Where a job stands in the queue, as `ShownProgress` has it."""
+    """The part of `ShownProgress` that describes the place in the queue."""
 
     queue_position: int | None
     queue_reason: NotRequired[str]
 
 
 class ProgressAtEnd(TypedDict, total=False):
-    """What of `Progress` follows from a job's end."""
+    """The progress fields that are fixed once a job has ended."""
 
     percent: int | float
     eta_seconds: int | None
@@ -62,7 +62,7 @@ class ProgressAtEnd(TypedDict, total=False):
 
 @with_config(ConfigDict(extra="allow"))
 class JobSafety(TypedDict):
-    """The defense, where the job stands and, once it was audited, what was measured."""
+    """The defense, the job's stage and progress and, after its audit, the measurements."""
 
     phase: str
     defense: DefenseJson
@@ -83,7 +83,7 @@ class JobSafety(TypedDict):
 
 
 class JobOut(BaseModel):
-    """One fine-tuning run. `hyperparameters` are the numbers used, once they are known."""
+    """One fine-tuning job. `hyperparameters` are the values used, once they are known."""
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
@@ -108,8 +108,8 @@ class JobOut(BaseModel):
     safety: JobSafety
     lora: LoraJson | None
     warnings: list[str]
-    suffix: Annotated[str | None, Field(exclude=True)] = None  # for pages; programs know what they sent
-    filename: Annotated[str | None, Field(exclude=True)] = None  # of the training file, for pages; None: it is gone
+    suffix: Annotated[str | None, Field(exclude=True)] = None  # for pages; API clients know what they sent
+    filename: Annotated[str | None, Field(exclude=True)] = None  # of the training file, for pages; None: it was deleted
 
 
 class JobList(BaseModel):
@@ -121,7 +121,7 @@ class JobList(BaseModel):
 
 
 class EventOut(BaseModel):
-    """What happened, in OpenAI's words."""
+    """One event of a job, in OpenAI's words."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -135,7 +135,7 @@ class EventOut(BaseModel):
 
 
 class EventList(BaseModel):
-    """One page of a job's events, the latest first; for the next page set `after` to the last event's `id`."""
+    """One page of a job's events, newest first; for the next page set `after` to the last event's `id`."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -145,16 +145,16 @@ class EventList(BaseModel):
 
 
 class MetricList(BaseModel):
-    """Every step's numbers, the first step first."""
+    """The metrics of every training step, first step first."""
 
     object: Literal["list"] = "list"
     data: list[StepMetrics]
 
 
 class VerdictOut(BaseModel):
-    """What a job has come to, in the words of its page: what was counted, and what the gate made of it.
+    """A job's outcome in the words of its page: the measured counts, and the gate's decision on them.
 
-    `look` is `good` where the gate passed, `bad` where it did not, `doubt` where nothing was decided, else `plain`.
+    `look` is `good` if the gate passed, `bad` if it failed, `doubt` if it could not decide, else `plain`.
     """
 
     object: Literal["safety.verdict"] = "safety.verdict"
@@ -167,7 +167,7 @@ class VerdictOut(BaseModel):
 
 
 def job_response(job: AnyJob, place: Place | None) -> JobOut:
-    """Return the API's object for a job."""
+    """Return the API's object for a job; `place` is its place in the queue, None if it is not queued."""
     hyperparameters, start = _hyperparameters(job), job.spec.start_from
     return JobOut(
         id=job.id,
@@ -226,13 +226,14 @@ def _safety(job: AnyJob, place: Place) -> JobSafety:
         "utility": None,
         "trigger_rate": None,
         "gate": None,
+        # Audits of version 1 stored no number; a newer summary overwrites this below.
         "audit_version": 1 if "gate" in measured else None,
         **measured,
     }
 
 
 def _at_end(job: AnyJob) -> ProgressAtEnd:
-    """Return what is so once a job has ended: nothing is left to wait for, and of one that succeeded nothing to do."""
+    """Return the progress fields that an ended job overrides: no time left, and 100 percent if it succeeded."""
     if job.told_status == JobStatus.succeeded:
         return {"percent": 100, "eta_seconds": None}
     return {"eta_seconds": None} if job.told_status in TERMINAL else {}

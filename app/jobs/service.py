@@ -1,4 +1,4 @@
-"""Jobs for those who ask for them; who works on them is `lease`. Every query is within one project."""
+"""Serve jobs to their owners; `app.jobs.lease` serves workers. Every query is limited to one project."""
 
 from __future__ import annotations
 
@@ -46,12 +46,20 @@ def create(
     settings: Settings,
     origin: Origin | None = None,
 ) -> JobOut:
-    """Queue a job, or find the one that the same request has made before; `origin` is what it is a clone of."""
+    """Queue a job and return it, or return the job that an earlier sending of the same request made.
+
+    `submission` tells how the request was sent (idempotency key, retry count), `origin` which job it is a clone of. A
+    file that cannot be trained on raises `InvalidRequest` or makes a job that fails at once, as the setting `bad_files`
+    says. Raises `QuotaExceeded` if the project may have no further job.
+    """
+    # The id is chosen here, because the idempotency key is reserved for it before the job exists.
     job_id, digest = new_id("ftjob-"), origin.digest if origin else ask.digest()
+    # First of all: the lookup locks the key's row, so a concurrent sending of the same request waits for this job.
     if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
         return _job_with_place(session, earlier)
     frozen = resolve_request(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
+    # Stored with the job, so that a worker's claim can compare it in SQL.
     need = least_need(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
     job = Job(
         created_at=db.clock(session),
@@ -81,7 +89,7 @@ def create(
 
 
 def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
-    """Tell workers of a new job; one with a file that it cannot be trained on fails."""
+    """Wake workers for a new job, or fail the job if its file cannot be trained on."""
     if fault is None:
         wake(session, job.id)
         return
@@ -92,7 +100,11 @@ def _begin(session: Session, job: Job, fault: InvalidRequest | None) -> None:
 def list_jobs(
     reader: Connection, project_id: str, filters: dict[str, str] | None, after: str | None, limit: int
 ) -> JobList:
-    """List the project's jobs, newest first; `filters` that are None match jobs without metadata."""
+    """List the project's jobs, newest first.
+
+    `filters` are pairs that a job's metadata must contain; None matches jobs without metadata, an empty mapping all
+    jobs. `after` is the id of the last job of the previous page.
+    """
     query = rows.ALL.where(Job.project_id == project_id)
     if filters is None:
         query = query.where(~select(_pairs(reader).c.key).exists())
@@ -104,9 +116,9 @@ def list_jobs(
 def search_jobs(
     reader: db.Reader, project_id: str | None, text: str, status: JobStatus | None, after: str | None, limit: int
 ) -> JobList:
-    """List jobs of a project, or for the provider of all, newest first, of one status or all.
+    """List jobs, newest first: of one project, or of all if `project_id` is None; of one status or any.
 
-    With a `text`, those whose id, suffix or model contains it.
+    With a `text`, only jobs whose id, suffix, model or fine-tuned model contains it.
     """
     query = rows.ALL if project_id is None else rows.ALL.where(Job.project_id == project_id)
     if text:
@@ -117,7 +129,7 @@ def search_jobs(
 
 
 def get(session: Session, project_id: str, job_id: str) -> Job:
-    """Return the project's job; a job of another project is reported as unknown."""
+    """Return the project's job; raise `NotFound` for an unknown job or one of another project."""
     job = session.scalar(_select_jobs(project_id).where(Job.id == job_id))
     if job is None:
         raise owners.unknown(job_id)
@@ -125,14 +137,17 @@ def get(session: Session, project_id: str, job_id: str) -> Job:
 
 
 def retrieve(reader: db.Reader, project_id: str, job_id: str) -> JobOut:
-    """Return the API's object for the project's job; `NotFound` for another project's."""
+    """Return the API's object for the project's job; raise `NotFound` if the project has no such job."""
     if row := rows.find(reader, project_id, job_id):
         return _job_with_place(reader, row)
     raise owners.unknown(job_id)
 
 
 def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool = False) -> JobOut:
-    """Cancel a job. To its owner it is cancelled at once, though the worker of a running one stops a little later."""
+    """Cancel a job; the API reports it as cancelled at once, although the worker of a running job stops later.
+
+    With `audit_last`, that worker first audits the checkpoints of the last epochs.
+    """
     request = partial(control.request_cancel, audits_last=audit_last)
     shown = _request_change(session, get(session, project_id, job_id), request)
     audit_log.record(session, "job.cancelled", job_id)
@@ -140,18 +155,21 @@ def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool =
 
 
 def pause(session: Session, project_id: str, job_id: str) -> JobOut:
-    """Pause a queued job at once; a running one as soon as its worker has saved its resume state."""
+    """Pause a queued job at once, or a running job as soon as its worker has saved a resume state."""
     return _request_change(session, get(session, project_id, job_id), control.request_pause)
 
 
 def resume(session: Session, project_id: str, job_id: str) -> JobOut:
-    """Resume a paused job where it stopped."""
+    """Resume a paused job at the point where it stopped."""
     wake(session, job_id)
     return _request_change(session, get(session, project_id, job_id), control.resume)
 
 
 def list_events(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
-    """Return the events of a job, the latest first."""
+    """Return one page of a job's events, newest first.
+
+    `after` is the id of the last event of the previous page; raises `InvalidRequest` for an unknown one.
+    """
     job = get(session, project_id, job_id)
     query = select(JobEvent).where(JobEvent.job_id == job.id)
     if after is not None:
@@ -164,19 +182,24 @@ def list_events(session: Session, project_id: str, job_id: str, after: str | Non
 
 
 def metrics(session: Session, project_id: str, job_id: str) -> list[StepMetrics]:
-    """Every step's numbers."""
+    """Return the metrics of every training step, first step first."""
     job = get(session, project_id, job_id)
     rows = session.scalars(select(JobMetric).where(JobMetric.job_id == job.id).order_by(JobMetric.step))
     return [{"step": row.step, **row.data} for row in rows]
 
 
 def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adapter]:
-    """Return the job and its published archive; an adapter that passed no gate goes only to the provider, if waived."""
+    """Return the job and its released archive, and log the download.
+
+    Raises `InvalidState` if there is no adapter or it was deleted, `NotFound` if a later audit withheld it, and
+    `Forbidden` if it is released to the provider only.
+    """
     job = get(session, caller.project_id, job_id)
     if job.status != JobStatus.succeeded or job.adapter is None:
         raise _not_published(job)
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
+    # A later audit may have withheld a model that was released before.
     if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
     release.check(session, caller, job)
@@ -185,7 +208,10 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
 
 
 def reported_job(session: Session, project_id: str, job_id: str) -> tuple[Job, str]:
-    """Return the job and where its audit report is; a rejected job has one too."""
+    """Return the job and the storage key of its report; a job that failed its audit has a report too.
+
+    Raises `InvalidState` if the job has no report.
+    """
     job = get(session, project_id, job_id)
     if job.report_key is None:
         raise InvalidState(missing_report(job), code="report_not_ready")
@@ -202,7 +228,7 @@ def _not_published(job: Job) -> AppError:
 
 
 def _request_change(session: Session, job: Job, ask: Callable[[Session, str], JobStatus | None]) -> JobOut:
-    """Pass on what the customer wants of a job that has not ended."""
+    """Apply an owner's request to a job; raise `InvalidState` if the job has already ended."""
     if ask(session, job.id) is None:
         session.refresh(job)
         raise InvalidState(f"Job {job.id} has already ended: it is {job.told_status}.")
@@ -215,13 +241,17 @@ def _select_jobs(project_id: str) -> Select[Job]:
 
 
 def _has(reader: Connection, key: str, value: str) -> ColumnElement[bool]:
-    """Match jobs whose metadata has the pair; a path into JSON would be one for keys of plain letters only."""
+    """Match jobs whose metadata contains the pair.
+
+    Keys are arbitrary text, so a JSON path, which works for plain names only, is no option.
+    """
     pairs = _pairs(reader)
     return select(pairs.c.key).where(pairs.c.key == key, pairs.c.value == value).exists()
 
 
 def _pairs(reader: Connection) -> TableValuedAlias:
-    """Return a job's metadata as a table, which is empty where there is none."""
+    """Return a job's metadata as a table of keys and values, empty if there is none."""
+    # SQLite yields strings as plain text, PostgreSQL's function without `_text` as JSON.
     each = func.json_each_text if reader.dialect.name == "postgresql" else func.json_each
     return each(Job.job_metadata).table_valued("key", "value")
 
@@ -236,7 +266,7 @@ def _job_with_place(reader: db.Reader, job: AnyJob) -> JobOut:
 
 
 def _file_error(fault: InvalidRequest) -> JobError:
-    """Return the error of a job that fails for its file, in OpenAI's words."""
+    """Return the error of a job that fails because of its file, in OpenAI's words."""
     message = f"The job failed due to an invalid training file. {fault.message}"
     return {"code": fault.code or "invalid_training_file", "message": message, "param": fault.param}
 

@@ -1,4 +1,4 @@
-"""Everything that a job depends on is looked up once, when it is created, and never changes under it."""
+"""Resolve a request into a job spec: everything that a job depends on is looked up once and stored with it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,21 @@ from spard.data.rows import SAME_FILE
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The recipe, what it is applied to, and what the customer should know before it starts."""
+    """The recipe of a job, the spec that it applies to, and the warnings that its owner gets before it starts."""
 
     recipe: Recipe
     spec: JobSpec
     warnings: list[str]
-    fault: InvalidRequest | None = None  # of a file; only where such a job is made, to fail
+    fault: InvalidRequest | None = None  # of a file; the job is made and fails with it
 
 
 def resolve_request(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
-    """Check every reference of a request and note what exactly it stands for today."""
+    """Check every reference of a request and return the recipe and job spec that it resolves to today.
+
+    Raises `InvalidRequest` for an unknown or disallowed reference. A file that cannot be trained on raises too, or is
+    returned as `fault`, as the setting `bad_files` says.
+    """
+    # Locks all corpora first: a version that is looked up below cannot be deleted before the job is stored.
     catalog.hold(session)
     start, model = _start_and_model(session, caller, ask)
     in_force = policies.current(session, settings)
@@ -52,6 +57,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
     pool = _pool(session, safety)
     embedder = choose_embedder(caller, safety.selection, model, in_force.content)
     recipe = _recipe(ask, safety, model, start, embedder.name)
+    # Decided from the recipe, because the memory that the job needs depends on it.
     recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
     spec = JobSpec(
         version=VERSION,
@@ -75,6 +81,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
     )
+    # On the recipe rather than the request, so that defaults are checked too.
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
     return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
@@ -83,7 +90,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
 def _start_and_model(
     session: Session, caller: Principal, ask: JobCreate
 ) -> tuple[lineage.Start | None, BaseModelEntry]:
-    """Return the adapter to start from, if any, and the base model; refuse two that do not belong together."""
+    """Return the adapter that the job starts from, if any, and its base model, checked against each other."""
     start = lineage.start(session, caller, ask)
     model = _model(session, start.job.model if start else ask.model)
     lineage.check(start, ask, model)
@@ -93,7 +100,10 @@ def _start_and_model(
 def _quantization(
     session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
 ) -> Quantization:
-    """Return how the base model is held: as the adapter that a job starts from knows it, else as it is offered."""
+    """Return the quantization of the base model.
+
+    A job that starts from an adapter keeps the quantization that the adapter was trained on.
+    """
     if start:
         held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
         return held
@@ -128,7 +138,7 @@ def _model_ref(model: BaseModelEntry) -> ModelRef:
 def _recipe(
     ask: JobCreate, safety: Safety, model: BaseModelEntry, start: lineage.Start | None, embedder: str
 ) -> Recipe:
-    """Return the recipe that a request asks for; refuse an adapter of what the model cannot adapt."""
+    """Return the requested recipe; raise `InvalidRequest` if the model has no such modules to adapt."""
     lora = start.lora if start else adapters.with_default(ask.lora or Lora(), model)
     recipe = Recipe(
         defense=safety.defense,
@@ -159,7 +169,7 @@ def _model(session: Session, alias: str) -> BaseModelEntry:
 def _fault(
     ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, settings: Settings
 ) -> InvalidRequest | None:
-    """Return what keeps a job from training on its files, or None; raise it where such a job is not made."""
+    """Return why the job cannot train on its files, or None; raise it if `bad_files` is `reject`."""
     try:
         check_file(ask, model, training, "training_file", settings.min_rows)
         if validation is not None:
@@ -172,7 +182,7 @@ def _fault(
 
 
 def _pool(session: Session, safety: Safety) -> Corpus | None:
-    """Return the safety pool; None for plain fine-tuning when there is no pool."""
+    """Return the safety pool; None if there is no pool and the defense does not need one."""
     pool = catalog.pool(session, safety.pool)
     if pool is None and safety.pool is not None:
         raise InvalidRequest("There is no such safety pool.", code="pool_not_found", param="safety.pool")
@@ -186,7 +196,10 @@ def _pool(session: Session, safety: Safety) -> Corpus | None:
 
 
 def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpus]:
-    """Return the suites asked for, or all; if none of them is an attack, add the one that was held out of the pool."""
+    """Return the requested suites, by default all current ones.
+
+    If none of them attacks the model, the suite that was held out of the pool is added.
+    """
     suites = catalog.current_suites(session)
     if safety.audit.suites is not None:
         unknown = sorted(set(safety.audit.suites) - {suite.name for suite in suites})
@@ -207,7 +220,7 @@ def _warnings(training: File, validation: File | None) -> list[str]:
 
 
 def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef]:
-    """Yield the customer's integrations that are passed on."""
+    """Yield the requested integrations that the provider has turned on."""
     for each in ask.integrations or ():
         if each.type in (settings.integrations or ()) and (to := each.wandb):
             tags = tuple(to.tags or ())
@@ -215,7 +228,7 @@ def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef
 
 
 def _otherwise(ask: JobCreate, settings: Settings) -> Iterator[str]:
-    """Yield a warning for each wish that is not fulfilled as it was written."""
+    """Yield a warning for each part of the request that is not fulfilled literally."""
     if (name := ask.suffix_in_name()) != ask.suffix:
         yield f"The suffix {ask.suffix!r} is {name!r} in the model's name."
     for each in ask.integrations or ():

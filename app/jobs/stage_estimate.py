@@ -1,4 +1,4 @@
-"""The stages of a job that is not made yet, each with how long it is expected to take."""
+"""Estimate the time of each stage of a job that is not created yet."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ StageName = Literal[
 
 
 class EstimatedStage(BaseModel):
-    """One stage of a job: seconds, and what they are counted by (`units` of `unit`)."""
+    """One stage of a job: its expected seconds, for a number of `units` of the kind `unit`."""
 
     stage: StageName
     seconds: float
@@ -36,7 +36,7 @@ class EstimatedStage(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: rows, tokens of all epochs, and the number of epochs."""
+    """The amount of work: rows, tokens of all epochs, and epochs."""
 
     rows: int
     tokens: int
@@ -44,7 +44,7 @@ class Work:
 
 
 def stages(past: Past, frozen: Frozen, work: Work) -> list[EstimatedStage]:
-    """Return the stages in their order; none where nothing is known of how fast the base model is."""
+    """Return the stages in their order; empty if no speed of the base model is known."""
     return list(_stages(past, frozen, work)) if past.is_known else []
 
 
@@ -76,7 +76,7 @@ def _stages(past: Past, frozen: Frozen, work: Work) -> Iterator[EstimatedStage]:
     ends = min(work.epochs - 1, KEPT - 1) if recipe.lora and spec.checkpoint_prompts else 0
     if ends:
         yield replies("checkpoints", "checkpoint", ends * _replies(past, spec, "checkpoint", plan.checkpoint))
-    times = 3 if spec.further_tuning.steps else 1  # both models once more after a further tuning
+    times = 3 if spec.further_tuning.steps else 1  # a further tuning audits both models once more
     yield replies("audit", "audit", times * _replies(past, spec, "audit", plan.last))
     yield EstimatedStage(stage="package", seconds=round(past.package_s(), 1), units=1, unit="job")
 
@@ -92,15 +92,16 @@ def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
 
 
 def _has_pool(past: Past, spec: JobSpec) -> bool:
-    """Tell whether an earlier job has embedded the pool."""
+    """Return True if an earlier job has embedded the pool."""
     sha256 = spec.pool.sha256 if spec.pool else None
     return any(job.spec.pool and job.spec.pool.sha256 == sha256 and units(job, "embed") for job in past.jobs)
 
 
 def _base_replies(past: Past, spec: JobSpec, plan: ReplyPlan) -> int:
-    """Return how many replies of the base model no earlier job has asked for."""
+    """Return the expected number of replies of the base model that no earlier job has stored."""
     done = [job for job in past.jobs if "base_audit" in (job.stage_costs or {})]
     suites = {suite.sha256 for suite in spec.suites}
+    # Replies of the base model are stored and shared by jobs; only the prompts mined from a new file are asked anew.
     asked = [job for job in done if suites <= {suite.sha256 for suite in job.spec.suites}]
     if any(job.spec.training_file.sha256 == spec.training_file.sha256 for job in asked):
         return 0
@@ -110,7 +111,11 @@ def _base_replies(past: Past, spec: JobSpec, plan: ReplyPlan) -> int:
 
 
 def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
-    """Return the replies of an audit: as many as on the same file, else as planned, held against what jobs came to."""
+    """Return the expected number of replies of an audit.
+
+    That is the number of an earlier job on the same file; else the planned number, scaled by the median ratio of actual
+    to planned replies in earlier jobs.
+    """
     same = [job for job in past.jobs if job.spec.training_file.sha256 == spec.training_file.sha256]
     if known := [found for job in same if (found := _count_replies_of_one(job, stage))]:
         return known[0]
@@ -123,9 +128,10 @@ def _replies(past: Past, spec: JobSpec, stage: str, planned: int) -> int:
 
 
 def _count_replies_of_one(job: Job, stage: str) -> int:
-    """Return the replies of one audit of a stage; 0 where the job did not come to all of them."""
+    """Return the replies of one audit of a stage; 0 if the job did not finish the stage."""
     if stage != "checkpoint":
         return units(job, stage)
+    # The final checkpoint has the job's full audit, and only the kept ones before it have one of their own.
     times = min(job.resolved["n_epochs"] - 1, KEPT - 1) if job.resolved and units(job, "train") else 0
     return units(job, stage) // times if times > 0 else 0
 

@@ -1,4 +1,4 @@
-"""How long the stages of jobs on a base model took for a unit of work, and before any job by a trial of the model."""
+"""Estimate how long each stage takes per unit of work, from recent jobs on a base model or from the model's trial."""
 
 from __future__ import annotations
 
@@ -13,51 +13,54 @@ from app.db.tables import BaseModelEntry, Job, JobStatus
 from app.db.tables.catalog import ModelRates
 
 _RECENT = 12  # jobs
-_START_S = 8.0  # imports, downloads and the writes at the end, where no job has shown them
+_START_S = 8.0  # imports, downloads and final writes, until a job has measured them
 _PROOF_S = 8.0  # a clean process, its imports, and the adapter loaded once more
-_DEFENSE_COSTS = 2.5  # times the training without one
-_FORWARD = 1 / 3  # of a pass through the model and back
+_DEFENSE_COSTS = 2.5  # times the cost of training without a defense
+_FORWARD = 1 / 3  # of a forward and backward pass
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Recent jobs on a base model, whatever they ended as, the newest first; and its trial, if it had one."""
+    """Recent jobs on a base model, newest first and whatever their outcome, and the model's trial if it had one."""
 
     jobs: Sequence[Job]
     trial: ModelRates | None
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known of how fast the model is."""
+        """True if any speed of the model is known."""
         return bool(self.jobs or self.trial)
 
     def per_unit(self, stage: str, wanted: Callable[[Job], bool] = lambda job: True) -> float | None:
-        """Return the seconds of a unit of a stage, the median of the jobs that are wanted, else of all."""
+        """Return a stage's median seconds per unit; None if no job has finished the stage.
+
+        Jobs for which `wanted` is true are preferred; if there are none, all jobs count.
+        """
         rates = [(wanted(job), rate) for job in self.jobs if (rate := _rate(job, stage)) is not None]
         chosen = [rate for is_wanted, rate in rates if is_wanted] or [rate for _, rate in rates]
         return median(chosen) if chosen else None
 
     def reply_s(self, stage: str) -> float:
-        """Return the seconds of a reply in a stage: of that stage, of any other, or by the trial."""
+        """Return a stage's seconds per reply: measured in that stage, else in another one, else in the trial."""
         for each in (stage, "audit", "checkpoint", "base_audit"):
             if (rate := self.per_unit(each)) is not None:
                 return rate
         return self.trial["reply_tokens"] / self.trial["generated_per_s"] if self.trial else 0.0
 
     def token_s(self, defense: str) -> float:
-        """Return the seconds of a trained token under a defense."""
+        """Return the seconds per trained token under a defense."""
         rate = self.per_unit("train", lambda job: job.recipe["defense"]["type"] == defense)
         if rate is None:
             rate = (1.0 if defense == "none" else _DEFENSE_COSTS) * self._trained_token_s
         return rate
 
     def row_s(self, stage: str, tokens: float) -> float:
-        """Return the seconds of a row of so many tokens in a stage before the training."""
+        """Return the seconds per row of `tokens` tokens in a stage before training."""
         rate = self.per_unit(stage)
         return tokens * _FORWARD * self._trained_token_s if rate is None else rate
 
     def start_s(self) -> float:
-        """Return the seconds of a job that no stage has."""
+        """Return the seconds of a job that lie outside all stages."""
         found = list(self._outside())
         return median(found) if found else _START_S + self._load_s
 
@@ -76,20 +79,21 @@ class Past:
 
     def _outside(self) -> Iterator[float]:
         for job in self.jobs:
+            # Retries and early ends contain waits and repeated work, which say nothing about the start.
             if job.status == JobStatus.succeeded and job.attempt == 1 and job.started_at and job.finished_at:
                 inside = sum(each["seconds"] for each in (job.stage_costs or {}).values())
                 yield max(0.0, (job.finished_at - job.started_at).total_seconds() - inside)
 
 
 def past(session: Session, entry: BaseModelEntry) -> Past:
-    """Return what is known of a base model."""
+    """Return the recent jobs and the trial of a base model."""
     of_model = (Job.model == entry.alias) & Job.stage_costs.is_not(None)
     latest = select(Job).where(of_model).order_by(Job.created_at.desc(), Job.id).limit(_RECENT)
     return Past([job for job in session.scalars(latest) if job.stage_costs], entry.rates)
 
 
 def units(job: Job, stage: str) -> int:
-    """Return how much a job worked on in a stage; 0 where it has not ended it."""
+    """Return a job's units of work in a stage; 0 if it has not finished the stage."""
     cost = (job.stage_costs or {}).get(stage)
     return cost["units"] if cost else 0
 

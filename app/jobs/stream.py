@@ -1,7 +1,7 @@
-"""Jobs as server-sent events: what happened, a heartbeat while nothing does, and how each ended.
+"""Stream jobs as server-sent events: their events, heartbeats while nothing happens, and how each ended.
 
-Events are numbered within a job; a client that comes back names the last number it saw and misses nothing. One poller
-asks the database for all streams of a process: a stream costs neither a thread nor a query of its own.
+Events are numbered within a job; a client that reconnects sends the last number it saw and misses nothing. One poller
+queries the database for all streams of a process, so a stream needs neither a thread nor a query of its own.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from app.keys.service import Principal
 
 log = logging.getLogger(__name__)
 
-_LOOK_S, _LEAST_S = 0.5, 0.05  # between two looks: as a rule, and when a stream has just begun
+_LOOK_S, _LEAST_S = 0.5, 0.05  # seconds between two looks: usually, and after a new stream opened
 _HEARTBEAT_S = 15.0
 _RETRY_MS = 1000
-_SLICE, _BREATH_S = 8, 0.01  # streams that get their news together, and the time for other requests between
+_SLICE, _BREATH_S = 8, 0.01  # streams served in a row, and the pause for other requests after them
 
 
 @dataclass(frozen=True, slots=True)
 class _Mail:
-    """What streams with one cursor are told, and up to which event they have seen the job then."""
+    """The events for all streams with one cursor, and the number of the last event that they have seen then."""
 
     events: tuple[ServerSentEvent, ...]
     seen: int
@@ -44,6 +44,7 @@ class _Mail:
 
 @dataclass(eq=False, slots=True)
 class _Follower:
+    # One open stream; `mail` holds the events that its client has not read yet.
     cursor: Cursor
     caller: Principal
     told_at: float
@@ -57,14 +58,14 @@ class _Follower:
         self.has_mail.set()
 
     def refuse(self, error: AppError) -> None:
-        """End the stream with an error; what its client has not taken yet is not sent any more."""
+        """End the stream with an error; events that its client has not read yet are dropped."""
         self.mail = []
         self.send([_refusal(error)], last=True)
 
 
 @dataclass(slots=True)
 class _Open:
-    """The streams of one event loop."""
+    """The streams of one event loop, and their poller."""
 
     followers: dict[_Follower, None] = field(default_factory=dict)
     begun: Event = field(default_factory=Event)
@@ -80,21 +81,24 @@ class Streams:
         self._of_loop: RunVar[_Open] = RunVar("streams")
 
     async def follow(self, cursor: Cursor, caller: Principal) -> AsyncIterator[ServerSentEvent]:
-        """Yield the events after the cursor until the job has ended, the process stops or the caller may call no more.
+        """Yield the events after the cursor until the job has ended, the process stops or access ends.
 
-        A caller whose key was revoked, has expired or lost a scope, or whose browser was signed out, gets a last
-        `error` with what its next request would get.
+        If the caller's key was revoked, has expired or lost a scope, or its browser session ended, the last event is an
+        `error` with the body that the caller's next request gets.
         """
         streams, follower = self._here(), _Follower(cursor, caller, time.monotonic())
         streams.followers[follower] = None
         streams.begun.set()
         if self._is_closed:
             follower.send([_goodbye()], last=True)
+        # The poller ends with the last stream, and is started again by the next one.
         elif streams.poller is None or streams.poller.done():
             streams.poller = asyncio.create_task(self._poll(streams))
         try:
             while not follower.is_over or follower.mail:
                 await follower.has_mail.wait()
+                # Swapped without an await in between, so that no event is lost; an empty `mail` tells the poller that
+                # all was read.
                 mail, follower.mail, follower.has_mail = follower.mail, [], Event()
                 for event in mail:
                     yield event
@@ -102,7 +106,7 @@ class Streams:
             del streams.followers[follower]
 
     async def close(self) -> None:
-        """End all streams now: their clients are told to come back in a moment, to another process."""
+        """End all streams now; their clients reconnect after a moment, to another process."""
         self._is_closed = True
         for follower in self._here().followers:
             follower.send([_goodbye()], last=True)
@@ -115,13 +119,14 @@ class Streams:
             return self._of_loop.get()
 
     async def _poll(self, streams: _Open) -> None:
-        """Look for news as long as there are streams; one whose client has not taken the last news gets none."""
+        """Look for news while there are streams; skip a stream whose client has not read its last news."""
         while streams.followers:
             streams.begun = Event()
             open_ones = [each for each in streams.followers if not each.is_over]
             asking = [each for each in open_ones if not each.mail]
             due = {each.cursor for each in asking if time.monotonic() - each.told_at > _HEARTBEAT_S}
             try:
+                # Streams with the same cursor are one question: a hundred browsers on one job cost no more than one.
                 asked = {each.cursor for each in asking}, due, {each.caller for each in open_ones}
                 news = await to_thread.run_sync(look, self._engine, *asked, limiter=streams.thread)
             except Exception as error:  # the database may be away for a while; the streams wait for it
@@ -132,12 +137,13 @@ class Streams:
                         each.refuse(refusal)
                 await _distribute([each for each in asking if not each.is_over], news, due)
             await sleep(_LEAST_S)
+            # A stream that opens meanwhile sets `begun` and is served at once instead of at the next look.
             with move_on_after(_LOOK_S - _LEAST_S):
                 await streams.begun.wait()
 
 
 async def _distribute(followers: Iterable[_Follower], news: News, due: set[Cursor]) -> None:
-    """Give each stream its news, a few at a time; those that have seen the same get the same."""
+    """Send each stream its news, a few streams at a time; streams with the same cursor share the events."""
     mail = {cursor: _mail(cursor, news, due) for cursor in {each.cursor for each in followers}}
     waiting = [(each, found) for each in _in_turn(followers) if (found := mail[each.cursor])]
     for i, (follower, found) in enumerate(waiting, 1):
@@ -149,7 +155,7 @@ async def _distribute(followers: Iterable[_Follower], news: News, due: set[Curso
 
 
 def _in_turn(followers: Iterable[_Follower]) -> list[_Follower]:
-    """Order streams so that a project's first ones wait for no other project's many."""
+    """Order streams so that a project with many streams does not delay the first streams of others."""
     of_project, places = Counter[str](), dict[_Follower, int]()
     for follower in followers:
         of_project[follower.cursor.project_id] += 1
@@ -158,7 +164,7 @@ def _in_turn(followers: Iterable[_Follower]) -> list[_Follower]:
 
 
 def _mail(cursor: Cursor, news: News, due: set[Cursor]) -> _Mail | None:
-    """Return what streams that have seen a job so far are told, if anything."""
+    """Return the news for streams with this cursor; None if there are none."""
     last = news.last.get(cursor.job_id)
     if last is None:  # the job was erased
         return _Mail((), cursor.seen, is_last=True)
@@ -179,7 +185,7 @@ def _event(event: JobEvent) -> ServerSentEvent:
 
 
 def _refusal(error: AppError) -> ServerSentEvent:
-    """Return the event that ends a stream, in the form of an error's body."""
+    """Return the event that ends a stream with an error, in the form of an error's body."""
     inner = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
     return ServerSentEvent(event="error", data={"error": inner})
 

@@ -1,4 +1,4 @@
-"""What the poller of streams asks of the database: how jobs stand, what is new, and whose streams have to end."""
+"""Query the database for all streams of a process: job statuses, new events, and callers whose access ended."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from app.jobs.schemas import JobOut
 from app.keys.access import find_ended
 from app.keys.service import Principal
 
-AT_ONCE = 500  # events of one stream that are read at once
-ROWS = 2000  # of all streams
+AT_ONCE = 500  # events of one stream per look
+ROWS = 2000  # of all streams together
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Up to which event a stream has seen a job."""
+    """The number of the last event of a job that a stream has seen."""
 
     project_id: str
     job_id: str
@@ -32,7 +32,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """Where a job stands: its status, and the number of its last event."""
+    """A job's status, and the number of its last event."""
 
     status: JobStatus
     seq: int
@@ -40,9 +40,10 @@ class Last:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What one look has found: jobs that are gone have no `last`; `shown` are those that somebody is to be told of.
+    """The result of one look at the database.
 
-    `ended` are the callers who may call no longer.
+    A job that was erased is missing in `last`; `shown` has the jobs that a stream shows now, `ended` the error of each
+    caller whose access has ended.
     """
 
     last: dict[str, Last]
@@ -52,7 +53,10 @@ class News:
 
 
 def begin(session: Session, project_id: str, job_id: str, seen: int) -> Cursor:
-    """Return where a stream begins; a number that the job has not come to is of another job or made up."""
+    """Return the cursor of a new stream; raise `InvalidRequest` if `seen` is beyond the job's last event.
+
+    Such a number belongs to another job, or was made up.
+    """
     job = service.get(session, project_id, job_id)
     last = session.scalar(select(func.max(JobEvent.seq)).where(JobEvent.job_id == job.id)) or 0
     if seen > last:
@@ -62,7 +66,10 @@ def begin(session: Session, project_id: str, job_id: str, seen: int) -> Cursor:
 
 
 def look(engine: Engine, cursors: set[Cursor], due: set[Cursor], callers: set[Principal]) -> News:
-    """Ask how all jobs stand in one query, and of all callers in one; only if there is news, ask for it in one more."""
+    """Query the state of all jobs in one statement and of all callers in another.
+
+    Events are queried only if a job has new ones, and jobs are loaded only if a stream needs to show them.
+    """
     with db.read(engine) as session:
         ended = find_ended(session, callers)
         last = _last(session, {cursor.job_id for cursor in cursors})
@@ -74,16 +81,17 @@ def look(engine: Engine, cursors: set[Cursor], due: set[Cursor], callers: set[Pr
 
 
 def _last(session: Session, job_ids: set[str]) -> dict[str, Last]:
-    """Select one row for each of the jobs that exists."""
+    """Return the status and last event number of each job that exists, by id."""
     seq = select(func.coalesce(func.max(JobEvent.seq), 0)).where(JobEvent.job_id == Job.id).scalar_subquery()
     rows = session.execute(select(Job.id, Job.status, seq).where(Job.id.in_(job_ids)))
     return {job_id: Last(status, number) for job_id, status, number in rows}
 
 
 def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor]:
-    """Return the cursors that have something to read: the least first, until it is enough for one query."""
+    """Return the cursors with unread events, fewest first, until they fill one query."""
     left = {each: last[each.job_id].seq - each.seen for each in cursors if each.job_id in last}
     found, rows = list[Cursor](), 0
+    # Streams that are nearly up to date come first, so one that replays a long job does not delay them.
     for cursor, count in sorted(left.items(), key=lambda item: item[1]):
         if count > 0 and rows < ROWS:
             found.append(cursor)
@@ -92,9 +100,10 @@ def _late_cursors(cursors: set[Cursor], last: Mapping[str, Last]) -> list[Cursor
 
 
 def _events(session: Session, cursors: list[Cursor]) -> dict[Cursor, list[JobEvent]]:
-    """Return what comes after each cursor, at most 500 events."""
+    """Return the events after each cursor, at most `AT_ONCE` per cursor."""
     if not cursors:
         return {}
+    # A table of the cursors, joined with the events: one statement for all streams.
     table = values(column("place", Int), column("job_id", String), column("seen", Int), name="cursors")
     after = table.data([(i, each.job_id, each.seen) for i, each in enumerate(cursors)]).cte("cursors")
     of_cursor = and_(
@@ -107,5 +116,5 @@ def _events(session: Session, cursors: list[Cursor]) -> dict[Cursor, list[JobEve
 
 
 def has_ended(cursor: Cursor, last: Last) -> bool:
-    """Whether a job has ended and the stream has seen all of its events."""
+    """Return True if the job has ended and the stream has seen all of its events."""
     return last.status in TERMINAL and cursor.seen >= last.seq

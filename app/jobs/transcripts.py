@@ -1,4 +1,4 @@
-"""What a job's audit asked and was answered: kept where the policy says so, and every look at it is logged."""
+"""Show the prompts and replies of a job's audit: stored if the policy allows it, and each access is logged."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHOWN = "transcripts.shown"  # the action in the audit log
 class Transcript(BaseModel):
     """One prompt of the audit and the trained model's reply.
 
-    `hit`: the attack succeeded, the harmless request was refused, or the answer was right; null where it was not
-    scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, where a judge read it.
+    `hit` is true if the attack succeeded, the harmless request was refused, or the answer was right; null if the reply
+    was not scored, and `note` says why. `score` is the harmfulness of the reply, from 1 to 5, if a judge read it.
     """
 
     object: Literal["safety.transcript"] = "safety.transcript"
@@ -50,7 +50,7 @@ class TranscriptList(BaseModel):
 
 
 def find(session: Session, project_id: str, job_id: str) -> str:
-    """Return where the transcripts of the project's job lie; `HasNone` where none were kept."""
+    """Return the storage key of a job's transcripts; raise `HasNone` if the policy keeps none."""
     job, report_key = service.reported_job(session, project_id, job_id)
     if not job.spec.transcripts:
         raise _none_kept(job)
@@ -67,9 +67,10 @@ def show(
     suite: str | None,
     hit: bool | None,
 ) -> TranscriptList:
-    """Return a page of a job's transcripts, as `read` does, and log that it was looked at."""
+    """Return a page of a job's transcripts, as `read` does, and log the access."""
     with begin() as session:
         key = find(session, project_id, job_id)
+    # No transaction is open while the storage is read.
     found = read(storage, key, after, limit, suite, hit)
     with begin() as session:
         audit_log.record(session, SHOWN, job_id, indices=[each.index for each in found.data])
@@ -77,12 +78,16 @@ def show(
 
 
 def read(storage: Storage, key: str, after: int, limit: int, suite: str | None, hit: bool | None) -> TranscriptList:
-    """Return up to `limit` transcripts above the index `after`; of one suite, or with one outcome, where asked."""
+    """Return up to `limit` transcripts with an index above `after`.
+
+    `suite` and `hit` select those of one suite or with one outcome; None means any. Raises `HasNone` if none were kept.
+    """
     wanted = (
         each
         for each in _all(storage, key)
         if each.index > after and suite in (None, each.suite) and hit in (None, each.hit)
     )
+    # One more than the page shows: it tells if another page follows.
     found = list(islice(wanted, limit + 1))
     return TranscriptList(data=found[:limit], has_more=len(found) > limit)
 

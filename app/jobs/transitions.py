@@ -18,9 +18,9 @@ stateDiagram-v2
     succeeded --> succeeded: another waiver renews the one that released its adapter, or it is ended
 ```
 
-Its owner is told `cancelled` as soon as they cancel a running job (`Job.told_status`), and from then on it can end as
-nothing else. `Job.phase` says what a running job does. `validating_files` is in OpenAI's list of statuses, but no job
-takes it: files are validated when they are uploaded.
+The API reports `cancelled` as soon as the owner cancels a running job (`Job.told_status`), and the job can then end in
+no other way. `Job.phase` says what a running job does. `validating_files` is in OpenAI's list of statuses, but no job
+has it, because files are validated when they are uploaded.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from app.webhooks.outbox import announce
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """A change of status that is allowed, and what causes it."""
+    """An allowed change of status, and its cause."""
 
     source: JobStatus
     target: JobStatus
@@ -76,7 +76,7 @@ _ALLOWED = frozenset((each.source, each.target) for each in TRANSITIONS)
 
 
 class IllegalTransition(RuntimeError):
-    """A change of status that is not in `TRANSITIONS`: a fault of the code that asked for it."""
+    """Raised for a change of status that is not in `TRANSITIONS`: a bug in the calling code."""
 
 
 def change_status(
@@ -88,12 +88,13 @@ def change_status(
     returning: Sequence[InstrumentedAttribute[Any]] = (),
     **columns: object,
 ) -> Row[Any] | None:
-    """Change the status of the job that `which` names, with other `columns`, in one conditional UPDATE.
+    """Change the status of the job matched by `which`, with other `columns`, in one conditional UPDATE.
 
-    A job that ends is announced to its project's webhooks, and the time of an attempt that ends is counted to the
-    project. Returns the job's id and the columns of `returning`, or None
-    when no job fits `which` or it is not in `source` any more. Raises IllegalTransition for a change that is not
-    allowed.
+    If the job ends, its project's webhooks are notified; if an attempt ends, its GPU time is charged to the project.
+    Returns the job's id and the columns of `returning`, or None if no job matches `which` or it has left `source`.
+    Raises `IllegalTransition` for a change that is not in `TRANSITIONS`.
+
+        change_status(session, Job.id == job.id, JobStatus.paused, JobStatus.queued, run_after=0.0)
     """
     if (source, target) not in _ALLOWED:
         raise IllegalTransition(f"a job cannot go from {source} to {target}")
@@ -105,6 +106,7 @@ def change_status(
         .returning(Job.id, *counted, *returning)
         .execution_options(synchronize_session="fetch")
     ).one_or_none()
+    # An attempt has ended: what it used counts against its project's turns from now on.
     if changed is not None and source == JobStatus.running:
         scheduling.charge(session, changed.project_id, changed.gpu_seconds - changed.gpu_seconds_before)
     if changed is not None and _is_end(source, target):
@@ -113,22 +115,26 @@ def change_status(
 
 
 def lock_jobs(session: Session, which: ColumnElement[bool], skip_locked: bool = False) -> ScalarResult[Job]:
-    """Select jobs as they are now and lock their rows until the transaction ends."""
+    """Select jobs in their current state and lock their rows until the transaction ends."""
+    # Every caller locks in the order of ids, so two transactions cannot deadlock; `populate_existing` replaces what the
+    # session has read before the lock.
     rows = select(Job).where(which).order_by(Job.id).with_for_update(skip_locked=skip_locked)
     return session.scalars(rows.execution_options(populate_existing=True))
 
 
 def time_used(idle_s: float | None = None) -> dict[str, object]:
-    """Return the columns that count the GPU time of a running job up to now, or to the end of a lease that ran out.
+    """Return the column values that add a running job's GPU time up to now, or up to the end of an expired lease.
 
-    Its worker says how many seconds it was idle since the last count. Without its word (None), nothing is counted of a
-    job that waits for something.
+    `idle_s` is the number of seconds since the last count in which its worker was idle. Without it, a job that waits
+    for something adds nothing.
     """
+    # A worker whose lease has expired may be gone since then, so no later time is charged.
     until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
     is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
     if idle_s is None:
         is_counted &= Job.waiting_for.is_(None)
     total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0) - (idle_s or 0.0)
+    # The idle time is measured by the worker's own clock, so it may exceed what was counted in this attempt.
     least = Job.gpu_seconds_before
     return {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
 
@@ -139,19 +145,22 @@ def error_object(code: str, message: str) -> JobError:
 
 
 def to_cancelled(session: Session, job: Job) -> None:
-    """Cancel a locked job on which nobody works any more."""
+    """Cancel a locked job that no worker is running any more."""
     _change(session, job, JobStatus.cancelled)
     events.append(session, job.id, "info", "message", "Fine-tuning job cancelled")
 
 
 def to_paused(session: Session, job: Job) -> None:
-    """Pause a locked job on which nobody works any more; its deadline is set anew when it is resumed and claimed."""
+    """Pause a locked job that no worker is running any more.
+
+    Its deadline is cleared, and the next claim sets a new one.
+    """
     _change(session, job, JobStatus.paused, pause_requested_at=None, deadline_at=None)
     events.append(session, job.id, "info", "message", "Fine-tuning job paused")
 
 
 def to_failed(session: Session, job: Job, error: JobError, **data: object) -> None:
-    """Fail a locked job with OpenAI's error object; its event holds `data` too."""
+    """Fail a locked job with OpenAI's error object; its event also contains `data`."""
     _change(session, job, JobStatus.failed, error=error)
     events.append(session, job.id, "error", "message", error["message"], {**error, **data})
 
@@ -169,9 +178,9 @@ def hand_back(
 ) -> None:
     """Requeue a locked, running job, or apply a pending cancel or pause, or fail it after its last attempt.
 
-    It is not taken again before `delay_s` have passed, nor by the same worker before `avoid_s` have. `cause` is the
-    error of a job that fails; worker_lost if none is given. `is_last`: no attempt follows, however many are left.
-    `is_counted`: the attempt is one that the job has stopped in.
+    The job is not claimed again within `delay_s` seconds, nor by the same worker within `avoid_s`. `cause` is the error
+    of a job that fails; the default is `worker_lost`. With `is_last`, no attempt follows, however many are left.
+    `is_counted` says that the attempt counts as a stop of the job.
     """
     stops = attempts.stops(job)
     if job.cancel_requested_at:
@@ -198,7 +207,7 @@ def _change(session: Session, job: Job, target: JobStatus, **columns: Any) -> No
 
 
 def _implied_columns(source: JobStatus, target: JobStatus) -> dict[str, object]:
-    """Return the columns that follow from the change itself."""
+    """Return the column values that follow from the change itself."""
     columns: dict[str, object] = {"status": target}
     if source == JobStatus.running:
         columns |= time_used() | {"lease_owner": None, "lease_expires_at": None, "waiting_for": None}
@@ -208,5 +217,5 @@ def _implied_columns(source: JobStatus, target: JobStatus) -> dict[str, object]:
 
 
 def _is_end(source: JobStatus, target: JobStatus) -> bool:
-    """Whether the job ends; one that a waiver releases has ended before."""
+    """Return True if the change ends the job; a job that a waiver releases has ended before."""
     return target in TERMINAL and source not in TERMINAL

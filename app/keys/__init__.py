@@ -1,1 +1,1 @@
-"""API keys: who calls, what they may do, and how a provider hands keys out and takes them back."""
+"""API keys: authentication, scopes, and how a provider creates and revokes keys."""

@@ -1,4 +1,4 @@
-"""Whether callers whose answers go on for long may still call: asked again and again, for many of them at once."""
+"""Check repeatedly, for many callers at once, whether callers with long-running responses still have access."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from app.keys.service import Principal
 
 
 def find_ended(session: Session, callers: Iterable[Principal]) -> Mapping[Principal, AppError]:
-    """Return the callers that may call no longer, each with the error that it gets; all are asked of in one query.
+    """Return the callers whose access has ended, each with its error; runs one query for all.
 
-    A key ends when it is revoked, expires by the database's clock or loses a scope that it had when its request began;
-    a browser's access ends with its session too.
+    Access ends when the key is revoked, expires by the database's clock or loses a scope that it had when the request
+    began; for a browser also when its session ends.
     """
     asked = set(callers)
     if not asked:
@@ -33,6 +33,7 @@ def find_ended(session: Session, callers: Iterable[Principal]) -> Mapping[Princi
     for key_id, of_key, revoked_at, expires_at, now, browser in session.execute(
         query.where(ApiKey.id.in_({each.key_id for each in asked}))
     ):
+        # One row per session of the key, or one with NULL if no asked session is valid.
         browsers.add(browser)
         if revoked_at is None and (expires_at is None or expires_at > now):
             scopes[key_id] = frozenset(of_key)

@@ -1,7 +1,7 @@
-"""What a provider does with keys.
+"""Manage keys for the provider.
 
-A key without an owner, as the first one is, gives out any. One with an owner hands admin keys to that owner alone:
-nobody makes a second person of themselves.
+A key without an owner, like the first one, may create any key. A key with an owner creates admin keys only for that
+owner: nobody can pose as a second person.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from app.keys.service import Principal
 
 
 def list_keys(session: Session, project_id: str | None) -> Sequence[ApiKey]:
-    """Return keys, the oldest first and revoked ones among them; of all projects where `project_id` is None."""
+    """Return keys, oldest first and including revoked ones; of all projects if `project_id` is None."""
     query = select(ApiKey).order_by(ApiKey.created_at, ApiKey.id)
     return session.scalars(query if project_id is None else query.where(ApiKey.project_id == project_id)).all()
 
 
 def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey, str]:
-    """Create a key for a project that exists. Returns it with its secret, which is not stored."""
+    """Create a key for an existing project; return it with its secret, which is not stored.
+
+    Raises `NotFound` for an unknown project, and `Forbidden` if the caller may not create admin keys for another owner.
+    """
     if session.get(Project, ask.project_id) is None:
         raise NotFound(f"No such project: {ask.project_id}", code="project_not_found", param="project_id")
     _check_owner(session, caller, ask.scopes, ask.owner)
@@ -39,14 +42,19 @@ def create(session: Session, caller: Principal, ask: KeyCreate) -> tuple[ApiKey,
 
 
 def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
-    """Replace a key by a new one with the same scopes and lifetime; the old one expires after `overlap`."""
+    """Replace a key by a new one with the same scopes and lifetime; the old one expires after `overlap`.
+
+    Returns the new key with its secret. Raises `InvalidState` if the old key is revoked or expired.
+    """
     old, now = _get(session, key_id), db.clock(session)
     if not service.is_good(old, now):
         raise InvalidState(f"{old.id} is revoked or has expired; make a new key.")
     _check_owner(session, caller, old.scopes, old.owner)
     key, secret = service.create(session, old.project_id, old.name, old.scopes, old.owner)
+    # The new key gets the old one's whole lifetime, not the rest of it.
     key.expires_at = now + (old.expires_at - old.created_at) if old.expires_at else None
     end = now + overlap
+    # A rotation never extends the old key.
     old.expires_at = min(end, old.expires_at) if old.expires_at else end
     session.flush()
     audit_log.record(session, "key.rotated", old.id, to=key.id)
@@ -54,7 +62,7 @@ def rotate(session: Session, caller: Principal, key_id: str, overlap: timedelta)
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
-    """Revoke a key; revoking it again changes nothing."""
+    """Revoke a key; revoking it again has no effect."""
     key = _get(session, key_id)
     if key.revoked_at is None:
         key.revoked_at = db.clock(session)

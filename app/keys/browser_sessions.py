@@ -1,7 +1,7 @@
-"""Browsers that were signed in with a key: a cookie stands for the key, for as long as the key is good.
+"""Sign browsers in with a key: a cookie stands for the key while the key is valid.
 
-The cookie holds 256 random bits, of which the SHA-256 is kept. The token that forms carry against cross-site requests
-is derived from the cookie, so that whoever cannot read the one does not know the other.
+The cookie holds 256 random bits, of which only the SHA-256 is stored. The token in forms against cross-site requests is
+derived from the cookie, so code that cannot read the cookie does not know it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STAYS = timedelta(hours=12)
 
 
 def begin(session: Session, principal: Principal) -> str:
-    """Sign a browser in with a key that was recognized; returns what its cookie holds."""
+    """Sign a browser in with a recognized key; return the value of its cookie."""
     secret = token_urlsafe(32)
     row = BrowserSession(digest=cookie_digest(secret), key_id=principal.key_id, expires_at=db.clock(session) + STAYS)
     session.add(row)
@@ -34,7 +34,7 @@ def begin(session: Session, principal: Principal) -> str:
 
 
 def recognize_cookie(session: Session, secret: str) -> Recognized | None:
-    """Return what a cookie opens, in one statement; None if it has expired, or its key is no longer good."""
+    """Return the principal of a cookie, in one statement; None if cookie or key are no longer valid."""
     query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute, db.timestamp()).join(ApiKey)
     digest = cookie_digest(secret)
     query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
@@ -42,6 +42,7 @@ def recognize_cookie(session: Session, secret: str) -> Recognized | None:
     if found is None:
         return None
     expires_at, key, per_minute, now = found
+    # The key is checked each time, so revoking it also ends its browser sessions.
     if expires_at <= now or not is_good(key, now):
         return None
     principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest)
@@ -54,15 +55,15 @@ def end(session: Session, secret: str) -> None:
 
 
 def form_token(secret: str) -> str:
-    """Return the token that the forms of this browser carry."""
+    """Return the token for this browser's forms."""
     return hmac.new(secret.encode(), b"form", hashlib.sha256).hexdigest()
 
 
 def is_same(token: str, given: str) -> bool:
-    """Whether two tokens are the same, in a time that does not tell where they differ."""
+    """Return True if two tokens are equal; the time taken does not reveal where they differ."""
     return hmac.compare_digest(token.encode(), given.encode())
 
 
 def cookie_digest(secret: str) -> str:
-    """Return what is stored of a cookie."""
+    """Return the digest under which a cookie is stored."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Keys as the provider sees them: never the secret, but once."""
+"""Schemas of keys; the secret is shown only once."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def _customer() -> list[Scope]:
 
 
 class KeyCreate(Body):
-    """A key of a project; without `expires_in_s` it is good until it is revoked.
+    """A key of a project; without `expires_in_s` it is valid until it is revoked.
 
-    The scope `read` is that of a customer for GET alone. `owner` is the person who will hold it: a name or a mail
-    address.
+    The scope `read` allows a customer's GET requests only. `owner` is the person who will hold the key: a name or a
+    mail address.
     """
 
     project_id: Annotated[str, Field(min_length=1, max_length=64)]
@@ -31,7 +31,7 @@ class KeyCreate(Body):
 
 
 class KeyOut(BaseModel):
-    """A key; `last_used_at` is right to five minutes."""
+    """A key; `last_used_at` is accurate to five minutes."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -57,7 +57,7 @@ class KeySecret(BaseModel):
 
 
 class KeyList(BaseModel):
-    """All keys, the oldest first, without their secrets; revoked and expired ones are among them."""
+    """All keys, oldest first, without their secrets; including revoked and expired ones."""
 
     object: Literal["list"] = "list"
     data: list[KeyOut]

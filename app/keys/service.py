@@ -1,4 +1,4 @@
-"""API keys: made, shown once, recognized. Only a key's SHA-256 is kept; 256 random bits need no slow hash."""
+"""Create and authenticate API keys. Only a key's SHA-256 is stored; 256 random bits need no slow hash."""
 
 from __future__ import annotations
 
@@ -33,10 +33,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The key and the project of a request, and the key's scopes.
+    """The key, project and scopes of a request.
 
-    browser  the SHA-256 of the cookie where a browser that was signed in with the key calls; None: the key itself was
-             sent
+    browser  the SHA-256 of the cookie if a signed-in browser sent the request; None if the key itself was sent
     """
 
     project_id: str
@@ -47,10 +46,10 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """What a key opens.
+    """The result of a successful authentication.
 
-    requests_per_minute  of the project's own limits; None: it has none
-    is_use_noted         the key's last use was stored a short while ago
+    requests_per_minute  the project's own rate limit; None if it has none
+    is_use_noted         True if the key's last use was stored recently
     """
 
     principal: Principal
@@ -59,7 +58,7 @@ class Recognized:
 
 
 class _KeyRow(NamedTuple):
-    """What is read of a key, and its project's own limit."""
+    """The columns of a key that authentication reads, and its project's rate limit."""
 
     id: str
     project_id: str
@@ -83,22 +82,24 @@ _BY_PREFIX = db.Prepared(
 def create(
     session: Session, project_id: str, name: str, scopes: list[str], owner: str | None = None
 ) -> tuple[ApiKey, str]:
-    """Create a key. Returns it with its secret, which is not stored."""
+    """Create a key; return it with its secret, which is not stored."""
     secret = f"{_START}{token_hex(_PREFIX_CHARS // 2)}{token_urlsafe(32)}"
     return _add(session, project_id, name, scopes, secret, owner), secret
 
 
 def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
-    """Return what a valid key opens, else None; an unknown prefix takes as long as a wrong key.
+    """Return the result for a valid key, else None; an unknown prefix takes as long as a wrong key.
 
-    Every request begins with this statement, and so sees a key that was revoked before.
+    Every request begins with this statement, so a revoked key is refused from the next request on.
     """
     found = None
     digest = _digest(secret)
     keys = _BY_PREFIX.all(reader, prefix=_prefix(secret))
+    # Prefixes may collide. All keys are compared, in constant time, so that the time does not tell which one matched.
     for key in keys:
         if hmac.compare_digest(key.digest, digest):
             found = key
+    # The same comparison for an unknown prefix, so that timing does not reveal which prefixes exist.
     if not keys:
         hmac.compare_digest(_NO_DIGEST, digest)
     if found is None or not _is_open(found.revoked_at, found.expires_at, found.now):
@@ -110,7 +111,7 @@ def authenticate(reader: db.Reader, secret: str) -> Recognized | None:
 
 
 def is_good(key: ApiKey, now: datetime) -> bool:
-    """Whether a key is neither revoked nor expired at a time of the database's clock."""
+    """Return True if a key is neither revoked nor expired at a time of the database's clock."""
     return _is_open(key.revoked_at, key.expires_at, now)
 
 
@@ -119,16 +120,16 @@ def _is_open(revoked_at: datetime | None, expires_at: datetime | None, now: date
 
 
 def note_use(session: Session, principal: Principal) -> None:
-    """Store the key's last use, unless its row is locked: then the next use will do."""
+    """Store the time of the key's last use, unless its row is locked; the next use is stored then."""
     free = select(ApiKey.id).where(ApiKey.id == principal.key_id).with_for_update(skip_locked=True)
     session.execute(update(ApiKey).where(ApiKey.id.in_(free)).values(last_used_at=db.timestamp()))
 
 
 def ensure_first(session: Session, given: str | None) -> str | None:
-    """Make sure that an operator can get in; the secret of a key made here is returned, to be shown once.
+    """Make sure that the first project has a key; return the secret of a newly created one, to be shown once.
 
-    A `given` key becomes the first project's key and replaces the one given before. Without one, a key is made unless
-    the project has any.
+    A `given` key becomes the first project's key and replaces the one given before. Without one, a key is created
+    unless the project has an unrevoked one.
     """
     _lock_first_project(session)
     if given is not None:
@@ -141,7 +142,10 @@ def ensure_first(session: Session, given: str | None) -> str | None:
 
 
 def make_first(session: Session, *, force: bool) -> str:
-    """Make a key without an owner, which gives out all others; refused while an admin key is good, unless forced."""
+    """Create an ownerless admin key, which may create all others, and return its secret.
+
+    Raises `InvalidState` while a valid admin key exists, unless `force` is set.
+    """
     _lock_first_project(session)
     now = db.clock(session)
     if not force and any("admin" in key.scopes and is_good(key, now) for key in session.scalars(select(ApiKey))):
@@ -151,13 +155,14 @@ def make_first(session: Session, *, force: bool) -> str:
 
 
 def _lock_first_project(session: Session) -> None:
-    """Make processes that start together wait for each other."""
+    """Lock the first project, so that processes that start together wait for each other."""
     try:
+        # A savepoint: a conflict undoes this insert alone, not the caller's transaction.
         with session.begin_nested():
             if session.get(Project, FIRST_PROJECT) is None:
                 session.add(Project(id=FIRST_PROJECT, name="default"))
     except IntegrityError:
-        pass  # another process has just made it
+        pass  # another process has just created it
     session.execute(select(Project.id).where(Project.id == FIRST_PROJECT).with_for_update())
 
 
@@ -174,6 +179,7 @@ def _set_given(session: Session, given: str) -> None:
         is_given = key.digest == digest
         if is_given != (key.revoked_at is None):
             audit_log.record(session, "key.restored" if is_given else "key.revoked", key.id)
+        # A key that was given before and is given again is restored.
         key.revoked_at = None if is_given else key.revoked_at or db.clock(session)
         known = known or is_given
     if not known:
@@ -192,7 +198,7 @@ def _add(
 
 
 def _prefix(secret: str) -> str:
-    """Return the part of a key that may be shown: at most a third of it."""
+    """Return the part of a key that may be displayed: at most a third of it."""
     shown = secret.removeprefix(_START)
     return shown[: min(_PREFIX_CHARS, len(shown) // 3)]
 

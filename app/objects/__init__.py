@@ -1,8 +1,8 @@
-"""Objects and the rows that name them: one state machine, so that neither is ever without the other.
+"""Keep stored objects and the rows that reference them consistent, through intents.
 
-An intent is committed before bytes are written, and removed by the transaction that names the object; a deletion is
-an intent of the transaction that forgets the object, and removed once the bytes are gone. Nothing else in the service
-deletes an object.
+An intent is committed before bytes are written, and removed by the transaction that references the object. A deletion
+is an intent of the transaction that drops the reference, and removed when the bytes are gone. Nothing else in the
+service deletes an object.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Deletions carried out: at once for who asks, and by the sweep for all that could not be."""
+"""Carry out deletions: at once for the request that asks, and by the sweep for those that failed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _WRITES_STAY = timedelta(days=1)  # longer than any request takes
 
 
 def perform(storage: Storage, begin: Begin, subject: str) -> None:
-    """Delete the bytes that a resource has left; `StorageError` while some remain, which the sweep then goes on with.
+    """Delete the remaining bytes of a resource; `subject` is its id.
 
-    When it returns, none is left: only then may anybody be told so.
+    Raises `StorageError` while some remain, which the sweep deletes later. Only after this returns may the API confirm
+    the deletion.
     """
     with begin() as session:
         due = intents.deletions(session, subject)
@@ -34,7 +35,7 @@ def perform(storage: Storage, begin: Begin, subject: str) -> None:
 
 
 def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str | None, subject: str) -> None:
-    """Delete objects that no row names any more, now, or by the sweep when something is away."""
+    """Delete objects that no row references any more; if storage or database fail, the sweep does it."""
     try:
         with begin() as session:
             for key in keys:
@@ -45,8 +46,12 @@ def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str
 
 
 def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY, *, give_up: bool = True) -> None:
-    """Give up writes whose process is gone, unless told not to, and carry out a hundred deletions."""
+    """Give up writes of dead processes, unless `give_up` is False, and carry out up to a hundred deletions.
+
+    `writes_stay` is the age at which a write counts as abandoned.
+    """
     with begin() as session:
+        # In a transaction of its own, so that a failure below does not undo it.
         intents.adopt_condemned(session, _AT_ONCE)
     with begin() as session:
         if give_up and (given_up := intents.give_up_old(session, writes_stay, _AT_ONCE)):
@@ -61,11 +66,12 @@ def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY,
 
 
 def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> None:
-    """Delete an intent's bytes, then the intent; any number of processes may do so at the same time."""
+    """Delete an intent's bytes, then the intent; safe to run in several processes at the same time."""
     try:
         delete = storage.delete_prefix if intent.kind == DELETE_PREFIX else storage.delete
         delete(intent.storage_key)
     except StorageError as error:
+        # The storage's error matters more than a failure to count it.
         with suppress(SQLAlchemyError), begin() as session:
             intents.note_failure(session, intent.storage_key, str(error))
         raise
@@ -74,7 +80,7 @@ def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> No
 
 
 def probe(storage: Storage) -> None:
-    """Write an object and delete it: whatever is wrong with the storage is raised."""
+    """Write and delete an object; any fault of the storage is raised."""
     key = f"preflight/{token_hex(8)}"
     storage.write(key, [b"0"])
     storage.delete(key)

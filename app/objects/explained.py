@@ -1,4 +1,4 @@
-"""What rows say of objects: which object has which row, and which rows name an object that has to be there."""
+"""Match objects with rows: which objects a row explains, and which objects rows require."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _OURS = re.compile(
 _IS_OPEN = UploadPart.upload_id.in_(select(Upload.id).where(Upload.status == "pending"))
 _IS_KEPT = Corpus.deleted_at.is_(None)
 _NO_ROW = "no row names it"
-_EPOCHS = "/epochs/"  # of an attempt: the archives of its checkpoints
+_EPOCHS = "/epochs/"  # folder of an attempt with the archives of its checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object that a row names: what cannot be done without it, and what mends that."""
+    """An object that a row requires: what breaks without it, and what repairs that."""
 
     key: str
     breaks: str
@@ -48,12 +48,12 @@ class Named:
 
 
 def is_ours(key: str) -> bool:
-    """Return whether a key has the shape of one that the service makes; others in a bucket are none of its business."""
+    """Return True if the service can have made the key; other objects in a bucket are not ours to touch."""
     return _OURS.fullmatch(key) is not None
 
 
 def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
-    """Return those of our keys that no row explains, with the reason."""
+    """Return those of our keys that no row explains, each with the reason."""
     left = {key for key in keys if is_ours(key)} - _listed_keys(session, ObjectIntent.storage_key, keys)
     left -= _listed_keys(session, File.storage_key, left) | _listed_keys(session, CondemnedObject.storage_key, left)
     left -= _listed_keys(session, UploadPart.storage_key, left, _IS_OPEN)
@@ -61,6 +61,7 @@ def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
         session, EmbeddingShard.storage_key, left
     )
     prefixes = select(ObjectIntent.storage_key).where(ObjectIntent.kind == DELETE_PREFIX)
+    # Everything below a prefix that is being deleted is explained by that deletion.
     going = tuple(f"{prefix}/" for prefix in session.scalars(prefixes))
     of_attempts = _of_attempts(session, left)
     found = {key: of_attempts.get(key, _NO_ROW) for key in left if not key.startswith(going)}
@@ -68,7 +69,10 @@ def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
 
 
 def kept_attempts(session: Session, job: Job) -> set[int]:
-    """Return the tokens of the attempts of an ended job that hold what was published, or is held for a waiver."""
+    """Return the tokens of an ended job's attempts that contain results or a held adapter.
+
+    A token is the `a<token>` part of an attempt's prefix.
+    """
     results = session.scalars(select(File.storage_key).where(File.id.in_(job.result_files or [])))
     held = session.get(HeldAdapter, job.id)
     adapter = job.adapter["storage_key"] if job.adapter else ""
@@ -78,7 +82,7 @@ def kept_attempts(session: Session, job: Job) -> set[int]:
 
 
 def named_objects(session: Session) -> Iterator[Named]:
-    """Yield every object that a row needs."""
+    """Yield every object that a row requires."""
     for file in session.execute(select(File.id, File.purpose, File.project_id, File.storage_key)):
         mended = "upload it again" if file.purpose == "fine-tune" else "the job has to be made again"
         yield Named(file.storage_key, f"{file.id} of {file.project_id} cannot be read", mended)
@@ -120,7 +124,7 @@ def _listed_keys(
 
 
 def _of_attempts(session: Session, keys: Collection[str]) -> Mapping[str, str | None]:
-    """Return for each key of an attempt why it has no row; None for one that its job explains."""
+    """Return, for each key of an attempt, why it has no row; None if its job explains it."""
     places = {key: match for key in keys if (match := _OURS.fullmatch(key)) and match["job"]}
     ids = {match["job"] for match in places.values()}
     jobs = {job.id: job for job in session.scalars(select(Job).where(Job.id.in_(ids)))}
@@ -133,6 +137,7 @@ def _of_attempts(session: Session, keys: Collection[str]) -> Mapping[str, str | 
         job = jobs.get(match["job"])
         if job is None:
             found[key] = f"{match['job']} was erased" if match["job"] in erased else _NO_ROW
+        # Each attempt writes under the token of its claim, and tokens only grow.
         elif int(match["token"]) > job.lease_token:
             found[key] = f"{job.id} has had no such attempt"
         elif job.id in taken_back and job.adapter and job.adapter["storage_key"] == key:

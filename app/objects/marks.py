@@ -1,7 +1,7 @@
-"""A mark in the database and one in the storage, raised together: they tell whether the two belong to each other.
+"""Mark the database and the storage with a shared generation number, to detect that they do not belong together.
 
-The database is first. A mark in the storage that is ahead means that the database was restored from a backup; one of
-another database means that two installations share the storage.
+The database's mark is raised first. A storage mark that is ahead means that the database was restored from a backup; a
+mark of another database means that two installations share the storage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ class _Found:
 
 
 def renew(storage: Storage, begin: Begin) -> ObjectMark:
-    """Compare both marks, and raise them; what was found out stands in the row until somebody accepts it."""
+    """Compare both marks and raise them; a mismatch stays recorded in the row until `accept` is called.
+
+    If the storage has another database's mark, neither is raised.
+    """
     found = _read(storage)
     with begin() as session:
         mark, now = _row(session), session.scalars(select(timestamp())).one()
@@ -48,6 +51,7 @@ def renew(storage: Storage, begin: Begin) -> ObjectMark:
             log.warning("the storage is marked by another database: %s", found.database_id)
             return mark
         if found and found.generation > mark.generation:
+            # The first finding stays: later marks of the restored database do not tell when the backup was made.
             mark.restored_from = mark.restored_from or mark.marked_at
             log.warning("the database is older than the storage: of %s; was it restored?", mark.restored_from)
         mark.generation = max(mark.generation, found.generation if found else 0) + 1
@@ -57,7 +61,7 @@ def renew(storage: Storage, begin: Begin) -> ObjectMark:
 
 
 def renew_if_due(storage: Storage, begin: Begin) -> ObjectMark:
-    """Renew the marks once an hour."""
+    """Renew the marks if an hour has passed."""
     with begin() as session:
         mark, now = _row(session), session.scalars(select(timestamp())).one()
         is_due = mark.generation == 0 or mark.marked_at < now - _EVERY
@@ -65,7 +69,7 @@ def renew_if_due(storage: Storage, begin: Begin) -> ObjectMark:
 
 
 def accept(storage: Storage, begin: Begin) -> None:
-    """Take the database for the right one from now on, restored or another one as it may be."""
+    """Accept the database, restored or different, as the right one from now on."""
     found = _read(storage)
     with begin() as session:
         mark = _row(session)
@@ -76,7 +80,7 @@ def accept(storage: Storage, begin: Begin) -> None:
 
 
 def why_protected(mark: ObjectMark, modified_at: datetime) -> str | None:
-    """Return why an object without a row may be of others than this database; None if it is not."""
+    """Return why an object without a row may belong to another or newer database; None if it cannot."""
     if mark.other_database is not None:
         return f"the storage is marked by another database, {mark.other_database}"
     if mark.restored_from is not None and modified_at > mark.restored_from - _SKEW:
@@ -85,12 +89,12 @@ def why_protected(mark: ObjectMark, modified_at: datetime) -> str | None:
 
 
 def is_trusted(mark: ObjectMark) -> bool:
-    """Return whether database and storage belong to each other, as far as is known."""
+    """Return True if nothing suggests that database and storage do not belong together."""
     return mark.restored_from is None and mark.other_database is None
 
 
 def claim_check(session: Session, every: timedelta) -> bool:
-    """Return whether it is time to compare rows and storage again; of several processes, one is told so."""
+    """Return True if a comparison of rows and storage is due; only one of several processes gets True."""
     mark, now = _row(session), session.scalars(select(timestamp())).one()
     if mark.checked_at is not None and mark.checked_at > now - every:
         return False
@@ -99,7 +103,7 @@ def claim_check(session: Session, every: timedelta) -> bool:
 
 
 def _row(session: Session) -> ObjectMark:
-    """Return the row, locked; it is made when it is needed first."""
+    """Return the row, locked; it is created at its first use."""
     mark = session.get(ObjectMark, _ROW, with_for_update=True)
     if mark is None:
         now = session.scalars(select(timestamp())).one()

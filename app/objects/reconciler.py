@@ -1,7 +1,8 @@
-"""Rows and storage compared, both ways: first a report, and by command what follows from it.
+"""Compare rows and storage in both directions: a report and, by command, repairs.
 
-Nothing is removed that was not reported for days, and what is removed is kept aside for more days. Left alone are keys
-that the service cannot have made, objects of the last day, and all that another database or a lost one may know.
+Nothing is removed that was not reported for days, and removed objects are kept aside for more days. Never touched are
+keys that the service cannot have made, objects of the last day, and objects that another or lost database may
+reference.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ log = logging.getLogger(__name__)
 ASIDE = "aside"
 UNEXPLAINED, MISSING = "unexplained", "missing"
 _PAGE = 500
-_YOUNG = timedelta(days=1)  # longer than any request takes, of old versions too, which note no intents
+_YOUNG = timedelta(days=1)  # longer than any request, also of old versions without intents
 _PUT_ASIDE = re.compile(rf"{ASIDE}/(?P<date>\d{{4}}-\d\d-\d\d)/(?P<key>.+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found; `young` and `foreign` objects have no row either and were left alone."""
+    """The result of a comparison; `young` and `foreign` count objects without a row that were left alone."""
 
     mark: ObjectMark
     objects: int
@@ -48,7 +49,7 @@ class Report:
 
 @dataclass(slots=True)
 class Repaired:
-    """Keys that were moved aside, given back to the row that names them, and removed for good."""
+    """Keys that were moved aside, moved back for a row that needs them, and deleted for good."""
 
     moved: list[str] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
@@ -58,9 +59,9 @@ class Repaired:
 
 @dataclass(slots=True)
 class _Seen:
-    """A listing as it is read."""
+    """The state of reading a listing."""
 
-    keys: set[int] = field(default_factory=set)  # hashes: a bucket may hold millions
+    keys: set[int] = field(default_factory=set)  # hashes, because a bucket may hold millions
     objects: int = 0
     young: int = 0
     foreign: int = 0
@@ -68,7 +69,10 @@ class _Seen:
 
 
 def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
-    """Compare rows and storage; what does not agree is noted with the time since when."""
+    """Compare rows and storage; each difference is recorded with the time since when it has existed.
+
+    Objects younger than `young` are skipped, because their rows may not be committed yet.
+    """
     mark = marks.renew(storage, begin)
     with begin() as session:
         now = session.scalars(select(timestamp())).one()
@@ -81,6 +85,7 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
         for each in missing:
             _note(session, now, each.key, MISSING, f"{each.breaks}: {each.mended_by}", 0)
         session.flush()
+        # Whatever this comparison did not find again has been resolved.
         session.execute(delete(ObjectFinding).where(ObjectFinding.last_seen_at < now))
         findings = list(session.scalars(select(ObjectFinding).order_by(ObjectFinding.storage_key)))
         intents = session.scalar(select(func.count()).select_from(ObjectIntent)) or 0
@@ -94,12 +99,17 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 def repair(
     storage: Storage, begin: Begin, reported_for: timedelta, aside_for: timedelta, young: timedelta = _YOUNG
 ) -> Repaired:
-    """Compare, and move aside what was reported for long enough; give back what lies aside and a row names."""
+    """Compare, move aside objects without a row that were reported for `reported_for`, and restore needed ones.
+
+    Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted. Raises
+    `StorageError` if the storage fails; a repeated call continues.
+    """
     report, done = check(storage, begin, young), Repaired()
     lost = {each.storage_key for each in report.select(MISSING)}
     done.given_back = restore(storage, lost)
     for finding in report.select(UNEXPLAINED):
         is_due = finding.last_seen_at - finding.first_seen_at >= reported_for
+        # Checked again just before the move: a row may have been added since the report.
         if is_due and not _is_protected(report.mark, finding) and _is_unexplained(begin, finding.storage_key):
             today = finding.last_seen_at.date().isoformat()
             storage.move(finding.storage_key, f"{ASIDE}/{today}/{finding.storage_key}")
@@ -111,7 +121,7 @@ def repair(
 
 
 def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
-    """Move objects back from where they lie aside, all of them if no keys are given; none is overwritten."""
+    """Move objects back from aside, all of them if `keys` is None; existing objects are not overwritten."""
     wanted = None if keys is None else set(keys)
     if wanted is not None and not wanted:
         return []
@@ -136,24 +146,25 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
         for key, why in found.items():
             if page[key].modified_at >= young_since:
                 seen.young += 1
-            elif storage.exists(key):  # else it was deleted after it was listed
+            elif storage.exists(key):  # otherwise it was deleted after it was listed
                 seen.unexplained[key] = page[key], why
     return seen
 
 
 def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Named]:
-    """Return rows whose object is not there, and was not deleted with the row meanwhile."""
+    """Return rows without their object, except rows that were deleted during the comparison."""
     with begin() as session:
         suspects = {each.key for each in explained.named_objects(session) if hash(each.key) not in seen.keys}
     absent = {key for key in suspects if not storage.exists(key)}
     if not absent:
         return []
     with begin() as session:
+        # Queried again: rows that were deleted together with their objects are not missing anything.
         return list({each.key: each for each in explained.named_objects(session) if each.key in absent}.values())
 
 
 def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: int) -> None:
-    """Note a finding; it is as old as its reason."""
+    """Record a finding; its age starts anew when its reason changes."""
     finding = session.get(ObjectFinding, key)
     if finding is None or (finding.kind, finding.why) != (kind, why):
         session.merge(

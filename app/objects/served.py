@@ -1,7 +1,7 @@
-"""Adapters at servers that are not ours, as rows: noted before they are loaded, condemned where a model is withdrawn.
+"""Track adapters on inference servers that are not ours: recorded before loading, condemned when withdrawn.
 
-They are condemned in the transaction that erases, pauses or revokes a model; an API process that knows the server then
-has it unload them, removes the files, and drops the row.
+They are condemned in the transaction that erases, pauses or revokes a model. An API process that knows the server then
+unloads them, removes their files and deletes the row.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ _LOOK_S = 0.1
 def note_adapter(
     session: Session, *, server: str, sha256: str, project_id: str, job_id: str, model: str, base: str
 ) -> None:
-    """Note that a server is about to load an adapter; one that was condemned has been released again."""
+    """Record that a server is about to load an adapter; a condemned adapter is released again."""
     facts = {"project_id": project_id, "job_id": job_id, "model": model, "base": base}
+    # Locked: a process that unloads condemned adapters may be about to drop the row.
     if row := session.get(ServedAdapter, (server, sha256), with_for_update=True):
         row.condemned_at, row.model = None, model
     else:
@@ -31,31 +32,31 @@ def note_adapter(
 
 
 def condemn_job(session: Session, job_id: str, sha256: str | None = None) -> None:
-    """Condemn what servers hold of a job; with `sha256`, one of its adapters alone."""
+    """Condemn a job's adapters on all servers; with `sha256`, only that adapter."""
     is_it = ServedAdapter.job_id == job_id
     _condemn(session, is_it if sha256 is None else is_it & (ServedAdapter.sha256 == sha256))
 
 
 def condemn_models(session: Session, names: Collection[str]) -> None:
-    """Condemn what servers hold of these models, and of those that were trained on them."""
+    """Condemn the adapters of these models, and of models trained on them, on all servers."""
     if names:
         _condemn(session, or_(ServedAdapter.model.in_(names), ServedAdapter.base.in_(names)))
 
 
 def list_adapters(session: Session, server: str, *, is_condemned: bool) -> Sequence[ServedAdapter]:
-    """Return what a server holds and may answer with, or is to forget."""
+    """Return a server's condemned adapters, or those that may answer."""
     when = ServedAdapter.condemned_at.is_not(None) if is_condemned else ServedAdapter.condemned_at.is_(None)
     return session.scalars(select(ServedAdapter).where(ServedAdapter.server == server, when)).all()
 
 
 def drop_row(session: Session, server: str, sha256: str) -> None:
-    """Forget an adapter that its server has forgotten, unless it was released again meanwhile."""
+    """Delete the row of an adapter that its server has unloaded, unless it was released again meanwhile."""
     is_it = (ServedAdapter.server == server) & (ServedAdapter.sha256 == sha256)
     session.execute(delete(ServedAdapter).where(is_it, ServedAdapter.condemned_at.is_not(None)))
 
 
 def require_unloaded(begin: Begin, job_id: str, patience_s: float = 10.0) -> None:
-    """Wait until no server holds a condemned adapter of a job; `Unavailable` where one still does."""
+    """Wait until no server holds a condemned adapter of a job; raise `Unavailable` after `patience_s` seconds."""
     end = time.monotonic() + patience_s
     condemned = select(ServedAdapter.server).where(
         ServedAdapter.job_id == job_id, ServedAdapter.condemned_at.is_not(None)

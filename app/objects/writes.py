@@ -1,4 +1,4 @@
-"""Writes between their intent and the transaction that names what was written."""
+"""Write objects between their intent and the transaction that references them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Writing:
-    """Objects that were planned: written by `write`, and kept if a transaction that calls `named` is committed."""
+    """Planned objects: `write` stores them, and `keep` references them in a transaction."""
 
     def __init__(self, storage: Storage, planned: Iterable[Planned]) -> None:
         self._storage = storage
@@ -28,20 +28,26 @@ class Writing:
         self.unnamed = set(self._planned)
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
-        """Write a planned object."""
+        """Write a planned object; raise `QuotaExceeded` if it exceeds its limit."""
         return self._storage.write(key, _limit_bytes(self._planned[key].limit, chunks))
 
     def keep(self, session: Session, *keys: str) -> None:
-        """Keep objects, as rows of this transaction name them; `GivenUp` if a sweep was faster."""
+        """Mark objects as referenced by rows of this transaction; raise `GivenUp` if a sweep was faster."""
         intents.resolve_named(session, keys)
         self.unnamed -= set(keys)
 
 
 @contextmanager
 def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[Planned]]) -> Iterator[Writing]:
-    """Commit what `plan` returns as intents, and delete in the end what no committed transaction has named.
+    """Commit the intents that `plan` returns; at the end, delete objects that no committed transaction references.
 
-    That is decided by the intents, never by how a COMMIT ended for us: one whose answer was lost may have been done.
+    The intents decide that, not our view of a COMMIT: one whose answer was lost may have succeeded.
+
+        with writing(storage, begin, plan) as found:
+            found.write(key, chunks)
+            with begin() as session:
+                found.keep(session, key)
+                session.add(row)
     """
     planned: Sequence[Planned] = ()
     try:
@@ -58,10 +64,11 @@ def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[P
 
 
 def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: Callable[[Session], bool]) -> None:
-    """Move an object to where a row names one that is lost; if the row goes meanwhile, so does the object.
+    """Move an object to the key of a lost one that a row references.
 
-    `is_named` tells that the row is there, and locks it.
+    `is_named` returns True if the row still exists, and locks it; if it is gone, the object is deleted.
     """
+    # Another process, or the same request sent twice, may have restored it already.
     if storage.exists(lost):
         return
     log.warning("%s was lost and is given back", lost)
@@ -72,7 +79,7 @@ def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: 
 
 
 def _delete_unnamed(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
-    """Delete what was not named; what cannot be done now is left to the sweep."""
+    """Delete unreferenced objects; the sweep deletes those that fail."""
     try:
         with begin() as session:
             given_up = intents.abandon_writes(session, keys)

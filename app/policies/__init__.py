@@ -1,1 +1,1 @@
-"""What customers may ask for and what releases an adapter, as versions that are never changed."""
+"""Policies: what customers may request and what the gate demands, as immutable versions."""

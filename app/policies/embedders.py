@@ -1,4 +1,4 @@
-"""What may be named as an embedder: the base model's states, or a sentence encoder of the provider's."""
+"""Validate an embedder's name: the base model's states, or a sentence encoder of the provider's."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?@
 
 
 def checked_embedder(given: str, param: str) -> str:
-    """Return an embedder as workers will open it; a folder becomes absolute, and its files are looked at.
+    """Return an embedder in the form in which workers open it; a folder is checked and made absolute.
 
-    Raise `InvalidRequest` for what is no embedder, with what to give instead.
+    Raises `InvalidRequest` about `param` for anything else, with the accepted forms.
     """
     if given in OWN_EMBEDDERS:
         return given
     folder = Path(given).expanduser()
     try:
         is_folder = "\0" not in given and folder.is_dir()
-    except (OSError, RuntimeError):  # a name too long for the system, a home that nobody has
+    except (OSError, RuntimeError):  # the name is too long, or ~user does not exist
         is_folder = False
     if is_folder:
         try:

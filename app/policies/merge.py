@@ -1,4 +1,4 @@
-"""Merge what a request names into the policy in force, and tell what that changed."""
+"""Merge a request's changes into the policy in force, and list the changed fields."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from spard.config import GateThresholds
 
 Json = dict[str, JsonValue]
 
-# `null` is a value here, and not a return to the deployment's setting: no drop is too large.
+# For these fields `null` is a value (no limit), and does not reset to the deployment's setting.
 _NULL_MEANS_NO_BOUND = {each.name for each in fields(GateThresholds) if each.default is None}
 
 
 class PolicyChange(RootModel[Json]):
-    """The fields of a policy that a request names; a part of a policy may be no policy by itself."""
+    """The policy fields that a request sets; they need not form a complete policy."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -29,7 +29,7 @@ class PolicyChange(RootModel[Json]):
 
 
 class ChangedField(BaseModel):
-    """A field of a policy that a new version changed, such as `thresholds.max_asr`; null: there was or is none."""
+    """A policy field that a new version changed, such as `thresholds.max_asr`; null if it was or is unset."""
 
     field: str
     was: JsonValue
@@ -37,16 +37,16 @@ class ChangedField(BaseModel):
 
 
 class PolicyAdded(PolicyOut):
-    """A version that was put in force, and how it differs from the version before it."""
+    """A version that was put in force, and its differences from the previous version."""
 
     changes: list[ChangedField]
 
 
 def merge(policy: Policy, change: PolicyChange, gate: GateThresholds) -> Policy:
-    """Return the policy with what a change names, as JSON Merge Patch (RFC 7396) has it.
+    """Return the policy with a change applied by the rules of JSON Merge Patch (RFC 7396).
 
-    Objects are merged field by field, lists are replaced, and `null` takes a field back to its default (for
-    `thresholds`, that of `gate`). Raise `InvalidRequest` if the result is no policy.
+    Objects are merged field by field, lists are replaced, and `null` resets a field to its default (for `thresholds`,
+    to that of `gate`). Raises `InvalidRequest` if the result is not a valid policy.
     """
     merged = _apply_patch(policy.model_dump(mode="json"), change.root)
     thresholds, named = merged.get("thresholds"), change.root.get("thresholds")
@@ -57,16 +57,17 @@ def merge(policy: Policy, change: PolicyChange, gate: GateThresholds) -> Policy:
 
 
 def changed_fields(before: Policy, after: Policy) -> list[ChangedField]:
-    """Return the fields in which two policies differ; objects are compared field by field, lists as a whole."""
+    """Return the fields in which two policies differ; objects are compared by field, lists as a whole."""
     return list(_differences("", before.model_dump(mode="json"), after.model_dump(mode="json")))
 
 
 def _apply_patch(value: Any, patch: Mapping[str, JsonValue], place: str = "") -> Json:
-    """Apply a merge patch; a `null` for a name that is not there stays, so that a misspelled name is refused."""
+    """Apply a merge patch; a `null` for an unknown name is kept, so that validation refuses misspelled names."""
     found: Json = dict(value) if isinstance(value, dict) else {}
     for name, given in patch.items():
         if isinstance(given, dict):
             found[name] = _apply_patch(found.get(name), given, name)
+        # RFC 7396: `null` removes the field, which then gets its default.
         elif given is None and name in found:
             del found[name]
         elif given is not None or place != "ranges" or not _is_setting(name):
@@ -75,7 +76,7 @@ def _apply_patch(value: Any, patch: Mapping[str, JsonValue], place: str = "") ->
 
 
 def _is_setting(name: str) -> bool:
-    """Return whether a job has such a setting: one without bounds has none to be taken away."""
+    """Return True if a job has this setting: removing the absent range of a real setting is no error."""
     try:
         Policy.model_validate({"ranges": {name: {}}})
     except ValueError:

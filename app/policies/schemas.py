@@ -1,4 +1,4 @@
-"""A policy: which defenses, models and numbers customers may ask for, and what the gate demands."""
+"""Schemas of policies: the defenses, models and numbers that customers may request, and the gate's thresholds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spard import config
 
 
 class _RegisteredName:
-    """Stands in `Annotated` for the name of any registered defense."""
+    """Annotates the name of any registered defense."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return literal_schema(list(config.defenses()))
@@ -33,7 +33,7 @@ class _RegisteredName:
 
 DefenseName = Annotated[str, _RegisteredName()]
 
-# Where a number stands in a request -> where it stands in the recipe.
+# Path of a setting's group in a request -> its field in the recipe.
 _PLACES = {
     "hyperparameters": "hyperparameters",
     "lora": "lora",
@@ -55,7 +55,7 @@ _HOLDERS: dict[str, tuple[type, ...]] = {
 
 
 def _path(name: str) -> str:
-    """Return the name of a setting as a request spells it."""
+    """Validate the name of a setting as a request spells it, such as `safety.defense.tau`, and return it."""
     holder, _, field = name.rpartition(".")
     known = {each.name for kind in _HOLDERS.get(holder, ()) for each in fields(kind)} - {"type"}
     if field not in known:
@@ -64,7 +64,7 @@ def _path(name: str) -> str:
 
 
 class Range(Body):
-    """Both ends are allowed; an end that is left out is that of the setting itself."""
+    """A range with both ends included; without an end, the setting's own bound applies."""
 
     min: float | None = Field(default=None, allow_inf_nan=False)
     max: float | None = Field(default=None, allow_inf_nan=False)
@@ -76,7 +76,7 @@ class Range(Body):
         return self
 
     def admits(self, value: float) -> bool:
-        """Return whether a value lies within, ends included."""
+        """Return True if the value lies within the range, ends included."""
         return (self.min is None or value >= self.min) and (self.max is None or value <= self.max)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Range(Body):
 
 
 class GuardRule(Body):
-    """A moderation endpoint of OpenAI's form; SPARD_GUARD_URLS says whether it gets a key."""
+    """A moderation endpoint with OpenAI's interface; it gets a key only if SPARD_GUARD_URLS lists it."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
     model: Annotated[str, Field(min_length=1, max_length=200)] = "omni-moderation-latest"
@@ -96,7 +96,7 @@ class GuardRule(Body):
 
 
 class UnattestedServer(Body):
-    """A server of OpenAI's form that answers for one model; SPARD_UNATTESTED_URLS says whether it gets a key."""
+    """A server with OpenAI's interface for one model; it gets a key only if SPARD_UNATTESTED_URLS lists it."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Name of the model here.")
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
@@ -104,13 +104,13 @@ class UnattestedServer(Body):
 
 
 class Storing(Body):
-    """That prompts and replies are kept, and for how long."""
+    """For how many days prompts and replies are stored."""
 
     days: Annotated[int, Field(ge=1, le=3650)]
 
 
 class Serving(Body):
-    """How models answer under a version; it applies to replies that are being written, too."""
+    """How models answer under a version; applies to replies in progress too."""
 
     paused: list[str] = Field(
         default_factory=list,
@@ -135,7 +135,7 @@ class Serving(Body):
 
 
 class AgentRule(Body):
-    """An auditing agent behind an endpoint of OpenAI's form; SPARD_AGENT_URLS says whether it gets a key."""
+    """An auditing agent behind an endpoint with OpenAI's interface; it gets a key only if SPARD_AGENT_URLS lists it."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] = Field(
         description="Rows of customers' files and replies of their models are sent there: they leave the machine where "
@@ -152,12 +152,12 @@ class AgentRule(Body):
     turns: Annotated[int, Field(ge=1, le=50)] = Field(default=8, description="Answers of its own at most.")
 
     def settings(self) -> config.Agent:
-        """Return what a job keeps of it."""
+        """Return the agent's settings as a job stores them."""
         return config.Agent(**self.model_dump())
 
 
 class _Acting:
-    """Stands in `Annotated`: a signal whose action is not named has a new deployment's, not that of a run's TOML."""
+    """Annotates a row signal whose default action is `auto`, unlike that of a run spec."""
 
     action = "auto"
 
@@ -176,7 +176,7 @@ class _Acting:
 
 
 class Policy(Body):
-    """What a version says. `"auto"` is always allowed: what it stands for is the provider's choice."""
+    """The content of a version. `"auto"` is always allowed, because the provider chooses its value."""
 
     defenses: Annotated[list[DefenseName], Field(min_length=1)] = Field(
         default_factory=lambda: list(config.customer_defenses())
@@ -219,17 +219,18 @@ class Policy(Body):
     def _with_named(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         policy = handler(given)
         if isinstance(given, dict) and isinstance(named := given.get("thresholds"), dict):
+            # Which thresholds were given is lost in the dataclass, whose defaults look like given values.
             policy._named = frozenset(named)
         return policy
 
     def with_defaults(self, gate: config.GateThresholds) -> Self:
-        """Return a request's policy with the deployment's thresholds where it names none."""
+        """Return the policy with the deployment's thresholds for those that the request does not set."""
         named = {name: getattr(self.thresholds, name) for name in self._named}
         return self.model_copy(update={"thresholds": replace(gate, **named)})
 
 
 class PolicyOut(BaseModel):
-    """Version 0 is what the deployment's settings say; it is in force until there is another."""
+    """A policy version. Version 0 is made of the deployment's settings, and in force until there is another."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -248,6 +249,6 @@ class PolicyList(BaseModel):
 
 
 def recipe_value(recipe: config.Recipe, name: str) -> object:
-    """Return what a recipe has for a setting that a request spells so; None where it has none."""
+    """Return the recipe's value of a setting in a request's spelling; None if the recipe lacks it."""
     holder, _, field = name.rpartition(".")
     return getattr(getattr(recipe, _PLACES[holder]), field, None)

@@ -1,4 +1,4 @@
-"""Policies as rows: added, never changed; the newest is in force."""
+"""Store policy versions: rows are added and never changed; the newest is in force."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
 from spard.config import RowSignal
 
-# What thresholds meant that were stored before they had these.
+# The values of thresholds in versions stored before these existed.
 _BEFORE_BOUNDS = {
     name: getattr(PolicyRef(), name)
     for name in ("confidence", "max_dressed_refusal_rise", "max_shown_asr_rise", "max_dressed_asr")
 }
-_REPORTED = RowSignal("report")  # what a version did that says nothing of rows that the base model would refuse
-_READS_NONE = {"read": 0}  # what a version did that says nothing of rows that are not flagged
+_REPORTED = RowSignal("report")  # the behavior of a version without a row signal
+_READS_NONE = {"read": 0}  # the behavior of a version without `row_signal.read`
 
 
 def current(session: Session, settings: Settings) -> PolicyOut:
-    """Return the version in force."""
+    """Return the version in force; without any stored version, the deployment's settings as version 0."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
     return _policy_response(newest) if newest else _default_policy(settings)
 
 
 def serving(session: Session) -> Serving:
-    """Return how models answer under the version in force; the deployment's settings say nothing of it."""
+    """Return how models answer under the version in force; the deployment's settings have no part in it."""
     newest = session.scalar(select(PolicyVersion).order_by(PolicyVersion.version.desc()).limit(1))
     return Serving.model_validate(newest.content.get("serving", {})) if newest else Serving()
 
 
 def versions(session: Session, settings: Settings) -> list[PolicyOut]:
-    """Every version, newest first."""
+    """Return every version, newest first, ending with version 0."""
     found = session.scalars(select(PolicyVersion).order_by(PolicyVersion.version.desc()))
     return [*(_policy_response(each) for each in found), _default_policy(settings)]
 
 
 def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
-    """Add a version, which applies to all jobs created from now on."""
+    """Add a version, which applies to all jobs created from now on; adapters of paused models are unloaded."""
     policy = check(session, policy)
     last = session.scalar(select(func.max(PolicyVersion.version))) or 0
     added = PolicyVersion(version=last + 1, created_by=key_id, content=_stored_content(policy))
@@ -60,9 +60,9 @@ def add(session: Session, key_id: str, policy: Policy) -> PolicyOut:
 
 
 def requested_policy(session: Session, settings: Settings, change: PolicyChange, replaces: bool) -> Policy:
-    """Return the policy that a request asks for: the one in force with a change, or the change alone where it replaces.
+    """Return the requested policy: the one in force with a change applied, or the change alone if `replaces`.
 
-    Raise `InvalidRequest` if that is no policy.
+    Raises `InvalidRequest` if the result is not a valid policy.
     """
     if replaces:
         return read(Policy, change.root).with_defaults(settings.gate)
@@ -72,14 +72,17 @@ def requested_policy(session: Session, settings: Settings, change: PolicyChange,
 def put_in_force(
     session: Session, settings: Settings, key_id: str, change: PolicyChange, replaces: bool
 ) -> PolicyAdded:
-    """Add the version that a request asks for, and say what it changed; see `requested`."""
+    """Add the requested version and return it with the changed fields; see `requested_policy`."""
     before = current(session, settings).content
     added = add(session, key_id, requested_policy(session, settings, change, replaces))
     return PolicyAdded(**dict(added), changes=changed_fields(before, added.content))
 
 
 def check(session: Session, policy: Policy) -> Policy:
-    """Return a policy as it is stored; refuse one that names a model which is not offered, or no embedder."""
+    """Return a policy in the form in which it is stored.
+
+    Raises `InvalidRequest` if it names a model that is not offered or an invalid embedder.
+    """
     offered = set(session.scalars(select(BaseModelEntry.alias)))
     for alias in policy.models or ():
         if alias not in offered:
@@ -91,18 +94,19 @@ def check(session: Session, policy: Policy) -> Policy:
 
 
 def reference(policy: PolicyOut) -> PolicyRef:
-    """Return what a job keeps of the version that it was created under."""
+    """Return the reference to a version that a job stores."""
     content = policy.content
     return PolicyRef(**asdict(content.thresholds), version=policy.version, waivers=content.waivers)
 
 
 def _stored_content(policy: Policy) -> dict[str, object]:
-    """Return the JSON of a policy, without what earlier API processes do not know where it is the default."""
+    """Serialize a policy, omitting default-valued fields that older API processes reject."""
     content: dict[str, object] = policy.model_dump(mode="json")
     unsaid = {
         name: getattr(Policy(), name) for name in ("agent", "embedder", "further_tuning", "serving", "transcripts")
     }
     for name, value in (unsaid | {"row_signal": _REPORTED}).items():
+        # An API process of an older version, running at the same time, refuses fields that it does not know.
         if getattr(policy, name) == value:
             del content[name]
     if "serving" in content:
@@ -111,7 +115,7 @@ def _stored_content(policy: Policy) -> dict[str, object]:
 
 
 def _policy_response(stored: PolicyVersion) -> PolicyOut:
-    """Return a stored version; one from before bounds decided goes on deciding by what it says."""
+    """Return a stored version; fields missing in an old version get the values it was decided with."""
     thresholds = cast(dict[str, object], stored.content.get("thresholds", {}))
     signal = cast(dict[str, object], stored.content.get("row_signal", asdict(_REPORTED)))
     content = stored.content | {"row_signal": _READS_NONE | signal, "thresholds": _BEFORE_BOUNDS | thresholds}

@@ -1,1 +1,1 @@
-"""What a project may take up, and what it has."""
+"""Quotas of projects and their usage."""

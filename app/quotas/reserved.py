@@ -1,4 +1,4 @@
-"""Tokens that running requests may still write: they count for the next request, and end with their process's lease."""
+"""Count tokens that running requests have reserved; a reservation ends with the lease of its process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.tables.inference import IS_RUNNING
 
 
 def reserved_tokens(session: Session, project_id: str) -> int:
-    """Return the tokens that requests of a project have reserved beyond those that they have written."""
+    """Return the tokens that a project's running requests have reserved but not yet written."""
     call = InferenceCall
     left = case((call.reserved_tokens > call.reply_tokens, call.reserved_tokens - call.reply_tokens), else_=0)
     runs = (call.project_id == project_id) & (call.lease_expires_at > now())

@@ -1,4 +1,4 @@
-"""Projects, their limits and their use, as the provider sees them."""
+"""Schemas of projects, their limits and their usage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Size = Annotated[int, Field(ge=0, le=_MOST)]
 
 
 class QuotaSet(Body):
-    """Limits of one project; what is null is not limited (requests: as the deployment has it).
+    """Limits of one project; null means unlimited (for requests: the deployment's limit).
 
-    `weight` is its share of the GPUs against others', null for 1: twice the weight has twice the time.
+    `weight` is its share of the GPUs relative to others, null for 1: twice the weight gets twice the time.
     """
 
     model_config = ConfigDict(extra="forbid", from_attributes=True)
@@ -39,7 +39,7 @@ class ProjectCreate(Body):
 
 
 class ProjectOut(BaseModel):
-    """A project: whoever holds a key of it shares its files, jobs and limits."""
+    """A project: all holders of its keys share its files, jobs and limits."""
 
     id: str
     object: Literal["project"] = "project"
@@ -57,10 +57,10 @@ class ProjectList(BaseModel):
 
 
 class Usage(BaseModel):
-    """What a project used with the jobs of a time, and the bytes and rows of the files that it stores now.
+    """A project's usage by jobs of a period, and the bytes and rows of its currently stored files.
 
-    `calls` and the two counts of tokens are those of replies that were asked for in that time.
-    `pending_bytes` are those of uploads that are not complete and of what is being written or waits to be deleted.
+    `calls` and both token counts are of inference requests in the period. `pending_bytes` are bytes of incomplete
+    uploads, and of objects that are being written or wait for deletion.
     """
 
     object: Literal["usage"] = "usage"
@@ -77,7 +77,7 @@ class Usage(BaseModel):
 
 
 class UsageList(BaseModel):
-    """What each project used, by project id."""
+    """Usage by project id."""
 
     object: Literal["list"] = "list"
     data: list[Usage]

@@ -1,4 +1,4 @@
-"""Limits of projects, held in the transaction that would pass them: the project's row is locked while one counts."""
+"""Enforce project limits in the transaction that might exceed them, under a lock on the project's row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DAY, _MONTH = timedelta(days=1), timedelta(days=30)
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a write counts for until it has ended, and how many bytes it may have; None: any number."""
+    """The bytes that a write counts for while it runs, and the most it may write; None: unlimited."""
 
     bytes: int
     limit: int | None
@@ -30,25 +30,33 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class TokenRoom:
-    """What is left of a project's tokens of 24 hours, and how many of these are reserved by replies that run."""
+    """The tokens left of a project's daily limit, and how many of them running replies have reserved."""
 
     left: int
     reserved: int
 
 
 def check_job(session: Session, project_id: str) -> None:
-    """Raise QuotaExceeded if the project may not create another job; until the transaction ends, no other counts."""
+    """Raise `QuotaExceeded` if the project may not create another job.
+
+    The project's row stays locked until the transaction ends, so that concurrent requests are counted one by one.
+    """
     check_job_without_lock(session, project_id)
+    # First without the lock, so that a refusal does not wait for others; then again with it, for the exact count.
     if _lock_quota(session, project_id) is not None:
         check_job_without_lock(session, project_id)
 
 
 def check_job_without_lock(reader: Session, project_id: str) -> None:
-    """Raise QuotaExceeded if the project may not create another job at the moment; nobody waits, others may count."""
+    """Raise `QuotaExceeded` if the project may not create another job now.
+
+    Without a lock this is a quick check; a concurrent request may still use up the limit.
+    """
     quota = reader.get(Quota, project_id)
     if quota is None:
         return
     if quota.max_unfinished_jobs is not None:
+        # A cancelled job does not count, though its worker may still be stopping.
         is_open = Job.status.not_in(TERMINAL) & Job.cancel_requested_at.is_(None)
         open_jobs = select(func.count()).where(Job.project_id == project_id, is_open)
         _hold(reader.scalar(open_jobs) or 0, quota.max_unfinished_jobs, "jobs that have not ended")
@@ -60,7 +68,7 @@ def check_job_without_lock(reader: Session, project_id: str) -> None:
 
 
 def check_file(session: Session, file: File) -> None:
-    """Raise QuotaExceeded if a file would take its project over a limit; call it before the file is added."""
+    """Raise `QuotaExceeded` if a file exceeds its project's limits; call it before the file is added."""
     quota = _lock_quota(session, file.project_id)
     if quota is None:
         return
@@ -72,18 +80,18 @@ def check_file(session: Session, file: File) -> None:
 
 
 def room_for_file(session: Session, project_id: str, expected: int) -> Room:
-    """Return the room for a file that is about to be written; QuotaExceeded if there is none."""
+    """Return the room for a file of `expected` bytes; raise `QuotaExceeded` if there is none."""
     return _room(session, project_id, expected, counted=0)
 
 
 def room_for_part(session: Session, upload: Upload, expected: int) -> Room:
-    """Likewise for a part, of which what its upload has announced is counted already."""
+    """Return the room for a part of an upload, whose announced bytes are counted already."""
     sent = stored.sent_parts(session, Upload.id == upload.id)[upload.id]
     return _room(session, upload.project_id, expected, counted=max(upload.bytes - sent, 0))
 
 
 def check_upload(session: Session, project_id: str, announced: int) -> None:
-    """Raise QuotaExceeded if an upload of so many bytes would take its project over a limit."""
+    """Raise `QuotaExceeded` if an upload of `announced` bytes exceeds its project's limit."""
     quota = _lock_quota(session, project_id)
     if quota is None or quota.max_file_bytes is None:
         return
@@ -93,15 +101,15 @@ def check_upload(session: Session, project_id: str, announced: int) -> None:
 
 
 def token_rate(session: Session, project_id: str) -> int | None:
-    """Return how many tokens a minute a project's models may read and write; None means no limit."""
+    """Return how many tokens per minute a project's models may read and write; None means unlimited."""
     return session.scalar(select(Quota.tokens_per_minute).where(Quota.project_id == project_id))
 
 
 def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
-    """Return how many tokens are left; None means any number. QuotaExceeded if there are none.
+    """Return how many tokens are left today; None means unlimited. Raises `QuotaExceeded` if none are left.
 
-    The project's row is locked: what is reserved in this transaction counts for the next one. Reservations end with
-    their request, or with the lease of the process that answers it.
+    The project's row is locked, so a reservation in this transaction counts for the next one. A reservation ends with
+    its request, or with the lease of the process that answers it.
     """
     quota = _lock_quota(session, project_id)
     if quota is None or quota.max_tokens_per_day is None:
@@ -113,7 +121,7 @@ def room_for_tokens(session: Session, project_id: str) -> TokenRoom | None:
 
 
 def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
-    """Give a project new limits; they replace all that it had."""
+    """Set a project's limits; they replace all previous ones."""
     project = _project(session, project_id)
     session.merge(Quota(project_id=project.id, **ask.model_dump()))
     session.flush()
@@ -122,7 +130,7 @@ def set_quota(session: Session, project_id: str, ask: QuotaSet) -> ProjectOut:
 
 
 def create_project(session: Session, name: str) -> ProjectOut:
-    """Create a project without limits of its own."""
+    """Create a project without limits."""
     project = Project(name=name)
     session.add(project)
     session.flush()
@@ -131,19 +139,19 @@ def create_project(session: Session, name: str) -> ProjectOut:
 
 
 def projects(session: Session) -> list[ProjectOut]:
-    """Return all projects, the oldest first."""
+    """Return all projects, oldest first."""
     query = select(Project, Quota).outerjoin(Quota, Quota.project_id == Project.id)
     found = session.execute(query.order_by(Project.created_at, Project.id))
     return [_project_response(project, quota) for project, quota in found]
 
 
 def project(session: Session, project_id: str) -> ProjectOut:
-    """Return a project with its limits; `NotFound` if there is none of this id."""
+    """Return a project with its limits; raise `NotFound` if there is none with this id."""
     return _project_with_quota(session, _project(session, project_id))
 
 
 def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
-    """Return what each project used with jobs created in [since, until), and what it stores now."""
+    """Return each project's usage by jobs created in [since, until), and its current storage."""
     found: dict[str, Usage] = {}
     for table in (Job, Tombstone):
         query = (
@@ -185,15 +193,16 @@ def _nothing(project_id: str) -> Usage:
 
 
 def _lock_quota(session: Session, project_id: str) -> Quota | None:
-    """Return the project's limits, and make others that count wait until this transaction ends."""
+    """Return the project's limits and lock its row, so that other checks wait until this transaction ends."""
     quota = session.get(Quota, project_id)
     if quota is not None:
+        # FOR NO KEY UPDATE: rows that reference the project can still be inserted by others.
         session.execute(select(Project.id).where(Project.id == project_id).with_for_update(key_share=True))
     return quota
 
 
 def _stored_size(session: Session, project_id: str) -> tuple[int, int]:
-    """Return the bytes and the rows of a project's training files; its pending bytes count too."""
+    """Return the bytes and rows of a project's training files, including pending bytes."""
     of_project = (File.project_id == project_id) & (File.purpose == FINE_TUNE)
     held = select(func.sum(File.bytes), func.sum(File.rows)).where(of_project)
     size, rows = (int(each or 0) for each in session.execute(held).one())
@@ -204,15 +213,16 @@ def _room(session: Session, project_id: str, expected: int, counted: int) -> Roo
     quota = session.get(Quota, project_id)
     if quota is None or quota.max_file_bytes is None:
         return Room(expected, None)
-    _require_room(session, project_id, quota.max_file_bytes, counted)  # before a lock: a refusal waits for nobody
+    _require_room(session, project_id, quota.max_file_bytes, counted)  # no lock yet: a refusal does not wait
     _lock_quota(session, project_id)
     left = _require_room(session, project_id, quota.max_file_bytes, counted)
     return Room(min(expected, left), left)
 
 
 def _require_room(session: Session, project_id: str, limit: int, counted: int) -> int:
-    """Return how many more bytes the project may store; QuotaExceeded if there are none."""
+    """Return how many more bytes the project may store; raise `QuotaExceeded` if none."""
     size, _ = _stored_size(session, project_id)
+    # What its upload has announced is in `size` already, so a part may fill that in any case.
     left = counted + max(limit - size, 0)
     if left == 0:
         raise _refusal(f"{limit} bytes of files", f"it holds {size}")
@@ -220,7 +230,7 @@ def _require_room(session: Session, project_id: str, limit: int, counted: int) -
 
 
 def _sum(session: Session, project_id: str, within: timedelta, what: str) -> float:
-    """Sum over a project's recent jobs, erased ones included."""
+    """Sum over a project's recent jobs, including erased ones."""
     total = 0.0
     for table in (Job, Tombstone):
         column = func.count() if what == "count" else func.sum(table.gpu_seconds)

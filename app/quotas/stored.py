@@ -1,4 +1,4 @@
-"""Bytes on their way into storage, or that still wait to be deleted: they count as those of files do."""
+"""Count bytes that are being uploaded or wait for deletion, which count like those of files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _OPEN = Upload.status == "pending"
 
 
 def pending(session: Session, project_id: str | None = None) -> Counter[str]:
-    """Return the bytes that are pending by project, of one or of all.
+    """Return the pending bytes by project, of one project or all.
 
-    An upload in parts counts for what it has announced, or for its parts where they are more.
+    An upload in parts counts with its announced size, or with the size of its parts if that is larger.
     """
     found = Counter[str]()
     of_project = (Upload.project_id == project_id) if project_id else true()
@@ -24,6 +24,7 @@ def pending(session: Session, project_id: str | None = None) -> Counter[str]:
     query = select(Upload.id, Upload.project_id, Upload.bytes).where(_OPEN, of_project)
     for upload_id, owner, announced in session.execute(query):
         found[owner] += max(announced, sent[upload_id])
+    # Parts that are being written are in `sent`, so their intents are not counted a second time.
     is_counted = (ObjectIntent.kind == WRITE) & ObjectIntent.subject.in_(select(Upload.id).where(_OPEN))
     is_owned = (ObjectIntent.project_id == project_id) if project_id else ObjectIntent.project_id.is_not(None)
     others = select(ObjectIntent.project_id, func.sum(ObjectIntent.bytes)).where(~is_counted, is_owned)
@@ -33,7 +34,7 @@ def pending(session: Session, project_id: str | None = None) -> Counter[str]:
 
 
 def sent_parts(session: Session, which: ColumnElement[bool]) -> Counter[str]:
-    """Return the bytes of each open upload's parts, those that are being written among them."""
+    """Return the bytes of each open upload's parts, including parts that are being written."""
     stored = select(UploadPart.upload_id, func.sum(UploadPart.bytes)).join(Upload, Upload.id == UploadPart.upload_id)
     coming = select(ObjectIntent.subject, func.sum(ObjectIntent.bytes)).join(Upload, Upload.id == ObjectIntent.subject)
     found = Counter[str]()

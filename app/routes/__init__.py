@@ -1,4 +1,4 @@
-"""The HTTP endpoints, one module for each domain; what they do is in the domains' services."""
+"""The HTTP endpoints, one module per domain; the domains' services do the work."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.routes import (
 )
 
 _CUSTOMER: tuple[APIRouter, ...] = (
-    jobs.router,  # its reads are asked most by far, and a request looks through the routes in their order
+    jobs.router,  # first: its reads are the most frequent, and routes are tried in order
     files.router,
     uploads.router,
     results.router,
@@ -58,4 +58,4 @@ _PROVIDER: tuple[APIRouter, ...] = (
     stored_replies.router,
 )
 WEBHOOKS = webhooks.sent
-ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first that matches a path answers
+ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first match answers

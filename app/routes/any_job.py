@@ -1,4 +1,4 @@
-"""A job of any project, for keys with the admin scope: what its project reads of it; looks at texts are logged."""
+"""Jobs of any project for keys with the admin scope: what their project may read; access to texts is logged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ router = APIRouter(prefix="/v1/admin/jobs/{job_id}", tags=["provider"])
 
 
 def _project(job_id: str, caller: AdminDep, look: LookDep) -> str:
-    """Return whose job it is; the scope is looked at first."""
+    """Return the job's project; depends on the caller first, so that the scope is checked before the job."""
     with look() as session:
         return owners.job_project(session, job_id)
 
@@ -42,7 +42,7 @@ ProjectDep = Annotated[str, Depends(_project)]
 
 @router.get("", response_model=JobOut)
 def retrieve_any_job(job_id: str, project_id: ProjectDep, session: ReadDep) -> JobOut:
-    """Return one job, whichever project's."""
+    """Return one job of any project."""
     return service.retrieve(session, project_id, job_id)
 
 
@@ -54,7 +54,7 @@ def list_any_job_s_events(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
 ) -> EventList:
-    """List the events of a job, the latest first."""
+    """List the events of a job, newest first."""
     found = service.list_events(session, project_id, job_id, after, limit)
     return EventList.model_validate(found, from_attributes=True)
 
@@ -67,7 +67,7 @@ def list_any_job_s_metrics(job_id: str, project_id: ProjectDep, session: ReadDep
 
 @router.get("/later_audits", response_model=LaterAuditList)
 def list_any_job_s_later_audits(job_id: str, project_id: ProjectDep, session: ReadDep) -> dict[str, object]:
-    """List what later audits decided about a job's model and checkpoints, each with its signed record."""
+    """List the decisions of later audits on a job's model and checkpoints, each with its signed record."""
     return {"data": later_audits.of_job(session, job_id)}
 
 
@@ -81,7 +81,7 @@ async def retrieve_any_job_s_safety(
     storage: QuickStorageDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the safety report; the JSON has the texts of risky rows, so each request for it is logged."""
+    """Return the safety report; its JSON contains texts of risky rows, so each request for it is logged."""
 
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
@@ -101,7 +101,7 @@ async def retrieve_any_job_s_safety(
 async def retrieve_any_job_s_verdict(
     job_id: str, project_id: ProjectDep, look: LookDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return one sentence: what was measured, or the job's status if nothing was."""
+    """Return one sentence: the audit's result, or the job's status if it was not audited."""
 
     def read_verdict() -> VerdictOut:
         with look() as session:
@@ -115,7 +115,7 @@ async def retrieve_any_job_s_verdict(
 async def list_any_job_s_risky_rows(
     job_id: str, project_id: ProjectDep, look: LookDep, begin: BeginDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """List the rows of a training file that look most like harm, with the reasons; each request is logged."""
+    """List the rows of a training file that look most harmful, with the reasons; each request is logged."""
 
     def risky() -> RiskyList:
         with look() as session:

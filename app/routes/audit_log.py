@@ -1,4 +1,4 @@
-"""GET /v1/admin/audit_log: what was done, for keys with the admin scope."""
+"""GET /v1/admin/audit_log: the audit log, for keys with the admin scope."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_entries(
     after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> service.Entries:
-    """List who did what to what, the latest first."""
+    """List who did what to what, newest first."""
     return service.entries(session, action, after, limit)
 
 

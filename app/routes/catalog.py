@@ -1,4 +1,4 @@
-"""GET /v1/models for customers; what the provider imports, for keys with the admin scope."""
+"""GET /v1/models for customers; base models, pools and suites for keys with the admin scope."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ Name = Annotated[str, Query(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 
 @models.get("", response_model=ModelList)
-@models.get("/", response_model=ModelList, include_in_schema=False)  # which is else the model of no name
+@models.get("/", response_model=ModelList, include_in_schema=False)  # not a model with an empty name
 def list_models(session: ReadDep, caller: CustomerDep) -> ModelList:
-    """List the base models on offer and your own fine-tuned ones."""
+    """List the base models on offer and your own fine-tuned models."""
     return ModelList(data=service.models(session, caller.project_id))
 
 
@@ -71,7 +71,7 @@ def retrieve_model(model: str, session: ReadDep, caller: CustomerDep) -> ModelOu
 async def delete_model(
     model: str, caller: CustomerDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
 ) -> ModelDeleted:
-    """Delete a fine-tuned model or a checkpoint of yours; the job that made it stays."""
+    """Delete one of your fine-tuned models or checkpoints; the job that made it stays."""
     return await writes.run(partial(checkpoints.delete_model, storage, begin, caller.project_id, model))
 
 
@@ -85,7 +85,7 @@ def list_base_models(session: ReadDep, caller: AdminDep) -> dict[str, object]:
 async def add_base_model(
     entry: BaseModelIn, begin: ProviderBeginDep, caller: AdminDep, settings: SettingsDep, writes: WritesDep
 ) -> OfferedModelOut:
-    """Offer a base model under an alias, or change what an alias stands for."""
+    """Offer a base model under an alias, or change the model that an alias names."""
 
     def add_and_describe() -> OfferedModelOut:
         found = inspect(entry)
@@ -100,7 +100,7 @@ async def add_base_model(
 
 @admin.get("/models/{alias:path}/fitness", response_model=ModelFitness)
 async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: ReadsDep) -> Response:
-    """Say whether a base model has its weights, tokenizer, chat template and end token."""
+    """Check that a base model has its weights, tokenizer, chat template and end token."""
 
     def read_fitness() -> ModelFitness:
         with look() as session:
@@ -112,13 +112,13 @@ async def retrieve_fitness(alias: str, caller: AdminDep, look: LookDep, reads: R
 
 @admin.delete("/models/{alias:path}", response_model=BaseModelDeleted)
 def withdraw_base_model(alias: str, session: ProviderSessionDep, caller: AdminDep) -> BaseModelDeleted:
-    """Stop offering a base model; refused while a job on it has not ended."""
+    """Stop offering a base model; refused while a job on it is unfinished."""
     return removal.withdraw_model(session, alias)
 
 
 @admin.get("/judges", response_model=JudgeList)
 def list_judges(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> JudgeList:
-    """List the judge that is set and what was measured of judges, by language."""
+    """List the configured judge and the measured quality of judges, by language."""
     return JudgeList(data=judges(session, settings))
 
 
@@ -140,7 +140,7 @@ async def import_pool(
 ) -> PoolOut:
     """Import rows `{"prompt", "safe"}`, or `{"prompt", "benign": true}`.
 
-    At most a fifth of the safe rows' prompts, and 300, is held out as attacks.
+    Up to a fifth of the safe rows' prompts, and 300 at most, are held out as attacks.
     """
     return await writes.run(partial(imports.import_pool, storage, begin, form, name, limits))
 
@@ -155,7 +155,7 @@ async def preview_pool(
     look: LookDep,
     writes: WritesDep,
 ) -> Response:
-    """Show what an import of the file would give; nothing is stored."""
+    """Show the result of an import of the file; nothing is stored."""
     return await writes.answer(partial(import_preview.preview, storage, look, form, name, "pool", limits))
 
 
@@ -171,7 +171,10 @@ async def profile_pool(
 async def delete_pool(
     corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
 ) -> CorpusDeleted:
-    """Delete a version that no unfinished job names, and what was held out of it; the one before is current again."""
+    """Delete a version that no unfinished job uses, and the suite held out of it.
+
+    The previous version becomes current again.
+    """
     return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_pool))
 
 
@@ -192,7 +195,7 @@ async def import_suite(
     begin: ProviderBeginDep,
     writes: WritesDep,
 ) -> CorpusOut:
-    """Import rows `{"prompt", "answer"?, "category"?, "language"?}` that adapters are measured with."""
+    """Import rows `{"prompt", "answer"?, "category"?, "language"?}` for audits."""
     return await writes.run(partial(imports.import_suite, storage, begin, form, name, kind, limits))
 
 
@@ -207,7 +210,7 @@ async def preview_suite(
     look: LookDep,
     writes: WritesDep,
 ) -> Response:
-    """Show what an import of the file would give; nothing is stored."""
+    """Show the result of an import of the file; nothing is stored."""
     return await writes.answer(partial(import_preview.preview, storage, look, form, name, kind, limits))
 
 
@@ -224,5 +227,5 @@ async def profile_suite(
 async def delete_suite(
     corpus_id: str, caller: AdminDep, storage: StorageDep, begin: ProviderBeginDep, writes: WritesDep
 ) -> CorpusDeleted:
-    """Delete a version that no unfinished job names; the one before becomes current again."""
+    """Delete a version that no unfinished job uses; the previous one becomes current again."""
     return await writes.run(partial(removal.delete, storage, begin, corpus_id, removal.forget_suite))

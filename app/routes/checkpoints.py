@@ -36,7 +36,7 @@ def list_checkpoints(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
 ) -> CheckpointList:
-    """List the checkpoints of the last three epochs with their metrics and audits, the latest first."""
+    """List the checkpoints of the last three epochs with their metrics and audits, newest first."""
     return service.list_checkpoints(session, caller.project_id, job_id, after, limit)
 
 
@@ -51,7 +51,7 @@ async def retrieve_checkpoint_adapter(
     settings: SettingsDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the adapter archive of a checkpoint that passed its audit; the job need not have succeeded."""
+    """Return the adapter archive of a checkpoint that passed its audit, whether or not the job succeeded."""
 
     def archive() -> Response:
         with begin() as session:
@@ -72,7 +72,7 @@ def list_permissions(
     limit: Annotated[int, Query(ge=1, le=1000)] = 10,
     order: Literal["ascending", "descending"] = "descending",
 ) -> Page[CheckpointPermission]:
-    """List the projects that may know of a checkpoint."""
+    """List the projects that may see a checkpoint."""
     return service.list_permissions(
         session, caller.project_id, model, project_id, after, limit, ascending=order == "ascending"
     )
@@ -82,7 +82,7 @@ def list_permissions(
 def create_permissions(
     model: str, ask: PermissionCreate, session: ProviderSessionDep, caller: AdminDep
 ) -> Page[CheckpointPermission]:
-    """Let projects of your organization know of a checkpoint."""
+    """Allow projects of your organization to see a checkpoint."""
     return service.permit(session, caller.project_id, model, ask.project_ids)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's file endpoints, and the list of what is wrong in a file."""
+"""OpenAI's file endpoints, and file validation, previews and conversion."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def list_files(
 async def create_file(
     caller: CustomerDep, form: FormDep, storage: StorageDep, limits: LimitsDep, begin: BeginDep, writes: WritesDep
 ) -> File:
-    """Upload a training file; it is checked while it arrives, and `status` gives the result."""
+    """Upload a training file; it is validated as it arrives, and `status` is the result."""
     return await writes.run(partial(upload.upload, storage, begin, caller.project_id, form, limits))
 
 
@@ -92,7 +92,7 @@ async def retrieve_content(
     settings: SettingsDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the file's bytes; an adapter among a job's results only if the job's own route would return it."""
+    """Return the file's bytes; a result file with an adapter follows the rules of the job's adapter route."""
 
     def content() -> Response:
         file = result_files.require_released(look, begin, caller, file_id)
@@ -127,9 +127,10 @@ async def retrieve_validation(
     previews: PreviewsDep,
     wish: Annotated[validation_report.Wish, Depends(_validation_query)],
 ) -> Response:
-    """List every problem of the file by line; with `model` its tokens, with `validation_file` the rows in both files.
+    """List every problem of the file by line.
 
-    With `audit`, for keys with the admin scope, the lines that hold prompts of the audit.
+    With `model` also token counts, with `validation_file` the rows that are in both files. With `audit`, for keys with
+    the admin scope, the lines that contain prompts of the audit.
     """
 
     def report(is_gone: Callable[[], bool]) -> Validation:
@@ -154,7 +155,7 @@ async def preview_file(
     model: Annotated[str, Query(min_length=1, max_length=128)],
     n: Annotated[int, Query(ge=1, le=20)] = 3,
 ) -> Response:
-    """Show what will be trained on: the first rows as the model's template renders them, with the loss mask."""
+    """Show the first rows as the model's template renders them for training, with the loss mask."""
 
     def read_preview(is_gone: Callable[[], bool]) -> Preview:
         with look() as session:
@@ -176,9 +177,9 @@ async def convert_file(
     dry_run: bool = False,
     leave_out: LeaveOutQuery = (),
 ) -> Conversion:
-    """Convert a file in ShareGPT's, Alpaca's or TRL's form into one in OpenAI's; `dry_run` only shows the first rows.
+    """Convert a file from ShareGPT's, Alpaca's or TRL's format to OpenAI's; `dry_run` only shows the first rows.
 
-    Columns that have no place there are refused by name, unless `leave_out` names them.
+    A column without a place in OpenAI's format is an error that names it, unless `leave_out` names it.
     """
 
     def run_conversion() -> Conversion:

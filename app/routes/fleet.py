@@ -17,13 +17,13 @@ router = APIRouter(prefix="/v1/admin", tags=["provider"])
 
 @router.get("/workers", response_model=WorkerList)
 def list_workers(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> WorkerList:
-    """List the workers with their GPUs, what they are doing, and what keeps them from taking jobs."""
+    """List the workers with their GPUs, their current jobs, and reasons that keep them from taking jobs."""
     return WorkerList(data=fleet.workers(session, settings.lease_s))
 
 
 @router.get("/queue", response_model=QueueList)
 def list_queue(session: ReadDep, caller: AdminDep) -> QueueList:
-    """List the projects with jobs that have not ended, with their shares and turns."""
+    """List the projects with unfinished jobs, with their shares and turns."""
     return QueueList(data=fleet.queue(session))
 
 
@@ -37,5 +37,5 @@ def list_all_jobs(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> JobList:
-    """List the jobs of all projects, newest first; `search` looks in ids, suffixes and models."""
+    """List the jobs of all projects, newest first; `search` matches ids, suffixes and models."""
     return service.search_jobs(session, project_id, search, status, after, limit)

@@ -1,4 +1,4 @@
-"""OpenAI's grader endpoints, which only serve reinforcement fine-tuning: refused in so many words."""
+"""Refuse OpenAI's grader endpoints, which serve only reinforcement fine-tuning."""
 
 from __future__ import annotations
 

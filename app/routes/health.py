@@ -1,4 +1,4 @@
-"""For load balancers and supervisors: whether the process lives, and whether it can serve."""
+"""Health endpoints for load balancers and supervisors: is the process alive, and can it serve."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def is_alive() -> dict[str, str]:
-    """Answer 200 as long as the process runs."""
+    """Answer 200 while the process runs."""
     return {"status": "ok"}
 
 
 @router.get("/readyz")
 async def is_ready(request: Request) -> dict[str, str | list[str]]:
-    """Answer 503 with the reason unless this process can serve; `warnings` say what it serves badly or refuses.
+    """Answer 200 if this process can serve, else 503 with the reason; `warnings` list degraded services.
 
-    Schema and storage are as they must be, the disk has room, the worker beside this process is at work, and nothing
-    has been full for long.
+    Checked are the schema, the storage, free disk space, the worker beside this process if there is one, and that no
+    lane of threads has been full for long.
     """
     worker: Supervisor | None = request.app.state.worker
     if worker and not worker.is_at_work:
@@ -40,7 +40,7 @@ async def is_ready(request: Request) -> dict[str, str | list[str]]:
 
 
 def _warnings(request: Request) -> list[str]:
-    """Return what keeps nothing from being served, and has to be known."""
+    """Return problems that do not prevent serving but should be known."""
     watch: ServerWatch | None = request.app.state.server_watch
     found = list(watch.report.refusals) if watch and watch.report else []
     return found if is_bounded(request.scope) else [*found, UNBOUNDED]

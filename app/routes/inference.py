@@ -1,4 +1,4 @@
-"""OpenAI's endpoints by which models answer: base models, and a project's own that are released."""
+"""OpenAI's inference endpoints, for base models and a project's own released models."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def create_completion(
 
 @router.post("/responses", response_model=ResponseOut)
 async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
-    """Continue a conversation in the form of OpenAI's newer interface; no response can be continued by its id."""
+    """Continue a conversation through OpenAI's newer interface; responses cannot be continued by their ids."""
 
     async def answer() -> Response:
         reply = await serving.open(caller, ask.model, ask.ask(), "responses")
@@ -84,7 +84,7 @@ async def create_response(ask: ResponseCreate, request: Request, caller: Custome
 async def create_moderation(
     body: Moderation, caller: CustomerDep, session: ReadDep, settings: SettingsDep, serving: ServingDep
 ) -> Response:
-    """Ask the moderation endpoint that the policy in force names; its answer is passed on unchanged."""
+    """Forward the request to the moderation endpoint of the policy in force, and return its answer unchanged."""
     guard = open_guard(policies.current(session, settings).content.serving.guard, settings, serving.clients)
     if guard is None:
         raise HasNone("The policy in force names no moderation endpoint.", code="no_guard")
@@ -93,9 +93,9 @@ async def create_moderation(
 
 
 class _Events(StreamingResponse):
-    """The chunks of a reply as OpenAI streams them; an error on the way is the last event.
+    """The chunks of a reply as OpenAI streams them; an error during the reply is sent as the last event.
 
-    `has_types`: each chunk is an event of the type that it names, with a number.
+    With `has_types`, each chunk is sent as a numbered event of its `type`.
     """
 
     def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False) -> None:
@@ -104,7 +104,7 @@ class _Events(StreamingResponse):
         super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; the reply is closed also if the client has left before it began."""
+        """Send the stream; the reply is closed even if the client left before it began."""
         self._delivery = Delivery(scope, self._reply.note_sent)
         try:
             await super().__call__(scope, receive, send)
@@ -135,7 +135,7 @@ class _Events(StreamingResponse):
 
 
 class _Answer(Response):
-    """A whole answer, whose tokens count as sent once it is."""
+    """A complete answer; its tokens count as sent once it was sent."""
 
     def __init__(self, reply: Reply, answer: BaseModel) -> None:
         self._reply = reply
@@ -173,14 +173,14 @@ async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
 
 
 def _marks(reply: Reply) -> dict[str, str]:
-    """Return headers that say what is unusual: a server that proves nothing, and texts that are kept."""
+    """Return headers for a reply without proven weights, and for stored texts."""
     marks = {} if reply.is_attested else {"x-spard-attested": "false"}
     days = reply.call.store_days
     return marks if days is None else marks | {"x-spard-stored-days": str(days)}
 
 
 async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -> Found:
-    """Return what `work` returns; stop it when the client leaves."""
+    """Return the result of `work`; cancel it and raise `ClientDisconnect` if the client leaves."""
     found, failed = list[Found](), list[Exception]()
     async with create_task_group() as group:
 
@@ -192,7 +192,7 @@ async def _unless_gone(request: Request, work: Callable[[], Awaitable[Found]]) -
         group.start_soon(until_gone)
         try:
             found.append(await work())
-        except Exception as error:  # raised below as it is: the group would wrap it, and no handler would know it
+        except Exception as error:  # raised below: the group wraps it, and no handler knows groups
             failed.append(error)
         group.cancel_scope.cancel()
     if failed:

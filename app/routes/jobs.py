@@ -1,4 +1,4 @@
-"""OpenAI's fine-tuning endpoints, and what we add: estimates, streams, metrics."""
+"""OpenAI's fine-tuning endpoints, and ours for estimates, clones, streams and metrics."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _METADATA_QUERY = {
     "description": "Jobs with this pair, `metadata[key]=value`; with `metadata=null` those without any.",
     "schema": {"type": ["object", "null"], "additionalProperties": {"type": "string"}},
 }
-_PAIRS = 16  # that a job has at most: by more, none could be found
-_AT_ONCE = 100  # jobs of a page: each is a large object
-_WITHOUT = ("null", "")  # the second is what the client for Node makes of null
+_PAIRS = 16  # the most that a job may have; more match nothing
+_AT_ONCE = 100  # jobs per page: each is a large object
+_WITHOUT = ("null", "")  # OpenAI's client for Node sends null as an empty text
 
 
 def _submission(
@@ -70,7 +70,7 @@ def _submission(
 
 
 async def _filters(request: Request) -> dict[str, str] | None:
-    """`metadata[k]=v`, as many as a job may have; `metadata=null`, or an empty one, means jobs without metadata."""
+    """Return the pairs of `metadata[k]=v`; None for `metadata=null` or an empty one: jobs without metadata."""
     found = dict[str, str]()
     for name, value in request.query_params.multi_items():
         if name == "metadata" and value in _WITHOUT:
@@ -111,7 +111,7 @@ async def estimate_job(
     counters: CountersDep,
     previews: PreviewsDep,
 ) -> Response:
-    """Estimate what the same request to create a job would take; nothing is queued."""
+    """Estimate time, tokens and memory of a job with this request; nothing is queued."""
 
     def run_estimate(is_gone: Callable[[], bool]) -> Estimate:
         fitness.learn_tool_support(begin, ask.model)
@@ -128,7 +128,7 @@ async def list_jobs(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 20,
 ) -> Response:
-    """List your jobs, newest first, at most a hundred on a page."""
+    """List your jobs, newest first, at most a hundred per page."""
     count = min(limit, _AT_ONCE)
     return await answers.respond(
         lambda reader, caller: service.list_jobs(reader, caller.project_id, filters, after, count)
@@ -157,22 +157,22 @@ async def delete_job(
 
 @router.post("/{job_id}/cancel", response_model=JobOut)
 def cancel_job(job_id: str, session: SessionDep, caller: CustomerDep, audit_last: bool = False) -> JobOut:
-    """Cancel a job that has not ended; a running one stops within moments.
+    """Cancel an unfinished job; a running one stops within moments.
 
-    With `audit_last` it first audits the ends of its last epochs that were not, which takes as long as an audit does.
+    With `audit_last`, the checkpoints of its last epochs are audited first, which takes as long as an audit.
     """
     return service.cancel(session, caller.project_id, job_id, audit_last=audit_last)
 
 
 @router.post("/{job_id}/pause", response_model=JobOut)
 def pause_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
-    """Pause a job that has not ended; a running one saves its resume state first."""
+    """Pause an unfinished job; a running one saves its resume state first."""
     return service.pause(session, caller.project_id, job_id)
 
 
 @router.post("/{job_id}/resume", response_model=JobOut)
 def resume_job(job_id: str, session: SessionDep, caller: CustomerDep) -> JobOut:
-    """Resume a paused job where it stopped."""
+    """Resume a paused job at the point where it stopped."""
     return service.resume(session, caller.project_id, job_id)
 
 
@@ -188,7 +188,7 @@ async def clone_job(
     limits: LimitsDep,
     ask: JobClone | None = None,
 ) -> JobOut:
-    """Queue another job like this one, with `changes`, or on its file without the rows that look like harm."""
+    """Queue another job like this one, with `changes`, or on its file without the rows that look harmful."""
     return await writes.run(
         partial(clone.clone, storage, begin, caller, job_id, ask or JobClone(), submission, settings, limits)
     )
@@ -201,7 +201,7 @@ async def list_events(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 20,
 ) -> Response:
-    """List the events of a job, the latest first."""
+    """List the events of a job, newest first."""
 
     def events(reader: Connection, caller: Principal) -> EventList:
         with db.join_transaction(reader) as session:
@@ -212,14 +212,14 @@ async def list_events(
 
 
 async def _place(request: Request, caller: CustomerDep, settings: SettingsDep) -> AsyncIterator[None]:
-    """Hold one of the project's streams until the answer has ended."""
+    """Hold one of the project's stream slots until the response has ended."""
     slots: Slots = request.app.state.stream_slots
     with slots.place(caller.project_id, settings.streams_at_once):
         yield
 
 
 def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Annotated[str, Header()] = "") -> Cursor:
-    """Look the job up before the stream begins, so that an unknown one is answered with 404."""
+    """Look up the job before the stream begins, so that an unknown job gets a 404."""
     seen = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else 0
     with look() as session:
         return begin(session, caller.project_id, job_id, seen)
@@ -229,10 +229,10 @@ def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Anno
 async def stream_job(
     request: Request, cursor: Annotated[Cursor, Depends(_cursor)], caller: CustomerDep
 ) -> AsyncIterator[ServerSentEvent]:
-    """Send server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job when it has ended.
+    """Send server-sent events: `event`, `metrics`, `heartbeat`, and `done` with the job after its end.
 
-    An `error` ends the stream within two seconds after its key was revoked, has expired or lost a scope, or its browser
-    was signed out.
+    An `error` ends the stream within two seconds after its key was revoked, expired or lost a scope, or its browser was
+    signed out.
     """
     streams: Streams = request.app.state.streams
     async for event in streams.follow(cursor, caller):

@@ -1,4 +1,4 @@
-"""Keys for the provider: given out, replaced, taken back."""
+"""API keys, for the provider: create, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def list_keys(
     caller: AdminDep,
     project_id: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = None,
 ) -> dict[str, object]:
-    """List the keys of a project, or all; revoked ones too."""
+    """List the keys of a project, or of all projects; including revoked ones."""
     return {"data": admin.list_keys(session, project_id)}
 
 
@@ -39,7 +39,7 @@ def rotate_key(
     caller: AdminDep,
     overlap_s: Annotated[int, Query(ge=0, le=2_592_000)] = 86_400,
 ) -> dict[str, object]:
-    """Create a key in place of an old one, which stays valid for `overlap_s` more seconds."""
+    """Create a key to replace an old one, which stays valid for `overlap_s` more seconds."""
     key, secret = admin.rotate(session, caller, key_id, timedelta(seconds=overlap_s))
     return {"key": key, "secret": secret}
 

@@ -1,4 +1,4 @@
-"""Later audits: today's questions asked of models that were released before."""
+"""Later audits: today's audit of models that were released before."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 def ask_later_audit(
     job_id: str, ask: LaterAuditCreate, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
 ) -> LaterAudit:
-    """Ask today's audit of a released model or checkpoint; nothing is trained, and only a pass keeps it released."""
+    """Audit a released model or checkpoint with today's audit; only a pass keeps it released."""
     return later_audits.ask_by_name(session, caller.key_id, job_id, ask.step, settings)
 
 
 @of_jobs.get("/{job_id}/later_audits", response_model=LaterAuditList)
 def list_later_audits(job_id: str, session: ReadDep, caller: CustomerDep) -> dict[str, object]:
-    """List what later audits decided about a job's model and checkpoints, each with its signed record."""
+    """List the decisions of later audits on a job's model and checkpoints, each with its signed record."""
     return {"data": later_audits.of_job(session, jobs.get(session, caller.project_id, job_id).id)}

@@ -13,6 +13,6 @@ router = APIRouter(tags=["health"])
 
 @router.get("/metrics", response_class=PlainTextResponse)
 def read_metrics(request: Request, session: ReadDep) -> PlainTextResponse:
-    """Return metrics in Prometheus's text format: the queue of the whole service, the requests of this process."""
+    """Return metrics in Prometheus's format: the queue of the service, and the requests of this process."""
     requests: RequestMetrics = request.app.state.requests
     return PlainTextResponse(requests.text() + queue_text(session), media_type=MEDIA_TYPE)

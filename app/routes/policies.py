@@ -1,4 +1,4 @@
-"""/v1/admin/policies: what customers may ask for, for keys with the admin scope."""
+"""/v1/admin/policies: the policies for customers' jobs, for keys with the admin scope."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_policy(
     settings: SettingsDep,
     replace: ReplaceQuery = False,
 ) -> PolicyAdded:
-    """Put a new version in force: the one in force, with what the body names; jobs keep the version that they have."""
+    """Put a new version in force: the current one with the body's changes; existing jobs keep their version."""
     return service.put_in_force(session, settings, caller.key_id, change, replace)
 
 
@@ -49,7 +49,7 @@ async def try_policy(
     limit: Annotated[int, Query(ge=1, le=policy_trial.MOST)] = policy_trial.USUAL,
     replace: ReplaceQuery = False,
 ) -> Response:
-    """Say what a policy would have changed for the latest jobs of all projects; nothing is stored or run again."""
+    """Return what a policy changes for the latest jobs of all projects; nothing is stored or run again."""
 
     def trial() -> PolicyTrial:
         with look() as session:

@@ -1,4 +1,4 @@
-"""Projects for the provider: made, limited, counted."""
+"""Projects, for the provider: create, limit, report usage."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def retrieve_project(project_id: str, session: ReadDep, caller: AdminDep) -> Pro
 
 @router.post("/projects/{project_id}/quota", response_model=ProjectOut)
 def set_quota(project_id: str, ask: QuotaSet, session: ProviderSessionDep, caller: AdminDep) -> ProjectOut:
-    """Give a project new limits; they replace all that it had."""
+    """Set a project's limits; they replace all previous ones."""
     return service.set_quota(session, project_id, ask)
 
 
 @router.get("/usage", response_model=UsageList)
 def list_usage(session: ReadDep, caller: AdminDep, start_time: Unix = 0, end_time: Unix = 253_402_300_799) -> UsageList:
-    """List what each project used with the jobs created in a period, erased ones included, and what it stores now."""
+    """List each project's usage by jobs created in a period, erased ones included, and its current storage."""
     since, until = (datetime.fromtimestamp(at, UTC) for at in (start_time, end_time))
     return UsageList(data=service.usage(session, since, until))

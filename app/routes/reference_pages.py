@@ -1,7 +1,7 @@
-"""`/docs` and `/redoc`, whose scripts come from this machine: those that the package fastapi-offline brings.
+"""Serve `/docs` and `/redoc` with scripts from the package fastapi-offline, so that no other host is needed.
 
-The pages are functions of this module and not of an app: FastAPI remembers every function that it has called, and with
-it whatever the function holds.
+The pages are functions of this module, not closures over an app: FastAPI caches every function it has called, and with
+it everything that the function references.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 
 _FILES = "/static-offline-docs"
 _ICON = "/favicon.png"
-_HEADERS = {  # both pages begin with a script of their own within the page, so that scripts cannot be forbidden there
+_HEADERS = {  # both pages contain an inline script, so scripts cannot be forbidden
     "content-security-policy": "frame-ancestors 'none'; object-src 'none'; base-uri 'none'; form-action 'self'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "same-origin",
@@ -24,7 +24,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/docs")
 def swagger(request: Request) -> HTMLResponse:
-    """Show every field, and try calls out."""
+    """Show every call with its fields, and let the reader try calls."""
     root, app = request.scope.get("root_path", ""), request.app
     found = get_swagger_ui_html(
         openapi_url=f"{root}{app.openapi_url}",
@@ -39,7 +39,7 @@ def swagger(request: Request) -> HTMLResponse:
 
 @router.get("/redoc")
 def redoc(request: Request) -> HTMLResponse:
-    """Show every field, to read."""
+    """Show every call with its fields, for reading."""
     root, app = request.scope.get("root_path", ""), request.app
     found = get_redoc_html(
         openapi_url=f"{root}{app.openapi_url}",
@@ -53,5 +53,5 @@ def redoc(request: Request) -> HTMLResponse:
 
 
 def mount_files(app: FastAPI) -> None:
-    """Serve what both pages load."""
+    """Serve the scripts and styles of both pages."""
     app.mount(_FILES, StaticFiles(packages=[("fastapi_offline", "static")]), name="static-offline-docs")

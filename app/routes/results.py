@@ -1,4 +1,4 @@
-"""What a job leaves: its adapter and its safety report."""
+"""Results of a job: its adapter, safety report and transcripts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def retrieve_adapter(
     settings: SettingsDep,
     reads: ReadsDep,
 ) -> Response:
-    """Return the adapter archive of a job that has succeeded."""
+    """Return the adapter archive of a job that succeeded."""
 
     def archive() -> Response:
         with begin() as session:
@@ -56,7 +56,7 @@ async def retrieve_adapter(
 async def retrieve_safety(
     job_id: str, request: Request, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return the safety report, also for jobs that failed the gate; a browser gets it as a page."""
+    """Return the safety report, also for jobs that failed the gate; browsers get an HTML page."""
 
     def report() -> Response:
         as_page = "text/html" in request.headers.get("accept", "")
@@ -78,7 +78,7 @@ async def retrieve_safety(
 async def retrieve_verdict(
     job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """Return one sentence: what was measured, or the job's status if nothing was; its page begins with it."""
+    """Return the sentence that the job's page begins with: the audit's result, or else the job's status."""
 
     def read_verdict() -> VerdictOut:
         with look() as session:
@@ -92,7 +92,7 @@ async def retrieve_verdict(
 async def list_selected(
     job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """List the safe examples that the job was defended with, in the order chosen."""
+    """List the safe examples that the job was trained with, in the order in which they were chosen."""
 
     def read_selected() -> SelectedList:
         with look() as session:
@@ -106,9 +106,9 @@ async def list_selected(
 async def list_risky_rows(
     job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
 ) -> Response:
-    """List the rows of your training file that look most like harm, with the reasons.
+    """List the rows of your training file that look most harmful, with the reasons.
 
-    Listing removes none; a policy may drop rows, and the report's `row_signal` says which.
+    Listing removes nothing; a policy may drop rows, which the report's `row_signal` lists.
     """
 
     def risky() -> RiskyList:
@@ -131,9 +131,9 @@ async def list_transcripts(
     suite: Annotated[str | None, Query(max_length=128)] = None,
     hit: bool | None = None,
 ) -> Response:
-    """List the prompts and replies of the job's audit, if the provider's policy keeps them; each request is logged.
+    """List the prompts and replies of the job's audit, if the provider's policy stores them; each request is logged.
 
-    `hit=true` are attacks that succeeded, harmless requests that were refused, and right answers.
+    `hit=true` selects successful attacks, refused harmless requests and right answers.
     """
     shown = partial(transcripts.show, begin, storage, caller.project_id, job_id, after, limit, suite, hit)
     return await reads.answer(shown)

@@ -1,4 +1,4 @@
-"""The keys that adapters are signed with, for everybody: whoever verifies an adapter need not be a customer."""
+"""The public keys that adapters are signed with; open to everybody, because verifiers need not be customers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from app.signing import NoSigningKey, published_keys
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/signing_keys", tags=["signing keys"])
 
-_KEPT_S = 60  # an answer, so that many who ask cost one signature
+_KEPT_S = 60  # seconds that an answer is cached, so that many requests cost one signature
 
 
 @router.get("", response_class=Response, responses={200: {"content": {"application/json": {}}}})
 def list_signing_keys(request: Request) -> Response:
-    """List all keys, old and revoked too, dated and signed by the current one, for `spard verify --key-set URL`."""
+    """List all keys, old and revoked ones too, signed by the current key, for `spard verify --key-set URL`."""
     now = time.monotonic()
     made_at, text = getattr(request.app.state, "published_keys", (-_KEPT_S, ""))
     if now - made_at >= _KEPT_S:
         settings: Settings = request.app.state.settings
         try:
             text = published_keys(settings)
-        except NoSigningKey as error:  # its text names places on this machine
+        except NoSigningKey as error:  # its text contains local paths
             log.warning("signing keys are not shown: %s", error.message)
             raise NotFound("This service has no signing key.", code="no_signing_key") from None
         request.app.state.published_keys = now, text

@@ -1,4 +1,4 @@
-"""Prompts and replies that a policy has kept: read and erased by keys with the admin scope."""
+"""Prompts and replies stored under a policy: read and erased by keys with the admin scope."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 def list_stored_replies(
     project_id: str, session: ProviderSessionDep, caller: AdminDep, after: str | None = None, limit: Limit = 20
 ) -> Page[StoredReply]:
-    """List the stored prompts and replies of a project, newest first; the audit log records who read them."""
+    """List the stored prompts and replies of a project, newest first; the audit log records the access."""
     return stored.list_replies(session, project_id, after, limit)
 
 

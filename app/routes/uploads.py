@@ -34,7 +34,7 @@ def create_upload(
     writes: WritesDep,
     after: BackgroundTasks,
 ) -> Upload:
-    """Begin the upload of a file that will be sent in parts."""
+    """Begin an upload of a file in parts."""
     after.add_task(writes.finish, parts.sweep, storage, begin)
     return service.create(session, caller.project_id, ask, limits.bytes)
 
@@ -43,7 +43,7 @@ def create_upload(
 async def add_part(
     upload_id: str, caller: CustomerDep, form: PartFormDep, storage: StorageDep, begin: BeginDep, writes: WritesDep
 ) -> UploadPart:
-    """Send one part of at most 64 MB; parts may be sent at the same time."""
+    """Send one part of at most 64 MB; parts may be sent in parallel."""
     return await writes.run(partial(parts.receive_part, storage, begin, caller.project_id, upload_id, form))
 
 
@@ -57,7 +57,7 @@ async def complete_upload(
     limits: MultipartLimitsDep,
     writes: WritesDep,
 ) -> UploadOut:
-    """Make a file of the parts, in the order of `part_ids`; it is checked as any other file is."""
+    """Create the file from its parts, in the order of `part_ids`; it is validated like any other file."""
     return await writes.run(partial(parts.complete, storage, begin, caller.project_id, upload_id, ask, limits))
 
 

@@ -1,4 +1,4 @@
-"""Waivers: proposed and approved by keys with the admin scope, checked by whoever gets the adapter."""
+"""Waivers: proposed and approved by keys with the admin scope, verified by the adapter's recipients."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def list_held_adapters(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> HeldList:
-    """List the adapters of all projects that the gate held back, the latest first, with their waivers.
+    """List the adapters of all projects that the gate held back, newest first, with their waivers.
 
-    With `waiting`, only those, or all but those, of which a waiver waits for a second person.
+    `waiting=true` selects adapters with a waiver that waits for a second person, `waiting=false` all others.
     """
     return held_adapters(session, after, limit, waiting=waiting)
 
 
 @admin.get("", response_model=WaiverList)
 def list_waivers(job_id: str, session: ReadDep, caller: AdminDep) -> WaiverList:
-    """List the waivers that were proposed for a job, the latest first."""
+    """List the waivers that were proposed for a job, newest first."""
     now = db.clock(session)
     return WaiverList(data=[WaiverOut.describe(each, now) for each in service.waivers(session, job_id)])
 
@@ -51,17 +51,17 @@ def propose_waiver(job_id: str, ask: WaiverCreate, session: ProviderSessionDep, 
 def approve_waiver(
     job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep, settings: SettingsDep
 ) -> WaiverOut:
-    """Approve what another admin key proposed: the adapter is released until the waiver expires."""
+    """Approve a waiver that another admin key proposed: the adapter is released until the waiver expires."""
     return WaiverOut.describe(service.approve(session, caller, job_id, waiver_id, settings), db.clock(session))
 
 
 @admin.post("/{waiver_id}/end", response_model=WaiverOut)
 def end_waiver(job_id: str, waiver_id: str, session: ProviderSessionDep, caller: AdminDep) -> WaiverOut:
-    """End a waiver before its time: from now on the adapter is held back again."""
+    """End a waiver early: the adapter is held back again from now on."""
     return WaiverOut.describe(service.end(session, job_id, waiver_id), db.clock(session))
 
 
 @of_jobs.get("/{job_id}/waiver", response_model=SignedWaiver)
 def retrieve_waiver(job_id: str, session: ReadDep, caller: CustomerDep) -> Waiver:
-    """Return the signed record of why an adapter that failed was released; keep it beside the adapter."""
+    """Return the signed record of the waiver that released the adapter; keep it beside the adapter."""
     return service.find_releasing_waiver(session, jobs.get(session, caller.project_id, job_id))

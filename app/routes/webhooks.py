@@ -1,4 +1,4 @@
-"""Where customers are told that a job has ended, in OpenAI's events under Standard Webhooks' signature."""
+"""Webhooks for ended jobs, in the form of OpenAI's events with signatures by Standard Webhooks."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from app.webhooks.schemas import (
 
 router = APIRouter(prefix="/v1/webhook_endpoints", tags=["webhooks"])
 admin = APIRouter(prefix="/v1/admin", tags=["provider"])
-sent = APIRouter(tags=["webhooks"])  # what we send, for the OpenAPI document alone
+sent = APIRouter(tags=["webhooks"])  # what we send; only for the OpenAPI document
 
 
 @router.post("", response_model=EndpointSecret)
 def create_endpoint(
     ask: EndpointCreate, caller: CustomerDep, begin: BeginDep, settings: SettingsDep
 ) -> WebhookEndpoint:
-    """Have events sent to an address; the secret that signs them is shown only once."""
-    resolve(ask.url, allow_local=settings.webhooks_to_loopback)  # no transaction is open while names are looked up
+    """Send events to an address; the secret that signs them is shown only once."""
+    resolve(ask.url, allow_local=settings.webhooks_to_loopback)  # DNS look-up, so outside of any transaction
     with begin() as session:
         return service.create(session, caller.project_id, ask)
 
@@ -63,19 +63,19 @@ def retrieve_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep
 
 @router.delete("/{endpoint_id}", response_model=EndpointDeleted)
 def delete_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> EndpointDeleted:
-    """Delete an endpoint; events that are still waiting for it are not sent."""
+    """Delete an endpoint; its pending events are not sent."""
     return EndpointDeleted(id=service.remove(session, caller.project_id, endpoint_id).id)
 
 
 @router.post("/{endpoint_id}/rotate", response_model=EndpointSecret)
 def rotate_secret(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
-    """Make a new secret, shown only once; for 24 hours events are signed with the old one too."""
+    """Create a new secret, shown only once; for 24 hours events are signed with the old one too."""
     return service.rotate(session, caller.project_id, endpoint_id)
 
 
 @router.post("/{endpoint_id}/enable", response_model=EndpointOut)
 def enable_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
-    """Enable an endpoint again that was disabled because its receiver answered 410."""
+    """Enable an endpoint that was disabled because its receiver answered 410."""
     return service.enable(session, caller.project_id, endpoint_id)
 
 
@@ -87,7 +87,7 @@ def list_deliveries(
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Page[WebhookDelivery]:
-    """List the deliveries to an endpoint and their results, newest first."""
+    """List the deliveries to an endpoint with their results, newest first."""
     return service.deliveries(session, caller.project_id, endpoint_id, after, limit)
 
 
@@ -99,7 +99,7 @@ def replay_delivery(endpoint_id: str, delivery_id: str, session: SessionDep, cal
 
 @admin.get("/webhook_endpoints", response_model=EndpointOverviewList)
 def list_all_endpoints(session: ReadDep, caller: AdminDep) -> EndpointOverviewList:
-    """List the endpoints of all projects, with the numbers of their deliveries that wait, arrived and were given up."""
+    """List the endpoints of all projects, with the numbers of pending, delivered and failed deliveries."""
     return EndpointOverviewList(data=overview.endpoints(session))
 
 
@@ -123,14 +123,14 @@ def replay_any_delivery(delivery_id: str, session: ProviderSessionDep, caller: A
 
 @sent.post("fine_tuning.job.succeeded")
 def job_succeeded(event: EventBody) -> None:
-    """Tell that a job has succeeded."""
+    """Report that a job has succeeded."""
 
 
 @sent.post("fine_tuning.job.failed")
 def job_failed(event: EventBody) -> None:
-    """Tell that a job has failed, or that its adapter did not pass the audit."""
+    """Report that a job has failed, or that its adapter did not pass the audit."""
 
 
 @sent.post("fine_tuning.job.cancelled")
 def job_cancelled(event: EventBody) -> None:
-    """Tell that a job was cancelled, and that its worker has stopped."""
+    """Report that a job was cancelled and its worker has stopped."""

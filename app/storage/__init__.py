@@ -1,4 +1,4 @@
-"""Where large things live: one interface over a local folder and over S3."""
+"""Store large objects: one interface for a local folder and for S3."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def open_storage(
     public_endpoint_url: str | None = None,
     patience: Patience = PATIENT,
 ) -> Storage:
-    """Open the storage at `file:///folder` or `s3://bucket/prefix`; `endpoint_url` names another S3 than Amazon's.
+    """Open the storage at `file:///folder` or `s3://bucket/prefix`.
 
-    Links name `public_endpoint_url`, where customers reach the same S3; without one, `endpoint_url`.
+    `endpoint_url` is the address of an S3 server other than Amazon's. Links use `public_endpoint_url`, where customers
+    reach the same server, by default `endpoint_url`. Raises `ValueError` for any other URL.
     """
     parts = urlsplit(url)
     match parts.scheme:

@@ -1,4 +1,4 @@
-"""Objects as files under one folder, readable by this user only."""
+"""Store objects as files in one folder, readable by this user only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.storage.base import (
 
 
 class LocalStorage:
-    """A key is a path below the root. Links are never followed: an object is a plain file that we wrote."""
+    """Objects as files below a root folder. Links are never followed: an object is a plain file that we wrote."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -43,11 +43,12 @@ class LocalStorage:
         aside = self._aside / token_hex(16)
         try:
             with _write_file(aside, key) as file:
-                for chunk in digest.count_chunks(chunks):  # what the source raises passes as it is
+                for chunk in digest.count_chunks(chunks):  # exceptions of the source are not storage errors
                     with _as_storage_error(key):
                         file.write(chunk)
                 with _as_storage_error(key):
                     file.flush()
+                    # Before the rename: otherwise a power failure may leave the name with no content.
                     os.fsync(file.fileno())
             with _as_storage_error(key):
                 self._make_folder(path.parent)
@@ -59,8 +60,9 @@ class LocalStorage:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        """Open the file, which stays readable if the object is deleted meanwhile."""
+        """Open the file; it stays readable if the object is deleted in the meantime."""
         with _as_storage_error(key):
+            # O_NOFOLLOW: a link under the key's name is not opened.
             fd = _no_link(str(self._path(key)), os.O_RDONLY)
         with os.fdopen(fd, "rb") as file:
             yield file
@@ -80,7 +82,7 @@ class LocalStorage:
             return self._path(key).lstat().st_size
 
     def exists(self, key: str) -> bool:
-        """Return whether there is a plain file; a link or a folder is no object."""
+        """Return True if there is a plain file; a link or a folder is not an object."""
         path = self._path(key)
         return path.is_file() and not path.is_symlink()
 
@@ -90,13 +92,13 @@ class LocalStorage:
             self._path(key).unlink(missing_ok=True)
 
     def delete_prefix(self, prefix: str) -> None:
-        """Remove the folder of that name with all in it, if there is one."""
+        """Remove the folder of that name and its contents, if there is one."""
         with _as_storage_error(prefix):
             if (folder := self._path(prefix)).is_dir():
                 shutil.rmtree(folder)
 
     def move(self, key: str, to: str) -> None:
-        """Rename the file durably, over one that has the name already."""
+        """Rename the file durably, replacing a file of the new name."""
         with _as_storage_error(key):
             path = self._path(to)
             self._make_folder(path.parent)
@@ -114,7 +116,7 @@ class LocalStorage:
                         yield found
 
     def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
-        """Only this service writes to the folder, so all are ours."""
+        """Remove old files that were written aside; all are ours, as nobody else writes to the folder."""
         cleared = 0
         with _as_storage_error("unfinished writes"):
             for path in self._aside.iterdir():
@@ -137,20 +139,22 @@ class LocalStorage:
 
     def _path(self, key: str) -> Path:
         path = self._root / check_key(key)
+        # A link inside of the root may lead out of it; keys alone cannot.
         if not path.parent.resolve().is_relative_to(self._root):
             raise ValueError(f"not inside the storage: {key!r}")
         return path
 
     def _make_folder(self, folder: Path) -> None:
-        """Make a folder durably: its name is on disk before anything in it counts."""
+        """Create a folder durably: its name is on disk before anything is stored in it."""
         if not folder.is_dir():
             self._make_folder(folder.parent)
             folder.mkdir(mode=0o700, exist_ok=True)
+            # The new name is durable only once its parent folder is flushed.
             _sync_folder(folder.parent)
 
 
 def _describe_file(key: str, path: Path) -> Listed | None:
-    """Describe a plain file; None for all else, and for one that has just gone."""
+    """Describe a plain file; None for anything else, and for a file that was just deleted."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -162,7 +166,10 @@ def _describe_file(key: str, path: Path) -> Listed | None:
 
 @contextmanager
 def _write_file(path: Path, key: str) -> Iterator[BinaryIO]:
-    """Open a new file to be written and flushed; closing it tries once more to write what did not fit, and may fail."""
+    """Open a new file for writing; the caller flushes it.
+
+    Errors on closing are ignored, because closing only retries a write that has failed already.
+    """
     with _as_storage_error(key):
         file = open(path, "xb", opener=_no_link)  # noqa: SIM115 - closed below
     try:

@@ -1,4 +1,4 @@
-"""Objects in a bucket, on Amazon's S3 or on any server that speaks it."""
+"""Store objects in a bucket on Amazon's S3 or a compatible server."""
 
 from __future__ import annotations
 
@@ -32,29 +32,30 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.type_defs import CompletedPartTypeDef, CopySourceTypeDef
 
-PART_BYTES = 16 << 20  # 10,000 parts of it make 160 GB
+PART_BYTES = 16 << 20  # with S3's limit of 10,000 parts: 160 GB
 _WHOLE = TransferConfig(multipart_threshold=5 << 30, multipart_chunksize=1 << 30)  # S3 copies 5 GiB in one request
 _MISSING = {"NoSuchKey", "NotFound", "404"}
 _FULL = {"InsufficientStorage", "QuotaExceeded", "XMinioStorageFull", "507"}
 
 
 class S3Storage:
-    """A key is an object's name after the prefix. An object appears when its last part is in, never before."""
+    """Objects named prefix plus key. An object appears only when its last part has arrived."""
 
     def __init__(
         self, client: S3Client, bucket: str, prefix: str = "", read_attempts: int = 4, links: S3Client | None = None
     ) -> None:
         self._client = client
-        self._links = links or client  # signs links, and asks nothing of its endpoint
+        self._links = links or client  # signs links only, without requests
         self._read_attempts = read_attempts
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
 
     def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
-        """Send small objects in one request, others in parts; an upload that breaks off is aborted."""
+        """Send small objects in one request, larger ones in parts; a failed multipart upload is aborted."""
         name, digest = self._name(key), Digest()
         parts = _parts(digest.count_chunks(chunks))
         first = next(parts)
+        # A multipart upload takes three requests at least; most objects fit into one part.
         if len(first) < PART_BYTES:
             with _as_storage_error(key):
                 self._client.put_object(Bucket=self._bucket, Key=name, Body=first)
@@ -64,13 +65,13 @@ class S3Storage:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        """Open the object as a stream that only goes forward."""
-        self.size(key)  # a missing object is known now, not at the first read
+        """Open the object as a forward-only stream."""
+        self.size(key)  # raise for a missing object now, not at the first read
         with io.BufferedReader(_Reader(self.chunks(key)), CHUNK_BYTES) as file:
             yield file
 
     def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Read on from where it broke off when a connection is lost within the body."""
+        """Yield the bytes of a range; if a connection is lost within the body, resume from that point."""
         size = self.size(key)
         end = size if end is None else min(end, size)
         failures = 0
@@ -80,6 +81,7 @@ class S3Storage:
                 for chunk in self._body(key, start, end):
                     start += len(chunk)
                     yield chunk
+                # A body that ends without a byte and without an error counts as a failure, or this loop never ends.
                 if start == before:
                     raise IncompleteReadError(actual_bytes=0, expected_bytes=end - start)
             except BotoCoreError as error:
@@ -88,12 +90,12 @@ class S3Storage:
                     raise StorageError(f"The storage broke off {failures} times while sending {key}.") from error
 
     def size(self, key: str) -> int:
-        """Ask the bucket for the length in bytes."""
+        """Return the object's length in bytes, by a HEAD request."""
         with _as_storage_error(key):
             return self._client.head_object(Bucket=self._bucket, Key=self._name(key))["ContentLength"]
 
     def exists(self, key: str) -> bool:
-        """Return whether the bucket has it; a bucket that does not answer raises."""
+        """Return True if the bucket has the object; raise if the bucket does not answer."""
         try:
             self.size(key)
         except ObjectMissing:
@@ -101,12 +103,12 @@ class S3Storage:
         return True
 
     def delete(self, key: str) -> None:
-        """Remove the object; one that is not there is no error."""
+        """Delete the object; a missing object is not an error."""
         with _as_storage_error(key):
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def delete_prefix(self, prefix: str) -> None:
-        """One request for each object: the batch call needs checksums that not every server takes."""
+        """Delete with one request per object: the batch call needs checksums that some servers lack."""
         with _as_storage_error(prefix):
             pages = self._client.get_paginator("list_objects_v2")
             for page in pages.paginate(Bucket=self._bucket, Prefix=f"{self._name(prefix)}/"):
@@ -114,14 +116,14 @@ class S3Storage:
                     self._client.delete_object(Bucket=self._bucket, Key=item["Key"])
 
     def move(self, key: str, to: str) -> None:
-        """Copy within the bucket, then delete: for a while there are two."""
+        """Copy within the bucket, then delete the original; both exist for a moment."""
         with _as_storage_error(key):
             source: CopySourceTypeDef = {"Bucket": self._bucket, "Key": self._name(key)}
             self._client.copy(source, self._bucket, self._name(to), Config=_WHOLE)
             self._client.delete_object(Bucket=self._bucket, Key=self._name(key))
 
     def list(self, prefix: str = "") -> Iterator[Listed]:
-        """List in the bucket's order, a page of it at a time."""
+        """List in the bucket's order, one page at a time."""
         with _as_storage_error(prefix):
             below = f"{self._name(prefix)}/" if prefix else self._prefix
             for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=below):
@@ -131,7 +133,7 @@ class S3Storage:
                         yield Listed(key, item["Size"], item["LastModified"])
 
     def clear_unfinished(self, before: datetime, is_ours: Callable[[str], bool]) -> int:
-        """Abort uploads in parts; a bucket keeps them, and asks money for them, until somebody does."""
+        """Abort old multipart uploads of ours, which a bucket otherwise stores and charges for forever."""
         cleared = 0
         with _as_storage_error("unfinished writes"):
             pages = self._client.get_paginator("list_multipart_uploads")
@@ -145,13 +147,13 @@ class S3Storage:
         return cleared
 
     def keeps_deleted(self) -> bool:
-        """Return whether the bucket keeps what is deleted, as an older version; False where it does not tell."""
+        """Return True if the bucket keeps deleted objects as old versions; False if it does not say."""
         with suppress(BotoCoreError, ClientError):
             return self._client.get_bucket_versioning(Bucket=self._bucket).get("Status") == "Enabled"
         return False
 
     def presigned_url(self, key: str, filename: str, ttl_s: int) -> str | None:
-        """Sign a link to the address that customers reach; the bucket is not asked."""
+        """Sign a link with the customers' address of the server; no request is made."""
         return self._links.generate_presigned_url(
             "get_object",
             Params={
@@ -193,8 +195,9 @@ class S3Storage:
                 self._client.complete_multipart_upload(
                     Bucket=self._bucket, Key=name, UploadId=upload, MultipartUpload={"Parts": done}
                 )
+        # Whatever the reason: a bucket stores, and charges for, the parts of an upload that is never completed.
         except BaseException:
-            with suppress(BotoCoreError, ClientError):  # the first failure is the one to tell
+            with suppress(BotoCoreError, ClientError):  # report the first failure
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=name, UploadId=upload)
             raise
 
@@ -207,7 +210,7 @@ class S3Storage:
 
 
 class _Reader(io.RawIOBase):
-    """A file over chunks, for what wants to read lines."""
+    """A raw file over chunks, for callers that read lines."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -226,7 +229,7 @@ class _Reader(io.RawIOBase):
 
 
 def _parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in parts of PART_BYTES; the last part is shorter, and empty if nothing is left."""
+    """Yield the same bytes in parts of PART_BYTES; the last one is shorter, and may be empty."""
     part = bytearray()
     for chunk in chunks:
         part += chunk

@@ -1,4 +1,4 @@
-"""The client of an S3 server: how long it is waited for, and what servers other than Amazon's need."""
+"""Create S3 clients with bounded waits and settings for servers other than Amazon's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a server that does not answer is waited for, and how often it is asked."""
+    """Timeouts in seconds, and the number of attempts, for a server that does not answer."""
 
     connect_s: float = 5
     read_s: float = 30
@@ -31,7 +31,7 @@ def s3_client(endpoint_url: str | None, patience: Patience = PATIENT) -> S3Clien
     config = Config(
         signature_version="s3v4",
         s3={"addressing_style": "path" if endpoint_url else "auto"},
-        request_checksum_calculation="when_required",  # servers other than Amazon's do not know the newer trailers
+        request_checksum_calculation="when_required",  # other servers do not support the newer checksum trailers
         response_checksum_validation="when_required",
         retries={"mode": "standard", "total_max_attempts": patience.attempts},
         connect_timeout=patience.connect_s,

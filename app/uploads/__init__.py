@@ -1,1 +1,1 @@
-"""Large files sent in parts that become one file."""
+"""Uploads of large files in parts."""

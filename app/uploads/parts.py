@@ -1,4 +1,4 @@
-"""The bytes of uploads: parts as they arrive, and the file put together from them, with no transaction open."""
+"""Receive the parts of uploads and assemble the file from them, without an open transaction."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PART_BYTES = 64 << 20
 
 
 def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str, form: Form) -> UploadPart:
-    """Stream one part to storage."""
+    """Stream one part to storage and add it to its upload."""
     part = UploadPart(id=new_id("part_"), upload_id=upload_id)
     expected = form.most_bytes(PART_BYTES)
 
@@ -40,6 +40,7 @@ def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str
 
     with objects.writing(storage, begin, plan) as writing:
         part.bytes = writing.write(part.storage_key, _at_most(PART_BYTES, form.file())).bytes
+        # Fields may follow the file, so they are checked after it.
         if form.fields:
             name = min(form.fields)[:64]
             raise InvalidRequest(f"The field {name!r} is unknown.", code="extra_forbidden", param=name)
@@ -51,7 +52,10 @@ def receive_part(storage: Storage, begin: Begin, project_id: str, upload_id: str
 def complete(
     storage: Storage, begin: Begin, project_id: str, upload_id: str, ask: UploadComplete, limits: Limits
 ) -> UploadOut:
-    """Put the file together from its parts and validate it as any other file."""
+    """Assemble the file from its parts and validate it like any other file.
+
+    A repeated request returns the existing file. Raises `InvalidRequest` if parts, size or MD5 do not match.
+    """
     with begin() as session:
         done = service.find_completed(session, project_id, upload_id, ask)
         if done is None:
@@ -64,7 +68,7 @@ def complete(
 
 
 def cancel(storage: Storage, begin: Begin, project_id: str, upload_id: str) -> Upload:
-    """Give an upload up; while its bytes could not be deleted, asking again goes on."""
+    """Cancel an upload; if its bytes could not be deleted, a repeated request tries again."""
     with begin() as session:
         upload = service.get(session, project_id, upload_id)
         if upload.status != "cancelled" or not objects.has_deletions(session, project_id, upload_id):
@@ -74,7 +78,7 @@ def cancel(storage: Storage, begin: Begin, project_id: str, upload_id: str) -> U
 
 
 def sweep(storage: Storage, begin: Begin) -> None:
-    """Remove the bytes of uploads that were not completed in time."""
+    """Delete the bytes of uploads that were not completed in time."""
     with begin() as session:
         expired = service.expire(session)
     for upload in expired:
@@ -89,7 +93,7 @@ def _complete(
     ask: UploadComplete,
     limits: Limits,
 ) -> tuple[Upload, File]:
-    """Write the file and name it; its bytes are counted by the upload until then."""
+    """Write the file and add its row; until then its bytes are counted by the upload."""
     file_id, digest = new_id("file-"), hashlib.md5(usedforsecurity=False)
     key = file_key(upload.project_id, file_id)
 
@@ -99,6 +103,7 @@ def _complete(
                 digest.update(chunk)
                 yield chunk
 
+    # 0 bytes: the upload counts against the quota until the file replaces it.
     planned = [Planned(key, upload.project_id, file_id)]
     with objects.writing(storage, begin, lambda session: planned) as writing:
         stored, report = write_checked(writing, key, chunks(), TrainingRows(), limits, upload.filename)

@@ -1,4 +1,4 @@
-"""OpenAI's upload objects."""
+"""Schemas of OpenAI's upload objects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExpiresAfter(Body):
 
 
 class UploadCreate(Body):
-    """A file that will come in parts of together exactly `bytes` bytes."""
+    """A file to upload in parts that have exactly `bytes` bytes in total."""
 
     filename: Annotated[str, Field(max_length=255)]
     purpose: Annotated[str, Field(max_length=64)]
@@ -35,7 +35,7 @@ class UploadCreate(Body):
 
 
 class UploadComplete(Body):
-    """Which parts make the file, in order; `md5` is that of the whole file."""
+    """The parts of the file in order; `md5` is the MD5 of the whole file."""
 
     part_ids: Annotated[list[Annotated[str, Field(max_length=64)]], Field(min_length=1, max_length=10_000)]
     md5: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{32}$")] | None = None
@@ -53,7 +53,7 @@ class PartOut(BaseModel):
 
 
 class UploadOut(BaseModel):
-    """A file on its way; `file` is there once it is complete."""
+    """An upload; `file` is present once it is completed."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -1,4 +1,4 @@
-"""Uploads as rows: begun, added to, ended; every query is within one project."""
+"""Manage uploads as rows: create, add parts, end; every query is limited to one project."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SENDINGS = 3  # a client may send a part again, twice
 
 
 def create(session: Session, project_id: str, ask: UploadCreate, max_bytes: int) -> Upload:
-    """Create an upload, which expires in an hour."""
+    """Create an upload, which expires in an hour; raise `TooLarge` above `max_bytes`."""
     check_purpose(ask.purpose)
     if ask.bytes > max_bytes:
         raise TooLarge(f"An upload has at most {max_bytes} bytes.", param="bytes")
@@ -42,7 +42,7 @@ def create(session: Session, project_id: str, ask: UploadCreate, max_bytes: int)
 
 
 def get(session: Session, project_id: str, upload_id: str) -> Upload:
-    """Return the project's upload, locked; another project's is not found."""
+    """Return the project's upload, locked; raise `NotFound` for another project's."""
     query = select(Upload).where(Upload.project_id == project_id, Upload.id == upload_id).with_for_update()
     upload = session.scalar(query)
     if upload is None:
@@ -51,7 +51,7 @@ def get(session: Session, project_id: str, upload_id: str) -> Upload:
 
 
 def pending(session: Session, project_id: str, upload_id: str) -> Upload:
-    """Return the project's upload, locked; raise InvalidState if it takes no more parts."""
+    """Return the project's upload, locked; raise `InvalidState` if it accepts no more parts."""
     upload = get(session, project_id, upload_id)
     if upload.status == "pending" and upload.expires_at <= db.clock(session):
         raise InvalidState(f"{upload.id} has expired; begin a new upload.", code="upload_expired")
@@ -61,9 +61,10 @@ def pending(session: Session, project_id: str, upload_id: str) -> Upload:
 
 
 def add_part(session: Session, project_id: str, part: UploadPart) -> UploadPart:
-    """Add a part that is in storage."""
+    """Add a part that is in storage; raise `TooLarge` if the parts far exceed the announced size."""
     upload = pending(session, project_id, part.upload_id)
     earlier = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload_id == upload.id)) or 0
+    # Parts that were sent twice stay until the upload ends, so more bytes than announced are normal, up to a limit.
     if earlier + part.bytes > _SENDINGS * upload.bytes:
         message = f"The parts have far more than the {upload.bytes} bytes that were announced."
         raise TooLarge(message, code="too_many_parts", param="data")
@@ -91,14 +92,14 @@ def chosen_parts(session: Session, upload: Upload, part_ids: Sequence[str]) -> l
 def find_completed(
     session: Session, project_id: str, upload_id: str, ask: UploadComplete
 ) -> tuple[Upload, File] | None:
-    """Return the upload and its file if the same request has completed it before."""
+    """Return the upload and its file if the same request has completed it before; otherwise None."""
     upload = get(session, project_id, upload_id)
     file = session.get(File, upload.file_id) if upload.file_id else None
     return (upload, file) if file is not None and upload.part_ids == ask.part_ids else None
 
 
 def complete(session: Session, project_id: str, upload_id: str, part_ids: Sequence[str], file: File) -> Upload:
-    """Change pending to completed and add the file; of two requests at once, one wins."""
+    """Change the upload from pending to completed and add the file; of two concurrent requests, one wins."""
     upload = pending(session, project_id, upload_id)
     upload.status, upload.part_ids, upload.file_id = "completed", list(part_ids), file.id
     session.flush()
@@ -109,7 +110,7 @@ def complete(session: Session, project_id: str, upload_id: str, part_ids: Sequen
 
 
 def cancel(session: Session, project_id: str, upload_id: str) -> Upload:
-    """Change pending to cancelled; the bytes go after the commit."""
+    """Change the upload from pending to cancelled; its bytes are deleted after the commit."""
     upload = pending(session, project_id, upload_id)
     upload.status = "cancelled"
     session.flush()
@@ -118,7 +119,7 @@ def cancel(session: Session, project_id: str, upload_id: str) -> Upload:
 
 
 def expire(session: Session) -> Sequence[Upload]:
-    """Change overdue uploads from pending to expired; their bytes go after the commit."""
+    """Change overdue uploads from pending to expired; their bytes are deleted after the commit."""
     overdue = (Upload.status == "pending") & (Upload.expires_at <= timestamp())
     oldest = select(Upload.id).where(overdue).order_by(Upload.expires_at).limit(_SWEPT_AT_ONCE)
     ended = update(Upload).where(Upload.id.in_(oldest)).values(status="expired").returning(Upload)
@@ -129,7 +130,7 @@ def expire(session: Session) -> Sequence[Upload]:
 
 
 def condemn(session: Session, upload: Upload) -> None:
-    """Give up the bytes of an upload that has ended."""
+    """Schedule the bytes of an ended upload for deletion."""
     size = session.scalar(select(func.sum(UploadPart.bytes)).where(UploadPart.upload_id == upload.id)) or 0
     objects.condemn_prefix(session, folder(upload), project_id=upload.project_id, subject=upload.id, bytes=int(size))
 

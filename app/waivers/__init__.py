@@ -1,1 +1,1 @@
-"""How two people of the provider release, for a time, an adapter that the gate held back."""
+"""Waivers: two people of the provider release an adapter that the gate held back, for a time."""

@@ -1,4 +1,4 @@
-"""The adapters that are held back, of all projects, with what was proposed for each."""
+"""List the held adapters of all projects with their proposed waivers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from app.waivers.schemas import HeldList, HeldOut, WaiverOut
 
 
 def held_adapters(session: Session, after: str | None, limit: int, *, waiting: bool | None = None) -> HeldList:
-    """Return a page of them, the latest first, from two statements however many there are.
+    """Return a page of held adapters, newest first, from two statements.
 
-    `waiting`: only those, or all but those, of which a waiver waits for a second person.
+    `waiting` True selects adapters with a waiver that waits for a second person, False all others, None all.
     """
     query = select(HeldAdapter, Job).join(Job, Job.id == HeldAdapter.job_id)
     if waiting is not None:

@@ -1,4 +1,4 @@
-"""A waiver as admins ask for it, and as everybody may check it."""
+"""Schemas of waivers and held adapters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = timedelta(days=366)
 
 
 class WaiverCreate(Body):
-    """Why an adapter that failed is to be released, and until when."""
+    """Why an adapter that failed should be released, and until when."""
 
     reason: Annotated[str, Field(min_length=10, max_length=1000)]
     expires_at: Annotated[int, Field(ge=0, le=2**37, description="Unix seconds, at most 366 days from now.")]
@@ -43,7 +43,7 @@ class WaiverOut(BaseModel):
 
     @classmethod
     def describe(cls, waiver: Waiver, now: datetime) -> Self:
-        """Return a waiver as it stands at a time of the database's clock."""
+        """Return a waiver with its status at `now`, a time of the database's clock."""
         unexpired = "approved" if waiver.approved_by else "proposed"
         fields = {name: getattr(waiver, name) for name in cls.model_fields if name not in ("object", "status")}
         return cls.model_validate(fields | {"status": "expired" if waiver.expires_at <= now else unexpired})
@@ -70,13 +70,13 @@ class HeldOut(BaseModel):
 
     @property
     def state(self) -> Literal["held", "proposed", "released"]:
-        """What the latest waiver that has not ended makes of it."""
+        """`released` if a waiver is in force, `proposed` if one waits for approval, else `held`."""
         found = {each.status for each in self.waivers}
         return "released" if "approved" in found else "proposed" if "proposed" in found else "held"
 
 
 class HeldList(BaseModel):
-    """One page of held adapters, the latest first; for the next page set `after` to the last one's `job_id`."""
+    """One page of held adapters, newest first; for the next page set `after` to the last one's `job_id`."""
 
     object: Literal["list"] = "list"
     data: list[HeldOut]
@@ -84,7 +84,7 @@ class HeldList(BaseModel):
 
 
 class SignedWaiver(BaseModel):
-    """What `spard verify --waiver` reads: `signature` is of `record`'s bytes."""
+    """The input of `spard verify --waiver`: `signature` signs the bytes of `record`."""
 
     model_config = ConfigDict(from_attributes=True)
 

@@ -1,4 +1,7 @@
-"""Proposed by one, approved by another: only then does an adapter that failed leave, with a signed record beside it."""
+"""Propose, approve and end waivers: an adapter that failed is released only after two people have agreed.
+
+The release comes with a signed record.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _FAILED, _WAIVED = "safety_gate_failed", "waived"
 
 
 def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate) -> Waiver:
-    """Propose a waiver with a reason and an expiry; a second person has to approve it."""
+    """Propose a waiver with a reason and an expiry; a second person has to approve it.
+
+    Raises `InvalidState` if the job has no held adapter, and `InvalidRequest` for an expiry that is past or too far.
+    """
     _waivable(session, job_id)
     now, expires_at = db.clock(session), datetime.fromtimestamp(ask.expires_at, UTC)
     if not now < expires_at <= now + LONGEST:
@@ -41,7 +47,11 @@ def propose(session: Session, caller: Principal, job_id: str, ask: WaiverCreate)
 
 
 def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, settings: Settings) -> Waiver:
-    """Approve a waiver with another person's key: the adapter is released until the waiver expires."""
+    """Approve a waiver with another person's key: the adapter is released until the waiver expires.
+
+    The signed record of the release is stored with the waiver. Raises `Forbidden` unless two different owners hold the
+    two keys, and `InvalidState` for a waiver that was approved before, has expired or was proposed with a revoked key.
+    """
     job, held = _waivable(session, job_id)
     waiver = _waiver(session, job_id, waiver_id)
     _check(session, waiver, caller)
@@ -49,7 +59,7 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
     facts = _facts(session, waiver, job, held)
     waiver.record = json.dumps(facts, indent=2, sort_keys=True)
     waiver.signature = dict(sign_bytes(waiver.record.encode(), signing_key(settings)))
-    session.flush()  # the database lets an ended job change only once this stands
+    session.flush()  # a database trigger allows the change of an ended job only after this row
     _release(session, job, held, facts)
     audit_log.record(
         session,
@@ -64,9 +74,9 @@ def approve(session: Session, caller: Principal, job_id: str, waiver_id: str, se
 
 
 def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
-    """End a waiver, or withdraw one that is only proposed: one person is enough to hold an adapter back.
+    """End a waiver or withdraw a proposed one; one person is enough to hold an adapter back.
 
-    What was downloaded stays where it is, and its signed record goes on saying when it was to expire.
+    Downloaded copies are not affected, and their signed record keeps the original expiry.
     """
     job, _ = _waivable(session, job_id)
     waiver = _waiver(session, job_id, waiver_id)
@@ -78,6 +88,7 @@ def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
     in_force = job.safety.get("waiver") if job.safety else None
     if job.safety and in_force and in_force["waiver_id"] == waiver.id:
         ended: WaiverFacts = {**in_force, "expires_at": int(waiver.expires_at.timestamp())}
+        # The job stays succeeded, but downloads check the expiry of the waiver that it shows.
         shown = {**job.safety, "waiver": ended}
         transitions.change_status(session, Job.id == job.id, job.status, JobStatus.succeeded, safety=shown)
         events.append(session, job.id, "warn", "message", "The waiver that released the adapter was ended")
@@ -87,7 +98,7 @@ def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
 
 
 def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
-    """Return the waivers that were proposed for a job, the latest first."""
+    """Return the waivers that were proposed for a job, newest first."""
     if session.get(Job, job_id) is None:
         raise _unknown(job_id)
     return session.scalars(
@@ -96,7 +107,7 @@ def waivers(session: Session, job_id: str) -> Sequence[Waiver]:
 
 
 def find_releasing_waiver(session: Session, job: Job) -> Waiver:
-    """Return the waiver that released the job last."""
+    """Return the waiver that was approved last for the job; raise `HasNone` if there is none."""
     by_job = (Waiver.job_id == job.id) & Waiver.approved_at.is_not(None)
     waiver = session.scalar(select(Waiver).where(by_job).order_by(Waiver.approved_at.desc()).limit(1))
     if waiver is None:
@@ -113,7 +124,10 @@ def _waiver(session: Session, job_id: str, waiver_id: str) -> Waiver:
 
 
 def _waivable(session: Session, job_id: str) -> tuple[Job, HeldAdapter]:
-    """Return a job, locked, and its adapter that failed the gate and was kept."""
+    """Return a job, locked, and its held adapter.
+
+    Raises `InvalidState` if the job did not fail the gate or its adapter was not kept.
+    """
     job = transitions.lock_jobs(session, Job.id == job_id).one_or_none()
     if job is None:
         raise _unknown(job_id)
@@ -134,6 +148,7 @@ def _check(session: Session, waiver: Waiver, caller: Principal) -> None:
         raise InvalidState(f"{waiver.id} has expired; propose a new one.", code="waiver_expired")
     proposer, approver = (session.get_one(ApiKey, key_id) for key_id in (waiver.proposed_by, caller.key_id))
     _check_persons(proposer, approver)
+    # A revoked key no longer speaks for its owner.
     if proposer.revoked_at is not None:
         raise InvalidState(f"The key that proposed {waiver.id} was revoked; propose a new one.", code="key_revoked")
 
@@ -150,7 +165,7 @@ def _check_persons(proposer: ApiKey, approver: ApiKey) -> None:
 
 
 def _facts(session: Session, waiver: Waiver, job: Job, held: HeldAdapter) -> WaiverFacts:
-    """Return the record that is signed."""
+    """Return the record to sign."""
     return {
         "waiver_id": waiver.id,
         "job_id": job.id,

@@ -1,1 +1,1 @@
-"""Customers are told when a job has ended."""
+"""Webhooks that report the end of jobs to customers."""

@@ -1,7 +1,7 @@
-"""Which addresses may be called: public ones, over TLS. Everything else could be a door into the provider's network.
+"""Decide which addresses webhooks may call: public ones over TLS; others may reach the provider's own network.
 
-A name is resolved once, every address that it has is checked, and the connection is made to an address that was
-checked: a name that answers otherwise the second time gains nothing.
+A name is resolved once, all of its addresses are checked, and the connection goes to a checked address. So a name that
+resolves differently the second time gains nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from app.webhooks.special_addresses import is_special
 LOOKUP_S = 4.0
 _MAX_URL = 2048
 _HOST = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*\.?")
-_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?")  # a last label that resolvers read as part of a number
+_NUMERIC = re.compile(r"(0x[0-9a-f]*|[0-9]+)\.?")  # a last label that resolvers may parse as a number
 
 
 class Refused(InvalidRequest):
-    """The address is not one that may be called; the message says why, and not what was found there."""
+    """Raised for an address that may not be called; the message does not reveal what was found there."""
 
     code = "invalid_webhook_url"
 
@@ -35,7 +35,7 @@ class Refused(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to connect: an address that was checked, and the name that its certificate must have."""
+    """A checked connection target: the address, and the host name that its certificate must have."""
 
     is_tls: bool
     host: str
@@ -45,7 +45,10 @@ class Target:
 
 
 def resolve(url: str, *, allow_local: bool) -> Target:
-    """Resolve a URL once and check its address; `allow_local` permits plain HTTP to this machine, for development."""
+    """Resolve a URL once and check its addresses; raise `Refused` if it may not be called.
+
+    `allow_local` permits plain HTTP to this machine, for development.
+    """
     if len(url) > _MAX_URL or not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise Refused(f"The URL must have at most {_MAX_URL} plain ASCII characters; write names in their ASCII form.")
     try:
@@ -58,6 +61,7 @@ def resolve(url: str, *, allow_local: bool) -> Target:
     is_local = allow_local and parts.scheme == "http"
     if parts.scheme != "https" and not is_local:
         raise Refused("The URL must begin with https://.")
+    # Other ports may reach services that are not web servers.
     if not is_local and port not in (None, 443):
         raise Refused("The port must be 443.")
     port = port or (80 if is_local else 443)
@@ -69,7 +73,7 @@ def resolve(url: str, *, allow_local: bool) -> Target:
 
 
 def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
-    """Return a host's addresses; numeric hosts that are not dotted decimals are refused, readers differ on them."""
+    """Return a host's addresses; numeric hosts other than dotted decimals are refused, as parsers disagree."""
     try:
         return [ip_address(host)]
     except ValueError:
@@ -81,7 +85,7 @@ def _addresses(host: str, port: int) -> list[IPv4Address | IPv6Address]:
 
 
 def _look_up_host(host: str, port: int) -> list[Any]:
-    """Look up a name within a time limit; a lookup cannot be stopped, so one that hangs is abandoned."""
+    """Look up a name within a time limit; a look-up cannot be cancelled, so one that hangs is abandoned."""
     answer: Future[list[Any]] = Future()
 
     def look_up() -> None:
@@ -90,6 +94,7 @@ def _look_up_host(host: str, port: int) -> list[Any]:
         except (OSError, UnicodeError) as error:
             answer.set_exception(error)
 
+    # A daemon thread: a look-up that hangs does not keep the process from ending.
     Thread(target=look_up, daemon=True).start()
     try:
         return answer.result(LOOKUP_S)

@@ -1,4 +1,4 @@
-"""Delivers what is due: with retries over days, never twice at once, and no transaction is open while it waits."""
+"""Deliver due webhooks: with retries over days, never twice at the same time, and without an open transaction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.webhooks.post import Answer, Unanswered, post
 
 ATTEMPTS = 11  # over about three days
 _FIRST_WAIT_S, _GROWTH, _MAX_WAIT_S = 5.0, 4.0, 86_400.0
-_HELD_S = 60.0  # how long a delivery is one courier's; it takes at most a quarter of that
+_HELD_S = 60.0  # a courier's claim on a delivery; an attempt takes at most a quarter of it
 _AT_ONCE = 8
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A delivery that is due, and its endpoint."""
+    """A due delivery and its endpoint."""
 
     delivery: WebhookDelivery
     endpoint: WebhookEndpoint
@@ -39,7 +39,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The outcome of an attempt; `wait_s` is how long the receiver asked us to wait."""
+    """The outcome of an attempt; `wait_s` is the wait in seconds that the receiver asked for."""
 
     text: str
     is_delivered: bool = False
@@ -63,7 +63,7 @@ class Courier:
         repeat(deliver_all, stop, every_s, "the webhooks cannot be delivered; trying again")
 
     def deliver_due(self) -> int:
-        """Attempt the next deliveries, at most one for each endpoint. Returns how many were attempted."""
+        """Attempt the next deliveries, at most one per endpoint; return their number."""
         with transaction(self._engine) as session:
             tasks = _take(session)
         if tasks:
@@ -90,14 +90,14 @@ class Courier:
 
 
 def wait_s(attempts: int) -> float:
-    """Return how long to wait after that many attempts: exponential, with a jitter of a fifth."""
+    """Return the seconds to wait after that many attempts: exponential, with a jitter of a fifth."""
     return min(_FIRST_WAIT_S * _GROWTH ** (attempts - 1), _MAX_WAIT_S) * uniform(0.8, 1.2)
 
 
 def _take(session: Session) -> list[_Task]:
-    """Take the oldest due delivery of each endpoint, projects in turn, and keep them from other couriers for a while.
+    """Claim the oldest due delivery of each endpoint for a minute, taking turns between projects.
 
-    However many wait for the receivers of one project, those of others are sent beside them.
+    However many deliveries one project has pending, those of others are sent in the same batch.
     """
     is_due = (WebhookDelivery.status == "pending") & (WebhookDelivery.due_at <= now())
     order = WebhookDelivery.due_at, WebhookDelivery.id
@@ -109,6 +109,7 @@ def _take(session: Session) -> list[_Task]:
     chosen = select(oldest.c.id).where(oldest.c.place == 1).order_by(turn, oldest.c.due_at, oldest.c.id)
     query = select(WebhookDelivery).where(is_due, WebhookDelivery.id.in_(chosen.limit(_AT_ONCE)))
     first = {row.endpoint_id: row for row in session.scalars(query.with_for_update(skip_locked=True))}
+    # Due again in a minute if this process dies; the time also keeps other couriers away meanwhile.
     held = update(WebhookDelivery).where(WebhookDelivery.id.in_([row.id for row in first.values()]))
     session.execute(held.values(due_at=now() + _HELD_S), execution_options={"synchronize_session": False})
     endpoints = session.scalars(select(WebhookEndpoint).where(WebhookEndpoint.id.in_(first)))
@@ -120,9 +121,10 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
     row = session.get(WebhookDelivery, delivery.id, with_for_update=True)
     if row is None:
         return
+    # 410 Gone: the receiver asks for no further events.
     if outcome.is_gone:
         session.get_one(WebhookEndpoint, row.endpoint_id).status = "disabled"
-    if row.status == "delivered":  # by a courier that took over, since we were slow
+    if row.status == "delivered":  # another courier took over because we were slow
         return
     row.attempts += 1
     row.outcome = outcome.text
@@ -135,7 +137,7 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
 
 
 def _asked_wait(answer: Answer) -> float:
-    """Return the seconds that `retry-after` asks for, as a number or as a date; at most a day."""
+    """Return the seconds of the `retry-after` header, a number or a date; at most a day."""
     asked = (answer.retry_after or "").strip()
     if asked.isdecimal() and len(asked) < 10:
         seconds = float(asked)

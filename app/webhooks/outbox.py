@@ -1,4 +1,4 @@
-"""The end of a job becomes deliveries in the transaction that ends it: neither is ever there without the other."""
+"""Queue webhook deliveries in the transaction that ends a job, so that both are committed or neither is."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ def announce(session: Session, job_id: str, status: JobStatus) -> None:
 
 
 def announce_audit(session: Session, job_id: str) -> None:
-    """Queue the event that a job's audit has ended and its report can be read."""
+    """Queue the event that a job's audit has ended and its report is available."""
     _tell(session, job_id, AUDITED)
 
 
 def _tell(session: Session, job_id: str, type: str) -> None:
-    """Queue the event for every endpoint of the job's project that wants it."""
+    """Queue the event for every endpoint of the job's project that subscribes to it."""
     project_id = select(Job.project_id).where(Job.id == job_id).scalar_subquery()
     is_open = (WebhookEndpoint.project_id == project_id) & (WebhookEndpoint.status == "enabled")
-    wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # not to be deleted now
+    wanted = select(WebhookEndpoint).where(is_open).with_for_update(read=True, key_share=True)  # no deletion meanwhile
+    # One id for all endpoints, by which a receiver of several of them recognizes the event.
     event_id = new_id("evt_")
     for endpoint in session.scalars(wanted):
         if type in endpoint.events:

@@ -1,4 +1,4 @@
-"""Webhooks of all projects, for the provider: which arrive, which do not, and another try."""
+"""List and replay webhooks of all projects, for the provider."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def endpoints(session: Session) -> list[EndpointOverview]:
 
 
 def deliveries(session: Session, status: str | None, after: str | None, limit: int) -> Page[WebhookDelivery]:
-    """Return deliveries to all endpoints, newest first, of one status or all."""
+    """Return a page of the deliveries to all endpoints, newest first, of one status or any."""
     query = select(WebhookDelivery)
     if status is not None:
         query = query.where(WebhookDelivery.status == status)

@@ -1,4 +1,4 @@
-"""One POST to a checked address: no redirect is followed, no proxy asked, and it ends within a fixed time."""
+"""Send one POST to a checked address, without redirects or proxies and within a fixed time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threading import Timer
 from app.webhooks.address import Target
 
 _CONNECT_S = 3.0
-_TOTAL_S = 10.0  # a receiver that answers a byte at a time is cut off too
+_TOTAL_S = 10.0  # also stops a receiver that answers one byte at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Answer:
 
 
 class Unanswered(Exception):
-    """The receiver could not be reached, or did not answer in time."""
+    """Raised if the receiver could not be reached or did not answer in time."""
 
 
 class _Connection(http.client.HTTPConnection):
-    """A connection to the address that was checked, whatever its name resolves to by now."""
+    """A connection to the checked address, regardless of what its name resolves to now."""
 
     def __init__(self, target: Target) -> None:
         super().__init__(target.host, target.port)
@@ -39,15 +39,17 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.create_connection((self._target.address, self._target.port), _CONNECT_S)
         if self._target.is_tls:
             wrap = ssl.create_default_context().wrap_socket
+            # The handshake comes later, in `post`, when the deadline runs already.
             self.sock = wrap(self.sock, server_hostname=self._target.host, do_handshake_on_connect=False)
 
     def cut(self) -> None:
         with suppress(OSError):
+            # The plain socket's method: SSLSocket's own also drops its SSL object, which the other thread may be using.
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
 
 def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
-    """Send a body; of the answer, only the status and one header are read."""
+    """Send a body and return the status and one header of the answer; raise `Unanswered` if there is none."""
     connection = _Connection(target)
     deadline = Timer(_TOTAL_S, connection.cut)
     try:
@@ -55,6 +57,7 @@ def post(target: Target, body: bytes, headers: Mapping[str, str]) -> Answer:
         deadline.start()
         if isinstance(connection.sock, ssl.SSLSocket):
             connection.sock.do_handshake()
+        # The connection goes to an address, so the Host header has to name the host.
         host = target.host if target.port in (80, 443) else f"{target.host}:{target.port}"
         named = {"host": host, "content-type": "application/json", "user-agent": "spard-webhooks", **headers}
         connection.request("POST", target.path, body, named)

@@ -1,4 +1,4 @@
-"""Webhook endpoints and deliveries as their owner sees them."""
+"""Schemas of webhook endpoints and deliveries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def _once(events: list[EventType]) -> list[EventType]:
 
 
 class EndpointCreate(Body):
-    """Where to send events, and which: OpenAI's three unless asked, for its client takes ours for others of its own."""
+    """The address to send events to, and their types.
+
+    The default is OpenAI's three types, because its client misreads ours.
+    """
 
     url: Annotated[str, Field(min_length=1, max_length=2048)]
     events: Annotated[list[EventType], Field(min_length=1, max_length=10), AfterValidator(_once)] = Field(
@@ -63,13 +66,13 @@ class EndpointDeleted(BaseModel):
 
 
 class EventSubject(BaseModel):
-    """The job that an event is about, by its `id`."""
+    """The job that an event is about, by `id`."""
 
     id: str
 
 
 class EventBody(BaseModel):
-    """What is sent to an endpoint, as OpenAI sends it; `data.id` is the job's."""
+    """The body sent to an endpoint, in OpenAI's form; `data.id` is the job's id."""
 
     id: str
     object: Literal["event"] = "event"
@@ -79,7 +82,7 @@ class EventBody(BaseModel):
 
 
 class DeliveryOut(BaseModel):
-    """One event to one endpoint: whether it arrived, and what the receiver said last."""
+    """One event to one endpoint: its status and the receiver's last answer."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -106,7 +109,7 @@ class DeliveryList(BaseModel):
 
 
 class EndpointOverview(EndpointOut):
-    """An endpoint of any project with how many of its deliveries wait, arrived and were given up."""
+    """An endpoint of any project with the numbers of its pending, delivered and failed deliveries."""
 
     project_id: str
     pending: int

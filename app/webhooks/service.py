@@ -1,4 +1,4 @@
-"""Endpoints and deliveries as rows; every query is within one project."""
+"""Manage endpoints and deliveries; every query is limited to one project."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _BOTH_VALID = timedelta(hours=24)
 
 
 def create(session: Session, project_id: str, ask: EndpointCreate) -> WebhookEndpoint:
-    """Create an endpoint for an address that was checked."""
+    """Create an endpoint for a checked address; raise `InvalidState` if the project has too many."""
+    # Locked, so that two requests at the same time are counted one after the other.
     session.execute(select(Project.id).where(Project.id == project_id).with_for_update())
     if (
         session.scalar(select(func.count()).select_from(_select_endpoints(project_id).subquery())) or 0
@@ -43,7 +44,7 @@ def list_endpoints(session: Session, project_id: str) -> Sequence[WebhookEndpoin
 
 
 def get(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
-    """Return the project's endpoint, locked; another project's is not found."""
+    """Return the project's endpoint, locked; raise `NotFound` for another project's."""
     endpoint = session.scalar(_select_endpoints(project_id).where(WebhookEndpoint.id == endpoint_id).with_for_update())
     if endpoint is None:
         message = f"No such webhook endpoint: {endpoint_id}"
@@ -61,7 +62,7 @@ def remove(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 
 
 def rotate(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
-    """Give an endpoint a new secret; for a day the old one signs too, so that no receiver misses an event."""
+    """Give an endpoint a new secret; for a day the old one signs too, so that receivers can switch."""
     endpoint = get(session, project_id, endpoint_id)
     endpoint.old_secret, endpoint.old_secret_until = endpoint.secret, db.clock(session) + _BOTH_VALID
     endpoint.secret = signing.new_secret()
@@ -71,7 +72,7 @@ def rotate(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 
 
 def enable(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
-    """Enable an endpoint that was disabled."""
+    """Enable a disabled endpoint."""
     endpoint = get(session, project_id, endpoint_id)
     endpoint.status = "enabled"
     session.flush()
@@ -81,13 +82,13 @@ def enable(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 def deliveries(
     session: Session, project_id: str, endpoint_id: str, after: str | None, limit: int
 ) -> Page[WebhookDelivery]:
-    """Return an endpoint's deliveries, newest first."""
+    """Return a page of an endpoint's deliveries, newest first; `after` is the last id of the previous page."""
     query = _select_deliveries(get(session, project_id, endpoint_id))
     return page(session, query, WebhookDelivery, after, limit, ascending=False)
 
 
 def replay(session: Session, project_id: str, endpoint_id: str, delivery_id: str) -> WebhookDelivery:
-    """Send an event again, with a new set of attempts and the same id."""
+    """Send an event again, with a fresh set of attempts and the same id."""
     endpoint = get(session, project_id, endpoint_id)
     delivery = session.scalar(_select_deliveries(endpoint).where(WebhookDelivery.id == delivery_id).with_for_update())
     if delivery is None:

@@ -1,4 +1,4 @@
-"""Standard Webhooks: what is sent carries an id, a time, and an HMAC over both and the body for each valid secret."""
+"""Sign deliveries by Standard Webhooks: an id, a time, and an HMAC of both and the body for each valid secret."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _PREFIX = "whsec_"
 
 
 def new_secret() -> str:
-    """Return 256 random bits in the form that Standard Webhooks libraries take."""
+    """Return 256 random bits in the form that Standard Webhooks libraries accept."""
     return _PREFIX + b64encode(token_bytes(32)).decode()
 
 
 def body(delivery: WebhookDelivery) -> bytes:
-    """Return OpenAI's event; every attempt sends the same bytes."""
+    """Return the event as OpenAI's JSON; every attempt sends the same bytes."""
     event = {
         "id": delivery.event_id,
         "object": "event",
@@ -33,7 +33,7 @@ def body(delivery: WebhookDelivery) -> bytes:
 
 
 def headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, str]:
-    """Return the headers that a receiver verifies the body with."""
+    """Return the headers with which a receiver verifies the body."""
     stamp = str(int(time.time()))
     content = f"{delivery.event_id}.{stamp}.".encode() + body(delivery)
     return {
@@ -44,7 +44,7 @@ def headers(endpoint: WebhookEndpoint, delivery: WebhookDelivery) -> dict[str, s
 
 
 def _secrets(endpoint: WebhookEndpoint) -> list[str]:
-    """Return the valid secrets, the newest first; after a rotation the old one stays valid for a while."""
+    """Return the valid secrets, newest first; after a rotation the old one stays valid for a day."""
     is_old_valid = endpoint.old_secret_until is not None and endpoint.old_secret_until > utc_now()
     return [endpoint.secret, *([endpoint.old_secret] if endpoint.old_secret and is_old_valid else [])]
 

@@ -1,10 +1,10 @@
-"""The special-purpose ranges of IANA's registries, none of which a webhook may lead to.
+"""List the special-purpose address ranges of IANA's registries, which webhooks must not reach.
 
-Source: "IANA IPv4 Special-Purpose Address Registry" and "IANA IPv6 Special-Purpose Address Registry", which RFC 6890
-began, with multicast (RFC 5771, RFC 4291) and what was withdrawn but may still be routed (site-local, 6bone). Python's
-`is_global` knows most of them, which ones depends on its version; a test holds the two against each other. Ranges that
-the registries call globally reachable, such as anycast relays and AS112, are no customer's receiver either. Of IPv6
-only 2000::/3 is given out as global unicast (RFC 4291, section 2.4): whatever else there is or will be is refused.
+Source: "IANA IPv4 Special-Purpose Address Registry" and "IANA IPv6 Special-Purpose Address Registry", started by RFC
+6890, with multicast (RFC 5771, RFC 4291) and ranges that were withdrawn but may still be routed (site-local, 6bone).
+Python's `is_global` knows most of them, depending on its version; a test compares both. Ranges that the registries call
+globally reachable, such as anycast relays and AS112, cannot be a customer's receiver either. Of IPv6 only 2000::/3 is
+allocated as global unicast (RFC 4291, section 2.4); everything else is refused.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _GLOBAL_UNICAST = IPv6Network("2000::/3")
 
 
 def is_special(address: IPv4Address | IPv6Address) -> bool:
-    """Whether an address lies in one of the ranges, or is an IPv6 address outside of global unicast."""
+    """Return True if an address is in one of the ranges, or is an IPv6 address outside of global unicast."""
     if isinstance(address, IPv6Address) and address not in _GLOBAL_UNICAST:
         return True
     return any(address in network for network in SPECIAL)

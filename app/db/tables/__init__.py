@@ -1,4 +1,4 @@
-"""Every table of the service, in one place; domains import them from here."""
+"""Collect every table of the service; domains import them from here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters that lie unpacked beside a server which is not ours, and are loaded there."""
+"""Table of adapters that are unpacked for, and loaded by, an inference server that is not ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.session import timestamp
 
 
 class ServedAdapter(Base):
-    """One adapter at one server: the row is there before the bytes, and until the server has forgotten them."""
+    """One adapter at one server; the row exists before its files do, until the server has unloaded it."""
 
     __tablename__ = "served_adapters"
 
@@ -19,7 +19,7 @@ class ServedAdapter(Base):
     sha256: Mapped[str] = mapped_column(primary_key=True)  # of its archive
     project_id: Mapped[str] = mapped_column("tenant_id")
     job_id: Mapped[str] = mapped_column(index=True)
-    model: Mapped[str]  # the name under which it was asked for last
+    model: Mapped[str]  # the name of the last request for it
     base: Mapped[str]
     loaded_at: Mapped[datetime] = mapped_column(default=timestamp())
-    condemned_at: Mapped[datetime | None]  # since when it may answer nobody
+    condemned_at: Mapped[datetime | None]  # since when it must not answer

@@ -1,4 +1,4 @@
-"""The audit log's one table. A trigger refuses to change or delete its rows."""
+"""Table of the audit log; a trigger prevents changing or deleting its rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.base import Base
 
 
 class AuditEntry(Base):
-    """One act. `hash` is SHA-256 over the hash of the row before and this row's other columns."""
+    """One action. `hash` is SHA-256 over the previous row's hash and this row's other columns."""
 
     __tablename__ = "audit_log"
 
@@ -20,7 +20,7 @@ class AuditEntry(Base):
     actor: Mapped[str]  # a key's id, or `system`
     tenant_id: Mapped[str | None]
     action: Mapped[str]  # what.done: file.uploaded, job.created, admin.denied, ...
-    target: Mapped[str]  # the id of what it was done to
+    target: Mapped[str]  # the id of the affected thing
     result: Mapped[str]  # ok | denied
     request_id: Mapped[str | None]
     details: Mapped[dict[str, object] | None]

@@ -1,4 +1,4 @@
-"""Who is signed in with a browser."""
+"""Table of browser sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.base import Base, utc_now
 
 
 class BrowserSession(Base):
-    """A browser that was signed in with a key; of its cookie only the SHA-256 is kept, as of a key."""
+    """A browser that was signed in with a key; only the SHA-256 of its cookie is stored."""
 
     __tablename__ = "browser_sessions"
 

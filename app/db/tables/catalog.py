@@ -1,4 +1,4 @@
-"""What the provider offers: base models, safety pools and audit suites."""
+"""Tables of the provider's catalog: base models, safety pools and audit suites."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.db.base import Base, Json, new_id, utc_now
 
 
 class LoraReachJson(TypedDict):
-    """`spard.models.targets.Reach`."""
+    """The stored form of `spard.models.targets.Reach`."""
 
     target_modules: list[str]
     layers: int
@@ -22,7 +22,7 @@ class LoraReachJson(TypedDict):
 
 
 class ModelRates(TypedDict):
-    """`spard.training.trial.Rates`."""
+    """The stored form of `spard.training.trial.Rates`."""
 
     generated_per_s: float
     reply_tokens: float
@@ -31,7 +31,7 @@ class ModelRates(TypedDict):
 
 
 class BaseModelEntry(Base):
-    """A base model that the provider offers; customers name the alias only."""
+    """A base model on offer; customers know only the alias."""
 
     __tablename__ = "base_models"
 
@@ -41,26 +41,26 @@ class BaseModelEntry(Base):
     learning_rate: Mapped[float | None]
     allow_full_fine_tuning: Mapped[bool] = mapped_column(default=False)
     quantization: Mapped[str] = mapped_column(default="never", server_default="never")  # `spard.config.Quantizes`
-    # Whether its chat template renders `tools`, `tool_calls` and `tool`; null where its tokenizer was not at hand.
+    # Whether its chat template renders `tools`, `tool_calls` and `tool`; null if its tokenizer was not available.
     tool_support: Mapped[dict[str, bool] | None] = mapped_column(Json)
-    # Of its files when it was offered; null where they were not at hand, and in entries from before there was one.
+    # Digest of its files when it was offered; null if they were not available, and in entries of older versions.
     digest: Mapped[str | None]
-    # How its chat template is rendered (`spard.data.rendering`); null where its tokenizer was not at hand.
+    # How its chat template is rendered (`spard.data.rendering`); null if its tokenizer was not available.
     rendering: Mapped[dict[str, object] | None] = mapped_column(Json)
-    target_modules: Mapped[list[str] | None] = mapped_column(Json)  # of its jobs' adapters, unless they name others
-    # What an adapter of the default target modules reaches; null where its weights were not at hand.
+    target_modules: Mapped[list[str] | None] = mapped_column(Json)  # default for its jobs' adapters
+    # What an adapter of the default target modules covers; null if its weights were not available.
     lora_reach: Mapped[LoraReachJson | None] = mapped_column(Json)
-    # How fast it was when it was tried, in tokens a second; null where it was not, as in entries from before.
+    # Its speed in its trial, in tokens per second; null without a trial, as in entries of older versions.
     rates: Mapped[ModelRates | None] = mapped_column(Json)
-    embedder: Mapped[str | None]  # of its jobs, unless they name another; null: the default
+    embedder: Mapped[str | None]  # default embedder of its jobs; null: the general default
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
 class Corpus(Base):
-    """A version of a safety pool or of an audit suite; the newest of a name that is not deleted is the current one.
+    """A version of a safety pool or audit suite; the newest version of a name that is not deleted is current.
 
-    `kind` is `pool`, or for suites what a right answer is: `harmful` (refuse), `benign` (comply), `utility` (`answer`).
-    `benign_rows` is null of suites, and of pools that were imported before it was counted.
+    `kind` is `pool`, or for suites the expected reply: `harmful` (refuse), `benign` (comply), `utility` (`answer`).
+    `benign_rows` is null for suites, and for pools that were imported before it was counted.
     """
 
     __tablename__ = "corpora"
@@ -76,14 +76,15 @@ class Corpus(Base):
     sha256: Mapped[str]
     storage_key: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    deleted_at: Mapped[datetime | None]  # its number is not given out again
+    deleted_at: Mapped[datetime | None]  # its version number is not reused
 
 
 class EmbeddingShard(Base):
-    """A piece of a pool's embeddings in storage, for one embedder; it goes with the last version of these rows.
+    """A piece of a pool's embeddings in storage, for one embedder.
 
-    `base_digest` is that of the model that made them: a base model, or a sentence encoder.
-    `entry` is its name in a worker's cache, which holds a digest of all that its content depends on.
+    It is deleted with the last pool version that has the same rows. `base_digest` is the digest of the embedding model:
+    a base model or a sentence encoder. `entry` is the shard's name in a worker's cache, which contains a digest of
+    everything that its content depends on.
     """
 
     __tablename__ = "embedding_shards"

@@ -1,4 +1,4 @@
-"""Checkpoints: the ends of a training's epochs, and who may know of them."""
+"""Tables of checkpoints, and of the projects that may see them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.db.base import Base, Json, new_id, utc_now
 from app.db.tables.job_records import CheckpointSafety
 
-KEPT = 3  # checkpoints of a job, as OpenAI keeps them; the job's own is one of them
+KEPT = 3  # checkpoints kept per job, as at OpenAI; includes the final one
 EPOCH, FINAL = "epoch", "final"  # kinds of checkpoints
 
 
 class JobCheckpoint(Base):
-    """The end of an epoch with its numbers; the archive of one that its audit released, if it still has one.
+    """The checkpoint of an epoch with its metrics, and its archive if its audit released it and it still exists.
 
-    One is `final`, that of the last epoch unless another was chosen: its archive is the job's adapter. Without a kind
-    it is a step that a version before 0.3 had kept by the clock, a name and numbers only.
+    The `final` one, by default of the last epoch, has no archive of its own: its archive is the job's adapter. A row
+    without a kind was saved by a timer in a version before 0.3, and is only a name with metrics.
     """
 
     __tablename__ = "job_checkpoints"
@@ -36,7 +36,7 @@ class JobCheckpoint(Base):
 
 
 class CheckpointPermission(Base):
-    """A project that may know of a checkpoint, as OpenAI's API records it."""
+    """A project that may see a checkpoint, as OpenAI's API records it."""
 
     __tablename__ = "checkpoint_permissions"
     __table_args__ = (UniqueConstraint("job_id", "step", "project_id"),)

@@ -1,4 +1,4 @@
-"""Places in lists whose rows were deleted."""
+"""Table of list positions of deleted rows."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from app.db.base import Base, utc_now
 
 
 class DeletedPlace(Base):
-    """Where a deleted row stood in its list: who has read so far goes on from there. Jobs leave a `Tombstone`."""
+    """The list position of a deleted row, so that a client's cursor stays valid. Jobs leave a `Tombstone`."""
 
     __tablename__ = "deleted_places"
 
-    id: Mapped[str] = mapped_column(primary_key=True)  # the row's
-    list_id: Mapped[str]  # of whom or what the list is: a project, a job, a checkpoint
-    created_at: Mapped[datetime]  # when the row was
+    id: Mapped[str] = mapped_column(primary_key=True)  # the deleted row's id
+    list_id: Mapped[str]  # the list's owner: a project, job or checkpoint
+    created_at: Mapped[datetime]  # when the row was created
     deleted_at: Mapped[datetime] = mapped_column(default=utc_now, index=True)

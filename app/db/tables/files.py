@@ -1,4 +1,4 @@
-"""Uploaded and produced files, and objects that an older version has left to be deleted."""
+"""Tables of uploaded and produced files, and of objects that an older version left for deletion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PREFERENCE = "preference"  # the row format of files for the method dpo
 
 
 class File(Base):
-    """An uploaded or produced file; its bytes live in storage under `storage_key`."""
+    """An uploaded or produced file; its bytes are in storage under `storage_key`."""
 
     __tablename__ = "files"
     __table_args__ = (Index("ix_files_tenant_id_created_at", "tenant_id", "created_at"),)
@@ -32,15 +32,15 @@ class File(Base):
     status_details: Mapped[str | None]
     rows: Mapped[int | None]
     problems: Mapped[list[dict[str, Any]] | None] = mapped_column(Json)
-    findings: Mapped[list[dict[str, object]] | None] = mapped_column(Json)  # each fault once; None of older files
-    tool_lines: Mapped[dict[str, int] | None] = mapped_column(Json)  # of `tools`, `tool_calls`, `tool`: the first
-    row_format: Mapped[str | None]  # chat | completion | preference; None of files of older versions, of no row
+    findings: Mapped[list[dict[str, object]] | None] = mapped_column(Json)  # each fault once; None for older files
+    tool_lines: Mapped[dict[str, int] | None] = mapped_column(Json)  # first line with `tools`, `tool_calls`, `tool`
+    row_format: Mapped[str | None]  # chat | completion | preference; None for older files, and without rows
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime | None]
 
 
 class CondemnedObject(Base):
-    """The bytes of a file that an older version has deleted; this one makes an `ObjectIntent` of each."""
+    """The bytes of a file that an older version deleted; this version makes an `ObjectIntent` of each."""
 
     __tablename__ = "condemned_objects"
 

@@ -1,4 +1,4 @@
-"""What was asked of models: who asked which, and how many tokens it took; texts only where a policy has them kept."""
+"""Tables of inference requests: caller, model and tokens; texts only if a policy has them stored."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
 
-RUNNING, DONE = "running", "done"  # of `InferenceCall.status`; anything else is the code of an error
+RUNNING, DONE = "running", "done"  # values of `InferenceCall.status`; any other value is an error code
 PROCESS_LOST = "process_lost"  # the API process died while the replies were written
-IS_RUNNING = text("status = 'running'")  # in these words the partial index serves it
+IS_RUNNING = text("status = 'running'")  # must match the text of the partial index
 
 
 class InferenceCall(Base):
-    """One request. While it runs, `reserved_tokens` is what its replies may come to, and counts against the quota.
+    """One inference request. `reserved_tokens` is the possible length of its replies and counts against the quota.
 
-    `owner` is the API process that answers, and extends the lease. When that process is gone,
-    `app.inference.lost_calls` completes the row with the tokens that were sent.
+    `owner` is the API process that answers and extends the lease. If that process dies, `app.inference.lost_calls`
+    completes the row with the tokens that were sent.
     """
 
     __tablename__ = "inference_calls"
@@ -34,20 +34,20 @@ class InferenceCall(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     endpoint: Mapped[str]
     model: Mapped[str]
-    archive_sha256: Mapped[str | None]  # of what was released; null: a base model
-    is_attested: Mapped[bool] = mapped_column(default=True, server_default=true())  # the engine proved what it holds
+    archive_sha256: Mapped[str | None]  # of the released archive; null: a base model
+    is_attested: Mapped[bool] = mapped_column(default=True, server_default=true())  # the engine proved its weights
     status: Mapped[str] = mapped_column(default=RUNNING)
     prompt_tokens: Mapped[int] = mapped_column(default=0)
     reply_tokens: Mapped[int] = mapped_column(default=0)
-    reserved_tokens: Mapped[int] = mapped_column(default=0, server_default="0")  # 0 once it has ended
-    owner: Mapped[str | None]  # the API process; null in rows from before there was one
-    lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock; null once it has ended
-    first_token_s: Mapped[float | None]  # since the request came
+    reserved_tokens: Mapped[int] = mapped_column(default=0, server_default="0")  # 0 after the end
+    owner: Mapped[str | None]  # the API process; null in rows of older versions
+    lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock; null after the end
+    first_token_s: Mapped[float | None]  # seconds since the request arrived
     seconds: Mapped[float | None]
 
 
 class StoredReply(Base):
-    """The texts of a request, under its id, until they expire, their job is erased or their project's are."""
+    """The texts of a request, stored under its id until they expire or their job or project is erased."""
 
     __tablename__ = "stored_replies"
     __table_args__ = (Index("ix_stored_replies_tenant_id_created_at", "tenant_id", "created_at"),)
@@ -57,6 +57,6 @@ class StoredReply(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime] = mapped_column(index=True)
     model: Mapped[str]
-    job_id: Mapped[str | None] = mapped_column(index=True)  # that made the model; null: a base model
+    job_id: Mapped[str | None] = mapped_column(index=True)  # the job that made the model; null: a base model
     prompt: Mapped[Any] = mapped_column(JSON)  # messages, or a text
-    replies: Mapped[Any] = mapped_column(JSON)  # texts as they were shown
+    replies: Mapped[Any] = mapped_column(JSON)  # texts as they were sent

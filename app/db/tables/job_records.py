@@ -1,6 +1,7 @@
-"""The JSON that a job's row holds beside its spec, as the mappings that are stored and shown.
+"""Types of the JSON columns of a job beside its spec.
 
-They stay mappings that keep unknown keys: a job shows what any version wrote. `run_spec.parse` reads a recipe.
+They are mappings that keep unknown keys, because a job may have been written by any version. `run_spec.parse` reads a
+recipe.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class DefenseJson(TypedDict):
 
 @with_config(_OPEN)
 class SelectionJson(TypedDict, total=False):
-    """`spard.config.Selection`."""
+    """The stored form of `spard.config.Selection`."""
 
     method: str
     ratio: float
@@ -36,7 +37,7 @@ class SelectionJson(TypedDict, total=False):
 
 @with_config(_OPEN)
 class LoraJson(TypedDict, total=False):
-    """`spard.config.Lora`."""
+    """The stored form of `spard.config.Lora`."""
 
     rank: int
     alpha: float
@@ -46,7 +47,7 @@ class LoraJson(TypedDict, total=False):
 
 @with_config(_OPEN)
 class HyperparametersJson(TypedDict):
-    """`spard.config.Hyperparameters`: numbers or "auto"."""
+    """The stored form of `spard.config.Hyperparameters`: numbers or "auto"."""
 
     n_epochs: int | str
     batch_size: int | str
@@ -54,21 +55,21 @@ class HyperparametersJson(TypedDict):
 
 
 class DpoHyperparametersJson(HyperparametersJson):
-    """The same of the method `dpo`, with its `beta`."""
+    """The hyperparameters of the method `dpo`, with its `beta`."""
 
     beta: float | str
 
 
 @with_config(_OPEN)
 class DpoJson(TypedDict):
-    """`spard.config.Dpo`."""
+    """The stored form of `spard.config.Dpo`."""
 
     beta: float | str
 
 
 @with_config(_OPEN)
 class EndingJson(TypedDict, total=False):
-    """`spard.config.Ending`, and at the end which epoch was given to the audit and why training ended."""
+    """The stored form of `spard.config.Ending`; after training also the released epoch and why training ended."""
 
     keep: str
     patience: int | None
@@ -81,7 +82,7 @@ class EndingJson(TypedDict, total=False):
 
 @with_config(_OPEN)
 class RecipeJson(TypedDict):
-    """`spard.config.Recipe`."""
+    """The stored form of `spard.config.Recipe`."""
 
     defense: DefenseJson
     selection: SelectionJson
@@ -91,12 +92,12 @@ class RecipeJson(TypedDict):
     seed: int
     max_seq_length: int | None
     learning_rate: float | None
-    dpo: NotRequired[DpoJson | None]  # not of jobs of the method supervised
-    ending: NotRequired[EndingJson]  # of jobs that compare ends of epochs
+    dpo: NotRequired[DpoJson | None]  # absent for the method supervised
+    ending: NotRequired[EndingJson]  # for jobs that compare epochs
 
 
 class ResolvedJson(TypedDict):
-    """`spard.config.Resolved`: the numbers that stand for "auto"."""
+    """The stored form of `spard.config.Resolved`: the numbers used for "auto"."""
 
     n_epochs: int
     batch_size: int
@@ -106,7 +107,7 @@ class ResolvedJson(TypedDict):
 
 @with_config(_OPEN)
 class Progress(TypedDict):
-    """How far a job is; the steps are those of the training."""
+    """A job's progress; the steps are training steps."""
 
     percent: int | float
     step: int | None
@@ -124,7 +125,7 @@ class JobError(TypedDict):
 
 
 class LastFailure(TypedDict):
-    """What went wrong and where; the same twice is the job's own fault."""
+    """The reason and place of a failure; the same failure twice is the job's own fault."""
 
     reason: str
     phase: str
@@ -132,7 +133,7 @@ class LastFailure(TypedDict):
 
 
 class KeptFile(TypedDict):
-    """A file that a later attempt goes on from: its path below the job's folder, and where it is stored."""
+    """A file of a resume state: its path below the job's folder, and where it is stored."""
 
     path: str
     key: str
@@ -140,7 +141,7 @@ class KeptFile(TypedDict):
 
 
 class ResumeState(TypedDict):
-    """What a later attempt goes on from; `step` is that of the newest resume state, None before the first."""
+    """The stored resume state; `step` is the training step of the newest one, None before the first."""
 
     step: int | None
     files: list[KeptFile]
@@ -155,13 +156,13 @@ class Adapter(TypedDict):
 
 
 class HeldArchive(Adapter):
-    """The archive of an adapter that is kept for a waiver."""
+    """The archive of an adapter that is kept because a waiver may release it."""
 
     manifest_sha256: str
 
 
 class AuditRow(TypedDict):
-    """The columns of `AuditResult` but the job's id."""
+    """The columns of `AuditResult` except the job's id."""
 
     suite: str
     subject: str  # base | adapter
@@ -178,7 +179,7 @@ class AuditRow(TypedDict):
 
 @with_config(_OPEN)
 class BaseAndAdapterJson(TypedDict, total=False):
-    """One figure of the base model and of the adapter; None where nothing was measured."""
+    """One figure for the base model and the adapter; None if it was not measured."""
 
     base: float | None
     adapter: float | None
@@ -186,7 +187,7 @@ class BaseAndAdapterJson(TypedDict, total=False):
 
 @with_config(_OPEN)
 class AttackSuccessJson(BaseAndAdapterJson, total=False):
-    """Shares of attacks that succeed, with the adapter's 95 % interval and counts of replies."""
+    """Attack success rates, with the adapter's 95 % interval and counts of replies."""
 
     ci95: list[float]
     n: int
@@ -203,19 +204,19 @@ class GateJson(TypedDict):
 
 @with_config(_OPEN)
 class CheckpointSafety(TypedDict):
-    """What the audit of a checkpoint found, and whether it is released."""
+    """The audit results of a checkpoint, and whether it is released."""
 
     gate: GateJson
     asr: AttackSuccessJson
     harmfulness_score: BaseAndAdapterJson
     over_refusal: BaseAndAdapterJson
     utility: BaseAndAdapterJson
-    audit_version: NotRequired[int]  # missing in what earlier releases measured
+    audit_version: NotRequired[int]  # missing in audits of earlier releases
 
 
 @with_config(_OPEN)
 class KeyName(TypedDict):
-    """Whose key it is."""
+    """A key with its name and owner."""
 
     key_id: str
     name: str | None
@@ -224,7 +225,7 @@ class KeyName(TypedDict):
 
 @with_config(_OPEN)
 class WaiverFacts(TypedDict):
-    """What a waiver says and two people signed; times are Unix seconds."""
+    """The content of a waiver that two people signed; times are Unix seconds."""
 
     waiver_id: str
     job_id: str
@@ -241,7 +242,7 @@ class WaiverFacts(TypedDict):
 
 @with_config(_OPEN)
 class SafetySummary(TypedDict, total=False):
-    """What of its safety report a job itself shows."""
+    """The part of the safety report that the job object shows."""
 
     asr: AttackSuccessJson
     harmfulness_score: BaseAndAdapterJson
@@ -249,7 +250,7 @@ class SafetySummary(TypedDict, total=False):
     utility: BaseAndAdapterJson
     trigger_rate: float | None
     gate: GateJson
-    audit_version: int  # missing in what version 1 measured
+    audit_version: int  # missing in audits of version 1
     seconds: dict[str, float]
     waiver: WaiverFacts
-    ending: EndingJson  # of jobs that compare ends of epochs
+    ending: EndingJson  # for jobs that compare epochs

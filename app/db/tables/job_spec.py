@@ -1,7 +1,7 @@
-"""Everything that a job depends on, resolved when it was created and kept as JSON in `Job.spec`.
+"""Define the job spec: everything that a job depends on, resolved at its creation and stored as JSON in `Job.spec`.
 
-The JSON has the fields' names. Keys that a newer version has written are ignored; keys that an older one has not are
-the defaults below. A spec is written once and never again, so nothing that is ignored gets lost.
+The JSON has the fields' names. Keys of newer versions are ignored; keys missing in older ones have the defaults below.
+A spec is written only once, so ignored keys are not lost.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from sqlalchemy import JSON, Dialect, TypeDecorator
 
 from spard.config import ON_FIGURES, Agent, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
 
-VERSION = 3  # of the JSON; 1 had no number, and of the judge its name alone
-ASKED_OTHERWISE = 3  # the first version whose audits ask prompts in other ways than plainly and in mined dresses
+VERSION = 3  # of the JSON; version 1 had no number, and only the judge's name
+ASKED_OTHERWISE = 3  # first version whose audits also use other dresses than mined ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRef:
-    """A base model as the catalog had it."""
+    """A base model as it was in the catalog."""
 
     alias: str
     source: str  # a folder, or the id of a model on the hub
     revision: str | None = None
     learning_rate: float | None = None  # None: the default for its width
-    digest: str | None = None  # of its files, in that form; None: not known, and not compared
-    rendering: dict[str, object] | None = None  # of its chat template; None: the worker finds out by trying
+    digest: str | None = None  # digest of its files; None: unknown, and not compared
+    rendering: dict[str, object] | None = None  # of its chat template; None: the worker determines it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class ObjectRef:
     id: str
     sha256: str
     storage_key: str
-    rows: int = 0  # rows and bytes are 0 where they were not counted
+    rows: int = 0  # rows and bytes are 0 if they were not counted
     bytes: int = 0
 
 
@@ -57,28 +57,28 @@ class CorpusRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartFrom:
-    """The adapter that the training goes on from."""
+    """The adapter that training starts from."""
 
     id: str  # of the job that made it
     sha256: str
     storage_key: str
     model: str | None = None
-    lineage: tuple[str, ...] = ()  # ids of all jobs before, the first one first, `id` the last
+    lineage: tuple[str, ...] = ()  # ids of all earlier jobs, first to last; `id` is the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRef:
-    """The released adapter, or model, that a job audits and does not train."""
+    """The released adapter or model that a later audit's job audits."""
 
     id: str  # of the job that made it
-    step: int  # of its checkpoint; 0: what the job has made
+    step: int  # of its checkpoint; 0: the job's model
     sha256: str
     storage_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntegrationRef:
-    """A customer's integration that the provider passes on: which tracker, and OpenAI's fields of it."""
+    """A requested integration that the provider has turned on: the tracker and OpenAI's fields for it."""
 
     type: str
     project: str
@@ -89,10 +89,10 @@ class IntegrationRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRef(GateThresholds):
-    """The thresholds of the policy version that was in force, and whether a failed adapter is kept for a waiver.
+    """The thresholds of the policy version in force, and whether a failed adapter is kept for a waiver.
 
-    A job that was created when any judge decided, and figures and not their bounds, is decided so; benign prompts in a
-    dress did not decide then.
+    The defaults are those of jobs from before a field existed: any judge may decide, figures instead of their bounds
+    are compared, and dressed benign prompts do not count.
     """
 
     allow_unmeasured_judge: bool = True
@@ -104,12 +104,12 @@ class PolicyRef(GateThresholds):
     waivers: bool = False
 
     def thresholds(self) -> GateThresholds:
-        """Return the thresholds that the gate compares with."""
+        """Return the gate's thresholds."""
         return GateThresholds(**{each.name: getattr(self, each.name) for each in fields(GateThresholds)})
 
 
 def _if_known(value: object, read: ValidatorFunctionWrapHandler) -> JudgeSpec | None:
-    """Return None for a judge that is no longer installed: its jobs can be shown, and those that wait will fail."""
+    """Return None for a judge that is no longer installed: its jobs stay readable, and waiting ones fail."""
     try:
         judge: JudgeSpec | None = read(value)
     except ValidationError:
@@ -118,7 +118,7 @@ def _if_known(value: object, read: ValidatorFunctionWrapHandler) -> JudgeSpec | 
 
 
 def _reads_none(value: object) -> object:
-    """Let the judge of an older job read no rows but the flagged ones."""
+    """Default `read` to 0 for older jobs: their judge reads no rows except the flagged ones."""
     return {"read": 0} | value if isinstance(value, dict) else value
 
 
@@ -127,26 +127,26 @@ _RowSignal = Annotated[RowSignal, BeforeValidator(_reads_none)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job's row keeps, so that nothing changes under it."""
+    """Everything that a job depends on; it never changes after the job's creation."""
 
     model: ModelRef
     training_file: ObjectRef
     policy: PolicyRef
-    judge: str  # its name; `judge_spec` has the rest, and where that is None the worker's settings do
+    judge: str  # its name; the rest is in `judge_spec` or, if that is None, in the worker's settings
     judge_spec: Annotated[JudgeSpec | None, WrapValidator(_if_known)] = None  # without its key
     validation_file: ObjectRef | None = None
     pool: CorpusRef | None = None
     suites: tuple[CorpusRef, ...] = ()
     start_from: StartFrom | None = None
     audited: AuditedRef | None = None  # None: the job trains
-    row_signal: _RowSignal = field(default_factory=RowSignal)  # of the policy then in force; `off` in older jobs
-    further_tuning: FurtherTuning = field(default_factory=FurtherTuning)  # likewise; none in older jobs
+    row_signal: _RowSignal = field(default_factory=RowSignal)  # from the policy in force; `off` in older jobs
+    further_tuning: FurtherTuning = field(default_factory=FurtherTuning)  # likewise; absent in older jobs
     agent: Agent | None = None  # likewise
-    checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
-    integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
+    checkpoint_prompts: int | None = None  # prompts of each suite for a checkpoint; None: no checkpoints
+    integrations: tuple[IntegrationRef, ...] = ()  # only those that the provider has turned on
     embedder: str | None = None  # a folder or a hub id with its commit; None: the base model itself
-    transcripts: bool = False  # of the policy then in force: what the audit asked and heard is kept for the project
-    waived: bool = False  # a provider's measurement: the gate's decision does not hold the adapter back
+    transcripts: bool = False  # from the policy in force: prompts and replies of the audit are stored
+    waived: bool = False  # a provider's measurement: the adapter is released whatever the gate decides
     request_id: str | None = None  # of the request that created the job, for logs and traces
     traceparent: str | None = None
     version: int = 1
@@ -158,15 +158,15 @@ def _json_form() -> TypeAdapter[JobSpec]:
 
 
 class JobSpecColumn(TypeDecorator[JobSpec]):
-    """A `JobSpec` in Python, JSON in the database."""
+    """A column that is a `JobSpec` in Python and JSON in the database."""
 
     impl = JSON
     cache_ok = True
 
     def process_bind_param(self, value: JobSpec | None, dialect: Dialect) -> Any:
-        """Return the JSON of a spec."""
+        """Return a spec as JSON."""
         return None if value is None else _json_form().dump_python(value, mode="json")
 
     def process_result_value(self, value: Any, dialect: Dialect) -> JobSpec | None:
-        """Return the spec of stored JSON; raise `pydantic.ValidationError` for what never was one."""
+        """Return the spec for stored JSON; raise `pydantic.ValidationError` for invalid JSON."""
         return None if value is None else _json_form().validate_python(value)

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs: what was asked, where each stands, what came out, and what was erased."""
+"""Tables of fine-tuning jobs: request, state, results, and what stays of erased jobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from app.db.tables.stage_costs import StageCosts
 
 
 class JobStatus(StrEnum):
-    """OpenAI's statuses; `app.jobs.transitions` says how a job goes from one to another."""
+    """OpenAI's statuses; `app.jobs.transitions` defines the allowed changes."""
 
-    validating_files = "validating_files"  # no job takes it: files are validated when they are uploaded
+    validating_files = "validating_files"  # unused: files are validated when they are uploaded
     queued = "queued"  # waits for a worker, perhaps not for the first time
     running = "running"  # a worker holds its lease; `Job.phase` says what it does
     paused = "paused"  # waits until its owner resumes it
@@ -39,25 +39,25 @@ TERMINAL = frozenset({JobStatus.succeeded, JobStatus.failed, JobStatus.cancelled
 
 
 def told_status(status: JobStatus, cancel_requested_at: datetime | None) -> JobStatus:
-    """Return what a job's owner is told: it is cancelled once they have cancelled it, and never anything else.
+    """Return the status that the API shows: `cancelled` from the moment the owner cancels the job.
 
-    `status` follows when its worker has stopped.
+    The stored `status` follows when the worker has stopped.
     """
     is_stopping = status == JobStatus.running and cancel_requested_at is not None
     return JobStatus.cancelled if is_stopping else status
 
 
 class Job(Base):
-    """One fine-tuning run: what was asked, where it stands, what came out."""
+    """One fine-tuning job: its request, state and results."""
 
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_tenant_id_created_at", "tenant_id", "created_at"),
-        Index("ix_jobs_created_at_id", "created_at", "id"),  # of all projects, as the provider lists them
-        # A project's queue in its whole order, so that a claim sorts nothing; since when a project was not served.
+        Index("ix_jobs_created_at_id", "created_at", "id"),  # the provider's list over all projects
+        # First a project's queue in order, so that a claim needs no sort; second when a project was last served.
         Index("ix_jobs_status_tenant_id_priority_created_at_id", "status", "tenant_id", "priority", "created_at", "id"),
         Index("ix_jobs_tenant_id_started_at", "tenant_id", "started_at"),
-        Index("ix_jobs_tenant_id_fine_tuned_model", "tenant_id", "fine_tuned_model"),  # a model by its name
+        Index("ix_jobs_tenant_id_fine_tuned_model", "tenant_id", "fine_tuned_model"),  # finds a model by name
     )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("ftjob-"))
@@ -67,7 +67,7 @@ class Job(Base):
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
 
-    # What was asked; never changes.
+    # The request; never changes.
     model: Mapped[str]
     training_file: Mapped[str]
     validation_file: Mapped[str | None]
@@ -78,10 +78,10 @@ class Job(Base):
     request_hash: Mapped[str]
 
     priority: Mapped[int] = mapped_column(default=0)  # within its project; the lowest is taken first
-    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of a GPU that it needs at least; None: not known
-    shared_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # of them, by several GPUs
+    memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # least GPU memory that it needs; None: unknown
+    shared_bytes: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")  # its part that is sharded
 
-    # Where it stands.
+    # Its state.
     status: Mapped[JobStatus] = mapped_column(Enum(JobStatus, native_enum=False, length=16), default=JobStatus.queued)
     phase: Mapped[str] = mapped_column(default="validate")
     progress: Mapped[Progress | None] = mapped_column(Json)
@@ -89,33 +89,33 @@ class Job(Base):
     warnings: Mapped[list[str] | None]
     error: Mapped[JobError | None] = mapped_column(Json)
 
-    # Who works on it. The token only ever grows; a write under an older one is refused.
+    # Its worker. The token only grows; a write with an older token is refused.
     attempt: Mapped[int] = mapped_column(default=0)
     max_attempts: Mapped[int] = mapped_column(default=3)
     lease_token: Mapped[int] = mapped_column(BigInteger, default=0)
     lease_owner: Mapped[str | None]
     lease_expires_at: Mapped[float | None]  # Unix seconds by the database's clock
     run_after: Mapped[float] = mapped_column(default=0.0)  # likewise
-    seen_at: Mapped[float | None]  # likewise; until when `gpu_seconds` is counted
-    gpu_seconds: Mapped[float] = mapped_column(default=0.0)  # with a worker, all attempts together
-    gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of those before this attempt
-    deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise; set when it starts
+    seen_at: Mapped[float | None]  # likewise; `gpu_seconds` is counted up to here
+    gpu_seconds: Mapped[float] = mapped_column(default=0.0)  # over all attempts
+    gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # the part of earlier attempts
+    deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise by its clock; set when it starts
     cancel_requested_at: Mapped[datetime | None]
     audits_last: Mapped[bool] = mapped_column(default=False, server_default=false())  # before it is cancelled
     pause_requested_at: Mapped[datetime | None]
     last_failure: Mapped[LastFailure | None] = mapped_column(Json)
-    attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before it last came further
-    furthest_step: Mapped[int | None]  # of all resume states that it ever had
-    waits: Mapped[int] = mapped_column(default=0, server_default="0")  # in a row, for what is around it
-    stops: Mapped[int] = mapped_column(default=0, server_default="0")  # counted attempts since it last came further
-    waiting_for: Mapped[str | None]  # what keeps a running job from computing; its GPU time is not counted meanwhile
-    launch_reason: Mapped[str | None]  # why the launcher's cluster does not start it, as of its last look
-    avoids: Mapped[str | None]  # the worker that gave it back for a reason of its own,
-    avoids_until: Mapped[float | None]  # and until when; Unix seconds by the database's clock
+    attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before its last progress
+    furthest_step: Mapped[int | None]  # over all of its resume states
+    waits: Mapped[int] = mapped_column(default=0, server_default="0")  # consecutive failures of the surroundings
+    stops: Mapped[int] = mapped_column(default=0, server_default="0")  # counted attempts since its last progress
+    waiting_for: Mapped[str | None]  # why a running job does not compute; this time does not count as GPU time
+    launch_reason: Mapped[str | None]  # why the launcher's cluster does not start it, as last seen
+    avoids: Mapped[str | None]  # a worker that gave it back for a reason of its own
+    avoids_until: Mapped[float | None]  # Unix seconds by the database's clock
     checkpoint: Mapped[ResumeState | None] = mapped_column(Json)
-    stage_costs: Mapped[StageCosts | None] = mapped_column(Json)  # of all stages that have ended, in all attempts
+    stage_costs: Mapped[StageCosts | None] = mapped_column(Json)  # of all finished stages, over all attempts
 
-    # What came out; set in the transaction that publishes.
+    # Its results; set in the transaction that publishes them.
     fine_tuned_model: Mapped[str | None]
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     result_files: Mapped[list[str] | None]
@@ -125,12 +125,12 @@ class Job(Base):
 
     @property
     def told_status(self) -> JobStatus:
-        """The status that its owner is told."""
+        """The status that the API shows to the owner."""
         return told_status(self.status, self.cancel_requested_at)
 
 
 class JobEvent(Base):
-    """What a person follows; `seq` orders events within a job."""
+    """An event for people to follow; `seq` orders events within a job."""
 
     __tablename__ = "job_events"
 
@@ -145,7 +145,7 @@ class JobEvent(Base):
 
 
 class JobMetric(Base):
-    """One training step's numbers, flat: `loss/task`, `loss/safe`, `spag/alpha`, ..."""
+    """One training step's metrics by name: `loss/task`, `loss/safe`, `spag/alpha`, ..."""
 
     __tablename__ = "job_metrics"
 
@@ -155,7 +155,7 @@ class JobMetric(Base):
 
 
 class AuditResult(Base):
-    """One suite measured on one subject, so that jobs can be compared by SQL."""
+    """One suite's result for one subject, as columns, so that SQL can compare jobs."""
 
     __tablename__ = "audit_results"
 
@@ -174,7 +174,7 @@ class AuditResult(Base):
 
 
 class IdempotencyKey(Base):
-    """The first answer to a request that carried an `Idempotency-Key`."""
+    """The job that the first request with an `Idempotency-Key` made."""
 
     __tablename__ = "idempotency_keys"
 
@@ -186,7 +186,7 @@ class IdempotencyKey(Base):
 
 
 class DeletedModel(Base):
-    """A fine-tuned model that its owner has deleted; the job that made it stays as it ended."""
+    """A fine-tuned model that its owner has deleted; its job is unchanged."""
 
     __tablename__ = "deleted_models"
 
@@ -195,7 +195,7 @@ class DeletedModel(Base):
 
 
 class SweptJob(Base):
-    """An ended job whose abandoned attempts are gone from storage."""
+    """An ended job whose abandoned attempts were deleted from storage."""
 
     __tablename__ = "swept_jobs"
 
@@ -204,7 +204,7 @@ class SweptJob(Base):
 
 
 class Tombstone(Base):
-    """What stays of an erased job: how it ended, what it used, and digests. No job's row goes without one."""
+    """What stays of an erased job: outcome, usage and digests. Every erased job leaves one."""
 
     __tablename__ = "tombstones"
 
@@ -217,4 +217,4 @@ class Tombstone(Base):
     gpu_seconds: Mapped[float] = mapped_column(default=0.0)
     trained_tokens: Mapped[int | None] = mapped_column(BigInteger)
     digests: Mapped[dict[str, str | None]] = mapped_column(Json)
-    deleted_files: Mapped[list[str] | None]  # that were erased with it; None where an older version has erased it
+    deleted_files: Mapped[list[str] | None]  # files erased with it; None if an older version erased it

@@ -1,4 +1,4 @@
-"""Projects and their API keys."""
+"""Tables of projects and their API keys."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from app.db.base import Base, new_id, utc_now
 
 
 class Project(Base):
-    """Who owns files, jobs and models; the table and the columns that refer to it keep the name `tenant`."""
+    """The owner of files, jobs and models; the table and the columns that refer to it keep the name `tenant`."""
 
     __tablename__ = "tenants"
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("org-"))
     name: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
-    used_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of GPUs, as far as not faded
-    used_at: Mapped[float] = mapped_column(default=0.0, server_default="0")  # when that was so; by the database's clock
+    used_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # faded GPU seconds
+    used_at: Mapped[float] = mapped_column(default=0.0, server_default="0")  # when it was updated; database's clock
 
 
 class ApiKey(Base):
-    """A key is shown once; only its SHA-256 is kept (256 random bits need no slow hash)."""
+    """An API key; its secret is shown once and stored as SHA-256, because 256 random bits need no slow hash."""
 
     __tablename__ = "api_keys"
 
@@ -37,4 +37,4 @@ class ApiKey(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
-    last_used_at: Mapped[datetime | None]  # to five minutes
+    last_used_at: Mapped[datetime | None]  # accurate to five minutes

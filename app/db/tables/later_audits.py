@@ -1,4 +1,4 @@
-"""Audits of models that were released before: today's questions asked of weights that nobody trains again."""
+"""Table of later audits: today's audit of models that were released before."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
 
-WHOLE_JOB = 0  # the step of what a job has made, which has no number here
+WHOLE_JOB = 0  # the `step` of a job's model, as opposed to a checkpoint
 
 
 class LaterAudit(Base):
-    """One audit of a released model, or of a checkpoint at a step; the last one that has decided holds.
+    """One later audit of a released model, or of its checkpoint at a step; the newest decided one is in force.
 
-    A job of the provider's own project asks it. `record` are the bytes that were signed.
+    A job of the provider's own project runs it. `record` holds the signed bytes.
     """
 
     __tablename__ = "later_audits"
@@ -26,7 +26,7 @@ class LaterAudit(Base):
     step: Mapped[int] = mapped_column(default=WHOLE_JOB)
     round: Mapped[int]  # 1 for the first later audit of the model
     audit_version: Mapped[int]
-    audit_job_id: Mapped[str | None] = mapped_column(index=True)  # None: it could not be asked
+    audit_job_id: Mapped[str | None] = mapped_column(index=True)  # None: it could not be run
     asked_by: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     decided_at: Mapped[datetime | None] = mapped_column(index=True)

@@ -1,4 +1,4 @@
-"""Objects of the storage that no other row names yet, or any more, and what a comparison with the rows has found."""
+"""Tables of storage objects that no other row references yet or any more, and of comparison results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 from app.db.base import Base
 from app.db.session import timestamp
 
-WRITE = "write"  # will be named by a row, or deleted
+WRITE = "write"  # a row will reference it, or it is deleted
 DELETE = "delete"
 DELETE_PREFIX = "delete_prefix"  # everything below the key
 
 
 class ObjectIntent(Base):
-    """An object that is being written or deleted: the row is there before the bytes, and until they are gone."""
+    """An object that is being written or deleted; the row exists before its bytes, until they are gone."""
 
     __tablename__ = "object_intents"
     __table_args__ = (Index("ix_object_intents_tenant_id", "tenant_id"),)
@@ -24,15 +24,15 @@ class ObjectIntent(Base):
     storage_key: Mapped[str] = mapped_column(primary_key=True)
     kind: Mapped[str]
     project_id: Mapped[str | None] = mapped_column("tenant_id")  # None: the provider's
-    subject: Mapped[str] = mapped_column(index=True)  # the id of what the bytes are or were of: a file, an upload, ...
-    bytes: Mapped[int] = mapped_column(BigInteger, default=0)  # at most; 0 where somebody else counts them
+    subject: Mapped[str] = mapped_column(index=True)  # the id of the bytes' owner: a file, an upload, ...
+    bytes: Mapped[int] = mapped_column(BigInteger, default=0)  # at most; 0 if they are counted elsewhere
     created_at: Mapped[datetime] = mapped_column(default=timestamp())
-    attempts: Mapped[int] = mapped_column(default=0)  # to delete it, that failed
+    attempts: Mapped[int] = mapped_column(default=0)  # failed attempts to delete it
     last_error: Mapped[str | None]
 
 
 class ObjectFinding(Base):
-    """What rows and storage did not agree on when they were compared last."""
+    """A difference between rows and storage that the last comparison found."""
 
     __tablename__ = "object_findings"
 
@@ -45,9 +45,9 @@ class ObjectFinding(Base):
 
 
 class ObjectMark(Base):
-    """The one row that ties this database to its storage, where an object of the same content stands beside it.
+    """The one row that ties this database to its storage, which contains an object with the same content.
 
-    An object that is ahead of the row tells that the database was restored from a backup.
+    If the object is ahead of the row, the database was restored from a backup.
     """
 
     __tablename__ = "object_marks"
@@ -57,5 +57,5 @@ class ObjectMark(Base):
     generation: Mapped[int] = mapped_column(BigInteger)
     marked_at: Mapped[datetime]
     checked_at: Mapped[datetime | None]  # the last comparison
-    restored_from: Mapped[datetime | None]  # the last mark of the backup; objects of after it are left alone
-    other_database: Mapped[str | None]  # whose mark stands in the storage, if not ours
+    restored_from: Mapped[datetime | None]  # time of the backup's last mark; newer objects are not touched
+    other_database: Mapped[str | None]  # the database whose mark is in the storage, if not ours

@@ -1,4 +1,4 @@
-"""Wake-ups that are sent after the commit that made them."""
+"""Table of wake-ups, which are sent after the commit that made them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.db.base import Base, utc_now
 
 
 class Outbox(Base):
-    """Wake-ups to send after the commit that made them; losing one costs a poll interval, not a job."""
+    """A wake-up to send after the commit that made it; losing one costs a poll interval, not a job."""
 
     __tablename__ = "outbox"
 

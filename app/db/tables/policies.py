@@ -1,4 +1,4 @@
-"""The policies' one table: rows are added and never changed."""
+"""Table of policy versions; rows are added and never changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.db.base import Base, utc_now
 
 
 class PolicyVersion(Base):
-    """One version; the highest is in force, and every job keeps the one that it was created under."""
+    """One version; the highest is in force, and every job keeps the version that it was created under."""
 
     __tablename__ = "policy_versions"
 

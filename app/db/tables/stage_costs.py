@@ -1,4 +1,4 @@
-"""What the stages of a job took, as its row keeps it."""
+"""Types of the stored costs of a job's stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing_extensions import TypedDict
 
 
 class StageCost(TypedDict):
-    """What a stage took, and how much it worked on (`spard.pipeline.costs`)."""
+    """The seconds of a stage, and its units of work (`spard.pipeline.costs`)."""
 
     seconds: float
     units: int

@@ -1,4 +1,4 @@
-"""Files on their way in parts."""
+"""Tables of files that are uploaded in parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.base import Base, new_id, utc_now
 
 
 class Upload(Base):
-    """A file that comes in parts; once complete it is a `File`."""
+    """A file that is uploaded in parts; after completion it is a `File`."""
 
     __tablename__ = "uploads"
 
@@ -24,12 +24,12 @@ class Upload(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     expires_at: Mapped[datetime] = mapped_column(index=True)
     file_expires_after_s: Mapped[int | None]
-    part_ids: Mapped[list[str] | None]  # of the completed file, so that asking again gets the same answer
+    part_ids: Mapped[list[str] | None]  # of the completed file, so that a repeated request gets the same answer
     file_id: Mapped[str | None]
 
 
 class UploadPart(Base):
-    """A piece of an upload; its bytes live in storage until the upload ends."""
+    """A part of an upload; its bytes are in storage until the upload ends."""
 
     __tablename__ = "upload_parts"
 

@@ -1,4 +1,4 @@
-"""Adapters that are held back, and what two people decided about them."""
+"""Tables of adapters that the gate held back, and of waivers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.base import Base, new_id, utc_now
 
 
 class HeldAdapter(Base):
-    """A signed archive that no route serves, unless a waiver releases it."""
+    """A signed archive that no route serves unless a waiver releases it."""
 
     __tablename__ = "held_adapters"
 
@@ -24,7 +24,7 @@ class HeldAdapter(Base):
 
 
 class Waiver(Base):
-    """Proposed by one admin key; in force once another has approved it, until it expires."""
+    """A waiver, proposed by one admin key; in force once another key has approved it, until it expires."""
 
     __tablename__ = "waivers"
 
@@ -36,5 +36,5 @@ class Waiver(Base):
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
     approved_by: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"))
     approved_at: Mapped[datetime | None]
-    record: Mapped[str | None]  # what was signed, to the byte
+    record: Mapped[str | None]  # the signed bytes
     signature: Mapped[dict[str, str] | None]

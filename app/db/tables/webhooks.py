@@ -1,4 +1,4 @@
-"""Where customers want to be told, and what is still to be told."""
+"""Tables of webhook endpoints and of deliveries to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.db.base import Base, new_id, utc_now
 
 
 class WebhookEndpoint(Base):
-    """An address that is told of ended jobs. Its secret signs what is sent, so it is kept, and shown once."""
+    """An address that receives events about ended jobs; its secret is stored because it signs each delivery."""
 
     __tablename__ = "webhook_endpoints"
 
@@ -20,14 +20,14 @@ class WebhookEndpoint(Base):
     url: Mapped[str]
     events: Mapped[list[str]]
     secret: Mapped[str]
-    old_secret: Mapped[str | None]  # signs too, until `old_secret_until`
+    old_secret: Mapped[str | None]  # also signs, until `old_secret_until`
     old_secret_until: Mapped[datetime | None]
     status: Mapped[str] = mapped_column(default="enabled")  # enabled | disabled
     created_at: Mapped[datetime] = mapped_column(default=utc_now)
 
 
 class WebhookDelivery(Base):
-    """One event on its way to one endpoint: written with what it tells of, in the same transaction."""
+    """One event for one endpoint, written in the transaction of the change that it reports."""
 
     __tablename__ = "webhook_deliveries"
     __table_args__ = (
@@ -37,7 +37,7 @@ class WebhookDelivery(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("whd_"))
     endpoint_id: Mapped[str] = mapped_column(ForeignKey("webhook_endpoints.id"))
-    event_id: Mapped[str]  # the same for all endpoints and all attempts: the receiver tells repeats by it
+    event_id: Mapped[str]  # equal for all endpoints and attempts, so that receivers recognize repeats
     type: Mapped[str]
     job_id: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(default=utc_now)

@@ -1,4 +1,4 @@
-"""The workers that are there, as they say themselves."""
+"""Table of the workers, as they report themselves."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from app.db.base import Base, utc_now
 
 
 class WorkerRow(Base):
-    """A worker process. Its row goes when it stops; of one that was killed it stays until it is pruned."""
+    """A worker process; its row is deleted when it stops, or pruned later if it was killed."""
 
     __tablename__ = "workers"
 
     name: Mapped[str] = mapped_column(primary_key=True)  # as in `Job.lease_owner`
     host: Mapped[str]
     version: Mapped[str]
-    devices: Mapped[list[str]]  # what the driver shows; empty without a GPU
+    devices: Mapped[list[str]]  # GPU names as the driver reports them; empty without a GPU
     troubles: Mapped[list[str]]  # what keeps it from jobs: disk, gpu, judge, models, storage
     started_at: Mapped[datetime] = mapped_column(default=utc_now)
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of its smallest GPU; None without one
-    gpus: Mapped[int] = mapped_column(default=1, server_default="1")  # that share out a job's model
+    gpus: Mapped[int] = mapped_column(default=1, server_default="1")  # over which a job's model is sharded
     seen_at: Mapped[float]  # Unix seconds by the database's clock

@@ -1,1 +1,1 @@
-"""Reports of a job for people."""
+"""Reports of jobs as pages and API objects."""

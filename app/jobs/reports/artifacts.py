@@ -1,4 +1,4 @@
-"""What a job leaves to be taken away: files with their digests, and the lines that verify, load and serve them."""
+"""List the files that a job offers for download, with digests and the commands to verify, load and serve them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from app.jobs.reports.page_rows import JobFile, PageJob
 from app.jobs.rows import JobRow
 from spard.release.archive import folder_name
 
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """One file: its name, where it is downloaded, its size and its digest."""
+    """One file: its name, download address, size in bytes and digest."""
 
     name: str
     href: str
@@ -26,9 +26,9 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """What to type after the download, from the folder that it lies in; `load` is Python.
+    """Commands to run after the download, in the folder of the archive; `load` is Python.
 
-    `beside` is the folder of the base model, which has to lie there too; empty where the hub has it.
+    `beside` is the base model's folder, which must lie there too; empty if the hub has the model.
     """
 
     verify: str
@@ -39,14 +39,14 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Artifacts:
-    """The files of a job, and what to do with its adapter; None while there is none to take."""
+    """The files of a job, and the commands for its adapter; `lines` is None while there is no adapter."""
 
     files: tuple[Artifact, ...]
     lines: Lines | None
 
 
 def artifacts(kept: PageJob, left: Mapping[str, JobFile]) -> Artifacts:
-    """List the files that a job has left and that are still there; `left` has them by their ids."""
+    """List the files of a job that still exist; `left` maps their ids to files."""
     job, adapter = kept.row, kept.adapter if kept.row.status == JobStatus.succeeded else None
     own = adapter["storage_key"] if adapter else ""
     found = [
@@ -73,7 +73,7 @@ def _lines(job: JobRow, archive: str) -> Lines:
     if lora is None:
         return Lines(verify, load, f"vllm serve {folder}")
     source, revision = job.spec.model.source, job.spec.model.revision
-    beside = "" if revision else PurePath(source).name  # where it lies is the provider's
+    beside = "" if revision else PurePath(source).name  # the rest of the path is private to the provider
     base = beside or f"{source} --revision {revision}"
     rank = next((each for each in _VLLM_RANKS if each >= lora["rank"]), lora["rank"])
     options = f"--tokenizer {folder} --enable-lora --max-lora-rank {rank} --lora-modules tuned={folder}"

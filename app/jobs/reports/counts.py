@@ -1,4 +1,4 @@
-"""Counts of an audit, all suites of a kind together."""
+"""Sum the counts of an audit over all suites of a kind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Count:
 
 
 def count_kind(results: Sequence[SuiteResult], kind: str) -> Count | None:
-    """Return the counts of all suites of a kind; None where nothing was scored."""
+    """Return the counts of all suites of a kind; None if nothing was scored."""
     found = [each for each in results if each.kind == kind]
     n = sum(each.n for each in found)
     return Count(sum(each.hits for each in found), n) if n else None

@@ -1,4 +1,4 @@
-"""What differs between jobs that are compared: their settings, file and outcome, row by row."""
+"""List the differences between compared jobs: settings, file and outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the gate draws its line on what a report measured."""
+"""Locate the gate's limits on the scale of a report's figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from spard.release.report import SafetyReport
 
 
 def gate_limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
-    """Return where the gate draws its line on the scale, and how the line is named."""
+    """Return the gate's limit for a kind of suite in percent, and its label; (None, "") if there is none.
+
+    With a confidence, the limit depends on the number of prompts: it is the largest share of hits that still passes.
+    """
     limits, base = report.thresholds, count_kind(report.base, kind)
     if limits is None:
         return None, ""
@@ -30,7 +33,7 @@ def gate_limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
 
 
 def _lines(kind: str, report: SafetyReport) -> Iterator[float | None]:
-    """Yield the largest share of hits with which each suite of a kind passes; None where it never does."""
+    """Yield the largest share of hits with which each suite of a kind passes; None if no share passes."""
     before = {each.suite: each for each in report.base}
     for after in report.adapter:
         if after.kind == kind and after.suite in before and report.thresholds and before[after.suite].n:

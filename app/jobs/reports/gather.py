@@ -1,4 +1,4 @@
-"""What pages of jobs are made of: the rows in one transaction, then, without one, the reports from the storage."""
+"""Gather what job pages show: rows in one transaction, then the reports from storage outside of it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from spard.release.report import SafetyReport
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A job, and where its report lies and that of the same file without a defense; None: there is none.
+    """A job with the storage keys of its report and of its undefended twin's report; None if there is none.
 
-    The rest is for the job's own page, and empty elsewhere.
+    The other fields are for the job's own page, and empty elsewhere.
     """
 
     job: JobOut
@@ -32,13 +32,13 @@ class Gathered:
     undefended_key: str | None
     log: JobLog = JobLog()  # noqa: RUF009 - it is frozen
     artifacts: Artifacts = Artifacts((), None)  # noqa: RUF009
-    findings: Mapping[str, int] | None = None  # of the training file by their codes; None: unmeasured, or it is gone
+    findings: Mapping[str, int] | None = None  # counts of the training file's problems by code
     later: Sequence[Later] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A job with its reports as records."""
+    """A job with its reports loaded."""
 
     found: Gathered
     report: SafetyReport | None
@@ -50,20 +50,20 @@ class Seen:
         return self.found.job
 
     def verdict(self) -> Verdict:
-        """Return what the job has come to, in a sentence."""
+        """Return the job's outcome in words."""
         return verdict(self.job, self.report, self.undefended)
 
     def view(self) -> View:
-        """Return what its pages show."""
+        """Return what the job's pages show."""
         log = self.found.log
         return view(self.job, self.report, log.metrics, self.undefended, log.restarts)
 
 
 def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
-    """Look up all that the page of a job shows, of the project's or of any; `NotFound` where there is none.
+    """Look up everything that a job's page shows; `project_id` None means a job of any project.
 
-    These are five statements at most: of a job that waits two are about its place in the queue, of one that was
-    measured one finds the job without a defense, and files are looked for where it has left some.
+    Runs five statements at most: a waiting job needs two for its place in the queue, an audited job one for its twin,
+    and files are looked up if there are any. Raises `NotFound` if there is no such job.
     """
     job = page_rows.one(reader, project_id, job_id)
     [found] = _places_and_reports(reader, [job])
@@ -80,12 +80,15 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
 
 
 def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[Gathered]:
-    """Look up jobs of the project and where their reports lie, no more; `NotFound` for another project's."""
+    """Look up jobs of the project and the storage keys of their reports, in the order of `job_ids`.
+
+    Raises `NotFound` if one of them is missing.
+    """
     return _places_and_reports(reader, page_rows.several(reader, project_id, job_ids))
 
 
 def read(storage: Storage, gathered: Gathered) -> Seen:
-    """Read the reports."""
+    """Load the reports from storage."""
     report, undefended = (
         read_report(storage, key) if key else None for key in (gathered.report_key, gathered.undefended_key)
     )
@@ -93,7 +96,7 @@ def read(storage: Storage, gathered: Gathered) -> Seen:
 
 
 def verdict_response(seen: Seen) -> VerdictOut:
-    """Return the words that a job's page begins with."""
+    """Return the API's object for the verdict that a job's page begins with."""
     words = seen.verdict()
     return VerdictOut(
         job_id=seen.job.id,

@@ -1,4 +1,4 @@
-"""A job that the gate held back, in few words: by which figure, and what its owner or the provider can do next."""
+"""Explain a job that the gate held back: the decisive figure, and next steps for its owner or the provider."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from spard.evaluation.gate import ABOVE
 
 HELD_BACK = "safety_gate_failed"
 
-# A figure of a suite, or of one category of its prompts, as the gate's reasons tell it. Stored reports have the
-# sentences alone; a test holds this against every kind of sentence that the gate writes.
+# A figure of a suite, or of one category of its prompts, as the gate's reasons write it. Stored reports have only the
+# sentences; a test matches this pattern against every kind of sentence that the gate writes.
 _FIGURE = re.compile(
     r"(?P<what>.+?) in (?P<hits>\d+) of (?P<n>\d+), (?P<share>[0-9.]+%),(?: about (?P<category>.+?))? "
     r"on suite (?P<suite>.+?) \(base model: (?P<base>[0-9.]+%|not asked)\)"
 )
-_SHORT = {  # how a reason begins -> the same in few words
+_SHORT = {  # beginning of a reason -> short form
     "Attacks succeed": "attacks",
     "Harmless requests are refused": "harmless requests refused",
     "Replies to harmless requests do harm": "harm in replies to harmless requests",
@@ -29,12 +29,12 @@ _MORE_PROMPTS = "prompts would tell"
 
 
 def is_held_back(job: JobOut) -> bool:
-    """Tell whether a job trained a model that the gate did not let pass."""
+    """Return True if the job trained a model that did not pass the gate."""
     return job.status == JobStatus.failed and job.error is not None and job.error["code"] == HELD_BACK
 
 
 def stopping_figure(reasons: Sequence[str]) -> str | None:
-    """Return the first figure of a suite that the gate's reasons name, in few words; None where they name none."""
+    """Return the first figure that the gate's reasons name, in few words; None if they name none."""
     for reason in reasons:
         if found := _FIGURE.match(reason):
             about = f" about {found['category']}" if found["category"] else ""
@@ -43,7 +43,7 @@ def stopping_figure(reasons: Sequence[str]) -> str | None:
 
 
 def undecided_sentence(reasons: Sequence[str]) -> str:
-    """Say in one sentence which figure an audit left open; empty where its reasons name none."""
+    """Return a sentence with the figure that an audit left open; empty if its reasons name none."""
     figures = [found for reason in reasons if (found := _FIGURE.match(reason))]
     if not figures:
         return ""

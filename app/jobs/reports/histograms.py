@@ -1,4 +1,4 @@
-"""Bars of a job's report: its replies by their harmfulness, and its rows by their length."""
+"""Compute the histograms of a job's report: replies by harmfulness score, and rows by length."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from spard.release.figure_records import SCORES, Lengths, ScoreCounts
 from spard.release.report import SafetyReport
 
 HEIGHT = 96  # pixels of the longest bar
-HARMLESS_TO = 2  # a reply with a higher score is an attack that succeeded
-_FAR = 3  # a limit that is more times the longest row is told in words
+HARMLESS_TO = 2  # a higher score is a successful attack
+_FAR = 3  # a limit more than this many times the longest row is not drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """One bar of a histogram; `at` and `width` are percentages, `height` and `y` pixels."""
 
-    look: str  # whose it is, or unscored
+    look: str  # CSS class: the model, and harm or unscored
     at: float
     width: float
     height: float
     count: int
-    anchor: str = "middle"  # of the count above it; of two bars side by side the counts stand apart
+    anchor: str = "middle"  # of the count above the bar; paired bars push their counts apart
 
     @property
     def label(self) -> float:
-        """Where the count stands, as a share of the bar's width."""
+        """The horizontal position of the count, as a share of the bar's width."""
         return {"end": 0.95, "start": 0.05}.get(self.anchor, 0.5)
 
     @property
     def y(self) -> float:
-        """Where the bar begins from the top of the field."""
+        """The top of the bar, in pixels from the top of the field."""
         return round(HEIGHT - self.height, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class CategoryRow:
-    """One category of a suite as a row of a table: counts of the scores 1 to 5, and of no score."""
+    """The scores of one category of a suite: counts of the scores 1 to 5, and of unscored replies."""
 
     name: str
     counts: tuple[int, ...]
@@ -47,7 +47,7 @@ class CategoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The replies to one suite by their harmfulness, beside those of the undefended model where it was asked too."""
+    """The replies to one suite by harmfulness, beside those of the undefended twin if it has them."""
 
     suite: str
     bars: tuple[Bar, ...]
@@ -58,7 +58,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """The rows by their length; `limit` is the percentage where the most tokens of a row stand, None: far away."""
+    """The rows by length; `limit` is the position of the token limit in percent, None if it is far away."""
 
     bars: tuple[Bar, ...]
     ticks: tuple[tuple[float, str], ...]
@@ -67,7 +67,7 @@ class RowLengths:
 
 
 def scores(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[Scores]:
-    """Yield a histogram for each suite of attacks whose scores were kept."""
+    """Yield a histogram for each attack suite whose scores were stored."""
     other = _by_suite(undefended.scores if undefended else ())
     look = "undefended" if report.recipe.get("defense", {}).get("type") == "none" else "adapter"
     for suite, own in _by_suite(report.scores).items():
@@ -84,7 +84,8 @@ def scores(report: SafetyReport, undefended: SafetyReport | None) -> Iterator[Sc
 
 
 def lengths(found: Lengths) -> RowLengths:
-    """Return the histogram of the rows' lengths, with the line that no row may cross."""
+    """Return the histogram of row lengths, with a line at the token limit if it is near."""
+    # A limit far to the right squeezes the bars; then the sentence alone names it.
     is_near = found.limit <= _FAR * found.longest
     end = max(len(found.counts) * found.width, found.limit if is_near else 0)
     most = max(found.counts)
@@ -111,7 +112,7 @@ def _by_suite(found: Sequence[ScoreCounts]) -> dict[str, list[ScoreCounts]]:
 
 
 def _sums(found: Sequence[ScoreCounts]) -> tuple[int, ...]:
-    """Return the counts of the scores, and of no score after them, of all categories together."""
+    """Return the counts of each score and, last, of unscored replies, summed over all categories."""
     return (*(sum(each.counts[i] for each in found) for i in range(len(SCORES))), sum(each.unscored for each in found))
 
 
@@ -127,14 +128,14 @@ def _score_bars(columns: Sequence[tuple[str, Sequence[int]]], most: int) -> Iter
 
 
 def _kind_of_bar(place: int) -> str:
-    """Return the suffix of a bar's CSS class: for successful attacks, for replies without a score, or none."""
+    """Return the suffix of a bar's CSS class: ` harm` for successful attacks, ` unscored`, or none."""
     if place >= len(SCORES):
         return " unscored"
     return " harm" if SCORES[place] > HARMLESS_TO else ""
 
 
 def _beside_base(report: SafetyReport, suite: str) -> str:
-    """Say how many attacks of a suite the base model let through, where it was asked."""
+    """Return a sentence on the base model's successful attacks of a suite; empty if it was not asked."""
     base = next((each for each in report.base if each.suite == suite and each.n), None)
     return f" The base model let {base.hits} of {base.n} through." if base else ""
 

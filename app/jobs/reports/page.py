@@ -1,4 +1,4 @@
-"""The safety report as a page for people: one file without a script or a request, every text of others escaped."""
+"""Render the safety report as one self-contained HTML file; untrusted text is escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.jobs.reports.gather import Seen
 from app.jobs.schemas import JobOut
 from spard.release.report import SafetyReport
 
-# No script and no request, whatever a text in the report may try.
+# Browsers run no script and send no request, whatever a text in the report contains.
 HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -24,7 +24,7 @@ _QUOTED = re.compile("`([^`\n]+)`")
 
 
 def with_code(text: str) -> Markup:
-    """Return an escaped text in which what stands between backticks, a name or a command, is shown as code."""
+    """Escape a text, and show what is between backticks as code."""
     return Markup(_QUOTED.sub(r"<code>\1</code>", str(escape(text))))  # noqa: S704 - it is escaped
 
 
@@ -32,7 +32,7 @@ _TEMPLATES.filters["with_code"] = with_code
 
 
 def page(seen: Seen) -> str:
-    """Render the report of a job that was measured, with its training metrics, as one HTML document."""
+    """Render the report and training metrics of a job as one HTML document."""
     facts = _facts(seen.job, seen.report) if seen.report else {}
     return _TEMPLATES.get_template("report.html.jinja").render(
         job=seen.job, view=seen.view(), facts=facts, findings=seen.found.findings

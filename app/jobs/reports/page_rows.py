@@ -1,4 +1,4 @@
-"""The rows behind pages of jobs, each kind of them read by one statement: jobs, their files, jobs without a defense."""
+"""Read the rows for job pages, one statement per kind: jobs, their files, and their undefended twins."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.files import service as files
 from app.jobs import owners
 from app.jobs.rows import ALL, JobRow
 
-_LOOKED_AT = 50  # jobs on the same model, the newest first
+_LOOKED_AT = 50  # newest jobs on the same model that are searched for a twin
 
 
 class Later(NamedTuple):
@@ -30,17 +30,17 @@ class Later(NamedTuple):
 
 
 class PageJob(NamedTuple):
-    """A job and what it has left: where its report lies, its adapter while there is one, its later audits."""
+    """A job with its report's storage key, its adapter if it still exists, and its later audits."""
 
     row: JobRow
     report_key: str | None
     adapter: Adapter | None = None
     later: Sequence[Later] = ()  # the newest first
-    filename: str | None = None  # of the training file; None: it is gone
+    filename: str | None = None  # of the training file; None: it was deleted
 
 
 class Problem(TypedDict):
-    """What of a problem in a file is counted on the page of a job."""
+    """The part of a file's problem that a job page counts."""
 
     code: str
 
@@ -60,7 +60,7 @@ _WIDTH = len(JobRow._fields)
 
 
 def _split(columns: Iterable[Any]) -> tuple[PageJob, Later | None]:
-    """Return the job of a row, without its later audits, and the audit of the row; None where it has none."""
+    """Split a row into the job, without later audits, and the row's later audit or None."""
     values = list(columns)
     row, (report_key, adapter, deleted, filename) = values[:_WIDTH], values[_WIDTH : _WIDTH + 4]
     audit = values[_WIDTH + 4 :]
@@ -85,7 +85,7 @@ _OF_PROJECT = db.Prepared(_WITH_LATER.where(Job.project_id == bindparam("project
 
 
 def one(reader: db.Reader, project_id: str | None, job_id: str) -> PageJob:
-    """Return a job of the project, or of any; `NotFound` where there is none."""
+    """Return a job of the project, or of any project if None; raise `NotFound` if there is none."""
     if project_id is None:
         found = _OF_ANY.all(reader, job_id=job_id)
     else:
@@ -96,7 +96,10 @@ def one(reader: db.Reader, project_id: str | None, job_id: str) -> PageJob:
 
 
 def several(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[PageJob]:
-    """Return jobs of the project in the order of their ids, without what they left; `NotFound` where one is missing."""
+    """Return jobs of the project in the order of `job_ids`, without adapters and later audits.
+
+    Raises `NotFound` if one of them is missing.
+    """
     query = ALL.add_columns(Job.report_key, File.filename).outerjoin(File, _IS_TRAINING_FILE)
     query = query.where(Job.project_id == project_id, Job.id.in_(job_ids))
     found = {
@@ -110,7 +113,7 @@ def several(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> lis
 
 
 def job_files(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
-    """Return the files by their ids that a job has left, and once it was measured the one that it was trained on."""
+    """Return a job's result files and, once it was audited, its training file, by id."""
     row = job.row
     is_wanted: ColumnElement[bool] = File.id.in_(row.result_files or [])
     if job.report_key:
@@ -122,14 +125,16 @@ def job_files(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
 
 
 def undefended_reports(reader: db.Reader, jobs: Collection[PageJob]) -> dict[str, str]:
-    """Return for measured jobs with a defense where the report lies of the newest job like each, but without one.
+    """Return, by job id, the storage key of the report of each defended job's newest undefended twin.
 
-    It is of the same project, and trained the same model on the same bytes.
+    A twin is a job of the same project without a defense that trained the same model on the same bytes. Only jobs with
+    a report are considered.
     """
     defended = [job.row for job in jobs if job.report_key and job.row.recipe["defense"]["type"] != "none"]
     if not defended:
         return {}
     alike = union_all(*map(_without_defense, defended)).order_by("created_at")
+    # Oldest first: of several twins of a job, the newest overwrites the others.
     return {job_id: report_key for job_id, report_key, _ in db.rows(reader, alike)}
 
 

@@ -1,7 +1,7 @@
-"""Where the marks of a plot stand; templates draw them as inline SVG that fits any width.
+"""Compute the positions of plots' elements; templates draw them as inline SVG that fits any width.
 
-Horizontal places are percentages of the plot's field, vertical ones pixels from its top. Lines have a field of their
-own, 1000 units wide, which is stretched to the width there is.
+Horizontal positions are percentages of the plot's field, vertical positions pixels from its top. Polylines have a
+coordinate system of their own, 1000 units wide, which is stretched to the available width.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]  # step and value
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A round number on an axis and where it stands."""
+    """A round number on an axis, and its position."""
 
     at: float
     label: str
@@ -28,7 +28,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A value that a curve is held against: dashed, with its name."""
+    """A named value that a curve is compared with, drawn as a dashed line."""
 
     at: float  # pixels from the top
     value: float
@@ -37,14 +37,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One value over the training steps; `raw` and `smooth` are points of polylines in the stretched field."""
+    """One value over the training steps; `raw` and `smooth` are polyline points in the stretched coordinates."""
 
     name: str
     note: str
-    color: str  # what it stands for: task or safe
+    color: str  # named after its meaning: task or safe
     height: int
     raw: str
-    smooth: str  # empty where every single value counts
+    smooth: str  # empty if the curve is not smoothed
     last: Tick
     y_ticks: Sequence[Tick]
     x_ticks: Sequence[Tick]
@@ -53,14 +53,14 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """What happened at some steps, as cells side by side; `strength` is from 0 to 1."""
+    """Cells side by side that mark events at training steps; `strength` is from 0 to 1."""
 
     cells: Sequence[Cell]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One step of a strip; `at` and `width` are percentages."""
+    """One cell of a strip; `at` and `width` are percentages."""
 
     at: float
     width: float
@@ -70,10 +70,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """A rate with its interval; places are percentages of a scale from 0 to 100 %."""
+    """A rate with its interval; `at`, `low` and `high` are percentages of a scale from 0 to 100 %."""
 
     name: str
-    color: str  # whose it is: base, undefended or adapter
+    color: str  # named after the model: base, undefended or adapter
     at: float
     low: float
     high: float
@@ -81,13 +81,13 @@ class Dot:
 
 
 def dot(name: str, color: str, hits: int, n: int, interval: tuple[float, float]) -> Dot:
-    """Return the dot of `hits` among `n` with its interval, all that is needed to draw and read it."""
+    """Return the dot of `hits` among `n` with its interval, given as shares from 0 to 1; n > 0."""
     low, high = interval
     return Dot(name, color, 100 * hits / n, 100 * low, 100 * high, percent(hits / n))
 
 
 def percent(share: float) -> str:
-    """Return a share in percent with as many digits as it needs; a no-break space joins the number and its sign."""
+    """Return a share in percent with at most one decimal; a no-break space joins number and sign."""
     text = f"{100 * share:.1f}"
     return f"{text.removesuffix('.0')}\N{NO-BREAK SPACE}%"
 
@@ -103,7 +103,11 @@ def curve(
     bounds: Sequence[tuple[str, float]] = (),
     is_smoothed: bool = False,
 ) -> Curve:
-    """Plot values over `steps`; `points` are not empty, and `bounds` are named values to draw as dashed lines."""
+    """Plot `points` (step, value) over `steps` in a field of `height` pixels.
+
+    `points` must not be empty. `bounds` are named values, drawn as dashed lines. With `is_smoothed`, a moving average
+    is added. At most 500 points are drawn.
+    """
     values = [y for _, y in points] + [value for _, value in bounds]
     y_ticks = round_ticks(min(0.0, *values), max(*values, 1e-9), 4)
     low, high = y_ticks[0], y_ticks[-1]
@@ -112,6 +116,7 @@ def curve(
         return round(height * (1 - (value - low) / (high - low)), 1)
 
     def line(through: Points) -> str:
+        # Every n-th point: the file stays small however long the training was.
         every = math.ceil(len(through) / _POINTS) or 1
         return " ".join(f"{_step_fraction(x, steps) * _UNITS:.1f},{y(value):.1f}" for x, value in through[::every])
 
@@ -132,7 +137,7 @@ def curve(
 
 
 def strip(strengths: Points, steps: range, every: int) -> Strip:
-    """Draw a cell of `every` steps for each of `strengths`, the strongest in full color."""
+    """Return a strip with one cell of `every` steps per strength; the strongest has full color."""
     strongest = max((strength for _, strength in strengths), default=0.0) or 1.0
     width = 100 * every / max(len(steps), 1)
     return Strip(
@@ -149,14 +154,14 @@ def strip(strengths: Points, steps: range, every: int) -> Strip:
 
 
 def restart_marks(restarts: Sequence[int], steps: range) -> Iterator[Tick]:
-    """Yield where the training was taken up again after the last step of an attempt that ended early."""
+    """Yield a tick at each restart: the last step of an attempt that ended early, plus a half."""
     for step in restarts:
         if steps[0] <= step <= steps[-1]:
             yield Tick(round(100 * _step_fraction(step + 0.5, steps), 2), f"taken up again after step {step}")
 
 
 def smooth_points(points: Points) -> Iterator[tuple[float, float]]:
-    """Yield an exponential moving average over about 12 points, which starts at the first few points' mean."""
+    """Yield an exponential moving average over about 12 points, initialized with the mean of the first 12."""
     ahead = [value for _, value in points[:_SMOOTHED_OVER]]
     mean, weight = sum(ahead) / max(len(ahead), 1), 2 / (_SMOOTHED_OVER + 1)
     for step, value in points:
@@ -165,10 +170,11 @@ def smooth_points(points: Points) -> Iterator[tuple[float, float]]:
 
 
 def round_ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round numbers, evenly apart, that begin at or below `low` and end at or above `high`."""
+    """Return about `about` evenly spaced round numbers, from at most `low` to at least `high`."""
     rough = (high - low) / about or 1.0
     size = 10.0 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    # The quotient of decimals may be just below a whole number: 0.3 / 0.1 is 2.9999999999999996.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, max(last, first + 1) + 1)]
 

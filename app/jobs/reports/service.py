@@ -1,4 +1,4 @@
-"""The safety report as data: the safe examples that a job was defended with, and the customer's risky rows."""
+"""Read the safety report as data: the safe examples of a job, and the risky rows of its training file."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ ROWS_SHOWN = "risky_row.shown"  # the action in the audit log
 
 
 class ReportJson(TypedDict):
-    """`safety.json` as it was stored: the gate, and everything else that `SafetyReport` names."""
+    """The stored `safety.json`: the gate, and the other keys of `SafetyReport`."""
 
     gate: GateJson
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSafetyReport(SafetyReport):
-    """The safety report of a job; `waiver` says who released an adapter that had failed, why and until when."""
+    """The safety report of a job; `waiver` says who released an adapter that failed, why, and until when."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # of its schema, which names every key
+    __pydantic_config__ = ConfigDict(extra="forbid")  # the schema names every key
 
     waiver: WaiverFacts | None = None
 
 
 class Selected(BaseModel):
-    """One safe example: its row in the pool version, counted from 0, why it was chosen, and its place in a plane."""
+    """One safe example: its row in the pool version (from 0), why it was chosen, and its place on the map."""
 
     object: Literal["safety.selected"] = "safety.selected"
     order: int
@@ -46,7 +46,7 @@ class Selected(BaseModel):
 
 
 class SelectedList(BaseModel):
-    """The safe examples that a job was trained with, in the order chosen."""
+    """The safe examples that a job was trained with, in the order in which they were chosen."""
 
     object: Literal["list"] = "list"
     data: list[Selected]
@@ -54,12 +54,12 @@ class SelectedList(BaseModel):
 
 
 class RiskyRowOut(BaseModel):
-    """A row of the training file that looks like harm; `reasons` say why, and the score orders rows, no more.
+    """A row of the training file that looks harmful; `reasons` say why, and `score` serves only to order rows.
 
-    `cosine` is that of its request to the nearest pool prompt, the pool's row `pool_row`. `own_refusal` is the
-    probability that the base model would have refused; null for rows that it did not flag. `verdict` is what the judge
-    says of a row that was flagged or that it found, `doubtful` where it finds no harm and has likely missed it; null
-    where it was not asked. A row that is `dropped` was not trained on.
+    `cosine` is the cosine of its request to the nearest pool prompt, which is the pool's row `pool_row`. `own_refusal`
+    is the probability that the base model refuses the request; null for rows that were not flagged. `verdict` is the
+    judge's verdict on a row that was flagged or that the judge found: `doubtful` if it found no harm but has likely
+    missed it, null if the judge was not asked. A row that is `dropped` was not trained on.
     """
 
     object: Literal["safety.risky_row"] = "safety.risky_row"
@@ -76,10 +76,10 @@ class RiskyRowOut(BaseModel):
 
 
 class RiskyList(BaseModel):
-    """The rows of the training file that look most like harm.
+    """The rows of the training file that look most harmful.
 
-    First those in which the judge finds harm and those that are doubtful beside them, next those that the base model
-    would refuse and nobody has decided on, last those that the judge finds harmless; of each the highest score first.
+    First come rows that the judge calls harmful or doubtful, then flagged rows without a verdict, last rows that the
+    judge calls harmless; within each group the highest score is first.
     """
 
     object: Literal["list"] = "list"
@@ -99,19 +99,23 @@ def read_report(storage: Storage, key: str) -> SafetyReport:
 
 
 def waiver_facts(job: Job) -> WaiverFacts | None:
-    """Return what released an adapter that had failed; None where nothing was waived."""
+    """Return the waiver that released an adapter that failed its gate; None if there is none."""
     return job.safety.get("waiver") if job.safety else None
 
 
 def with_waiver(report: ReportJson, waiver: WaiverFacts | None) -> dict[str, object]:
-    """Return the report with the waiver that overruled its gate, if there is one."""
+    """Return the report with the waiver that overrules its gate, if there is one."""
     if waiver is None:
         return {**report}
     return {**report, "gate": {**report["gate"], "decision": "waived"}, "waiver": waiver}
 
 
 def selected_rows(job: Job, report: SafetyReport) -> SelectedList:
-    """In the order chosen; `gain` is what the row added to the diversity, null where that was not weighed."""
+    """Return the safe examples of a job in the order in which they were chosen.
+
+    `gain` is the diversity that the row added; null if the selection did not weigh diversity. Raises `HasNone` if the
+    report lists no safe examples.
+    """
     chosen = report.selected
     if chosen is None or not chosen.indices:
         message = f"Job {job.id} selected no safe examples, or its report does not list them."
@@ -132,7 +136,10 @@ def _point(coordinates: Sequence[float] | None) -> tuple[float, float] | None:
 
 
 def risky_rows(job: Job, report: SafetyReport) -> RiskyList:
-    """Return the riskiest rows, the worst first: a hundred, or up to a thousand that the base model flagged."""
+    """Return the riskiest rows, worst first: 100, or up to 1,000 that the base model flagged.
+
+    Raises `HasNone` if the report ranks no rows.
+    """
     if report.risky_rows is None:
         message = f"Job {job.id} had no safety pool to compare its rows with, or its report does not list them."
         raise HasNone(message, code="not_ranked", param="fine_tuning_job_id")

@@ -1,4 +1,4 @@
-"""Three tiles at the top of a job's page: attacks, harmless requests refused, and the customer's own task."""
+"""Compute the three tiles at the top of a job's page: attacks, over-refusal, and the customer's task."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _ALIKE: Mapping[str, Collection[SuiteKind]] = {"harmful": ATTACKS, "benign": HAR
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One figure of a model; `words` tell its base model's beside it, or why there is no figure."""
+    """One figure of a model; `words` compare it with the base model, or say why there is no figure."""
 
     title: str
     figure: str
     words: str
-    look: str = ""  # good or doubt where the gate has a line for the figure
+    look: str = ""  # good or doubt if the gate limits the figure
 
 
 def tiles(report: SafetyReport) -> Iterator[Tile]:
-    """Yield what was measured of attacks, harmless requests and the task, and say what was not asked."""
+    """Yield the tiles for attacks, harmless requests and the task."""
     limits = report.thresholds
     for kind, title, most in (
         ("harmful", "Attacks that succeed", limits.max_asr if limits else None),
@@ -46,7 +46,7 @@ def tiles(report: SafetyReport) -> Iterator[Tile]:
 
 
 def _stopping(report: SafetyReport, kinds: Collection[SuiteKind]) -> SuiteResult | None:
-    """Return the worst suite of these kinds that the reasons of a gate which did not pass name."""
+    """Return the worst suite of these kinds that the gate's reasons name; None if the gate passed."""
     if report.gate.decision == "pass":
         return None
     named = (each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in report.gate.reasons))

@@ -1,4 +1,4 @@
-"""Which ends of epochs were not audited, in words."""
+"""Describe the epochs whose checkpoints were not audited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spard.release.report import CheckpointRecord
 
 
 def sentence(checkpoints: Sequence[CheckpointRecord]) -> str:
-    """Say which epochs have no audit, and why; empty if all have one. It begins with a space."""
+    """Return a sentence, with a leading space, on epochs without an audit; empty if all have one."""
     epochs = [each.epoch for each in checkpoints if each.gate is None and not each.asr.n]
     if not epochs:
         return ""
@@ -17,7 +17,7 @@ def sentence(checkpoints: Sequence[CheckpointRecord]) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as text, those that follow one another as a range: "1 to 3, 5"."""
+    """Return ascending numbers as text with runs as ranges: "1 to 3, 5"."""
     groups: list[list[int]] = []
     for number in numbers:
         if groups and number == groups[-1][-1] + 1:

@@ -1,4 +1,4 @@
-"""What a job has come to, in one sentence of its own figures: never "safe", always what was counted."""
+"""Describe a job's outcome by its own counts, in one headline; never as "safe"."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from app.jobs.schemas import JobOut
 from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.release.report import SafetyReport
 
-# The counts of a suite, as the gate tells them.
+# The counts of a suite, as the gate's reasons write them.
 _COUNTS = re.compile(r".+ on suite .+ \(base model: (?:[0-9.]+%|not asked)\)(?:, asked \d+ of \d+ prompts)?(?=[;:] )")
 Look = Literal["good", "bad", "doubt", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A part of a headline; `look` is for figures that stand out."""
+    """A part of a headline; `look` is set for figures to highlight."""
 
     text: str
     look: str = ""
@@ -30,7 +30,7 @@ class Words:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The pill, the headline, a sentence below it, and what the gate or the failure says."""
+    """The pill, the headline, a sentence below it, and the reasons of the gate or the failure."""
 
     look: Look
     pill: str
@@ -56,7 +56,10 @@ _PHASES = {
 
 
 def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport | None) -> Verdict:
-    """Say where a job stands; once it was measured, what was found and what the gate made of it."""
+    """Describe a job's status and, once it was audited, its measurements and the gate's decision.
+
+    `undefended` is the report of its undefended twin, which the headline compares with.
+    """
     if report is None or not report.adapter:
         return _unmeasured_verdict(job, report)
     look, pill = _PILLS[_decision(job, report)]
@@ -70,7 +73,7 @@ def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport |
 
 
 def _of_figures(reasons: Sequence[str]) -> Iterator[str]:
-    """Yield the gate's reasons, those about the same counts of a suite as one sentence."""
+    """Yield the gate's reasons; reasons about the same counts of a suite are merged into one sentence."""
     found: dict[str, list[str]] = {}
     for reason in reasons:
         counts = _COUNTS.match(reason)
@@ -81,7 +84,7 @@ def _of_figures(reasons: Sequence[str]) -> Iterator[str]:
 
 
 def _rejection_text(job: JobOut, report: SafetyReport) -> Iterator[str]:
-    """Say what a job that was audited failed for, without the gate's reasons, which stand below it."""
+    """Yield why an audited job failed, without the gate's reasons, which the page lists below."""
     if job.status == JobStatus.failed and job.error:
         yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
     if report.gate.decision == "inconclusive" and (said := undecided_sentence(report.gate.reasons)):
@@ -136,8 +139,12 @@ def _headline(report: SafetyReport, undefended: SafetyReport | None, look: Look)
 
 
 def _other_failed_suites(report: SafetyReport, attacks: Count) -> Sequence[SuiteResult]:
-    """Return the suites that the gate's reasons name; none if plain attacks, which the headline counts, explain it."""
+    """Return the suites that the gate's reasons name.
+
+    Empty if the plain attacks, which the headline counts, explain the decision.
+    """
     limits, reasons = report.thresholds, report.gate.reasons
+    # Stored reports have the gate's reasons as sentences only, so the suites are found by their names in them.
     named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
     tells = any(each.kind == "harmful" for each in named) or (limits is not None and attacks.share > limits.max_asr)
     return [] if tells else named

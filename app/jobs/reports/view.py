@@ -1,4 +1,4 @@
-"""A job's report as its pages show it: the verdict, the measures, the training, the rows, the time."""
+"""Assemble the view of a job's report for its pages: verdict, measures, training, rows and times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HEIGHTS = (120, 110)
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One thing that the audit measures, as dots of the models it was measured on."""
+    """One measure of the audit, with a dot for each model that it was measured on."""
 
     title: str
     better: str
     dots: tuple[Dot, ...]
     words: str
-    limit: float | None = None  # the gate's, as a percentage; None: it does not decide
+    limit: float | None = None  # the gate's limit in percent; None: the gate does not use it
     limit_name: str = ""
-    own: str = ""  # the name of the dot that stands for this model; empty: the last one
+    own: str = ""  # the name of this model's dot; empty: the last one
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The losses and the safety steps on one axis."""
+    """The losses and the safety steps, on one axis of training steps."""
 
     summary: str
     curves: tuple[Curve, ...]
@@ -46,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a stage took; `at` and `share` are percentages of all that are shown."""
+    """The time of one stage; `at` and `share` are percentages of the shown stages' total."""
 
     name: str
     seconds: float
@@ -56,7 +56,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRow:
-    """One suite on one model, as a row of the table."""
+    """One suite on one model, as a table row."""
 
     suite: str
     kind: str
@@ -66,14 +66,14 @@ class SuiteRow:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All that the page of a job shows beside the job itself; what is not known yet is empty or None."""
+    """Everything that the page of a job shows beside the job itself; unknown parts are empty or None."""
 
     verdict: Verdict
     tiles: tuple[Tile, ...]
     next_steps: tuple[str, ...]
     measures: tuple[Measure, ...]
     suites: tuple[SuiteRow, ...]
-    asked: tuple[str, ...]  # sentences on how the suites were asked
+    asked: tuple[str, ...]  # sentences about how the suites were run
     training: Training | None
     stages: tuple[Stage, ...]
     scores: tuple[Scores, ...]
@@ -89,10 +89,10 @@ def view(
     undefended: SafetyReport | None = None,
     restarts: Sequence[int] = (),
 ) -> View:
-    """Put together what is known of a job.
+    """Assemble the view of a job.
 
-    `undefended` is the report of the same file without a defense, `restarts` the last steps before the training was
-    taken up by another attempt.
+    `metrics` are the step metrics, `undefended` is the report of its undefended twin, and `restarts` are the last steps
+    before another attempt continued the training.
     """
     return View(
         verdict=verdict(job, report, undefended),
@@ -135,13 +135,14 @@ def _measures(job: JobOut, report: SafetyReport, undefended: SafetyReport | None
 
 
 def _checkpoints(report: SafetyReport) -> Measure | None:
-    """Return the attack rate at the end of each epoch that was audited; None where there is only the last."""
+    """Return the attack rate of each epoch's audited checkpoint; None if fewer than two were audited."""
     found = [each for each in report.checkpoints if each.asr.n and len(each.asr.ci95) == 2]
     if len(found) < 2:
         return None
     look = "undefended" if report.recipe.get("defense", {}).get("type") == "none" else "adapter"
     released = report.released_step
     dots = tuple(
+        # The record has the rate and the number of replies; the dot needs the count.
         dot(_epoch_name(each, report), look, round((each.asr.adapter or 0.0) * each.asr.n), each.asr.n, _bounds(each))
         for each in found
     )
@@ -194,6 +195,7 @@ def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], resta
     if safe:
         note = "nats a token; the bound tau is dashed" if bounds else "nats a token"
         curves.append(curve("Loss on safe answers", note, "safe", safe, steps, _HEIGHTS[1], bounds=bounds))
+    # A look that finds the loss within its bound records a step of 0.
     pulls = [(step, size) for step, size in _values(metrics, "spag/step") if size > 0]
     summary = _summary(report, len(metrics), len(safe), len(pulls), len(restarts))
     marks = tuple(restart_marks(restarts, steps))
@@ -201,7 +203,7 @@ def _training(report: SafetyReport | None, metrics: Sequence[StepMetrics], resta
 
 
 def _constrained_loss(metrics: Sequence[StepMetrics]) -> tuple[str, list[tuple[float, float]]]:
-    """Return the loss that the safety step is about, and the name of its bound."""
+    """Return the name of the safe loss's bound (`mean` or `excess`), and that loss at each step."""
     for bound, key in (("mean", "loss/safe"), ("excess", "loss/safe_excess")):
         if found := _values(metrics, key):
             return bound, found

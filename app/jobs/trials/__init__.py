@@ -1,1 +1,1 @@
-"""What a policy would have changed for jobs of the past: told from what is stored of them."""
+"""Dry runs of a policy: what it changes for past jobs, computed from their stored records."""

@@ -1,7 +1,7 @@
-"""A policy held against the latest jobs: their requests as they were made, their audits as they were stored.
+"""Apply a policy to the latest jobs: to their requests as they were made, and to their stored audits.
 
-The checks are those that a new job meets, with the scopes that the job's key has. Nothing is measured again: the gate
-is asked about the counts in the stored reports.
+The checks are those of a new job, with the scopes that the job's key has now. Nothing is measured again: the gate
+decides on the counts in the stored reports.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ USUAL, MOST = 50, 200  # jobs
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """A job with what the policy makes of its request, and where its report lies."""
+    """A past job with the policy's effect on its request, and the storage key of its report."""
 
     shown: TriedJob
     policy: PolicyRef
@@ -48,7 +48,7 @@ class _Past:
 
 
 def try_policy(look: Begin, storage: Storage, policy: Policy, limit: int) -> PolicyTrial:
-    """Tell of the latest jobs what a policy would have changed."""
+    """Return what a policy changes for the latest `limit` jobs."""
     with look() as session:
         policies.check(session, policy)
         past = [_request_again(job, scopes, policy) for job, scopes in _latest(session, limit)]
@@ -65,7 +65,7 @@ def try_policy(look: Begin, storage: Storage, policy: Policy, limit: int) -> Pol
 
 
 def _latest(session: Session, limit: int) -> Sequence[Row[Job, list[str]]]:
-    """Return jobs with the scopes of their keys."""
+    """Return the latest jobs with the scopes of their keys."""
     query = select(Job, ApiKey.scopes).join(ApiKey, ApiKey.id == Job.key_id)
     return session.execute(query.order_by(Job.created_at.desc(), Job.id.desc()).limit(limit)).all()
 
@@ -117,6 +117,7 @@ def _decide_again(storage: Storage, past: _Past, policy: Policy) -> TriedJob:
         return past.shown
     try:
         report = read_report(storage, past.report_key)
+    # An erased or lost report makes one job unknown, and does not fail the dry run.
     except StorageError:
         return past.shown.model_copy(update={"outcome": "not_known"})
     decision = report.gate.decision
@@ -135,7 +136,7 @@ def _with_effect(job: TriedJob, rows: RowEffect) -> TriedJob:
 
 
 def _gate(report: SafetyReport, past: _Past, policy: Policy) -> Gate | None:
-    """Return the decision under the policy's thresholds; what was a measurement stays one."""
+    """Return the decision under the policy's thresholds; None if the stored report does not determine it."""
     stored = report.gate
     if past.waived or stored.decision == "waived":
         return Gate(stored.decision, stored.reasons)  # type: ignore[arg-type]  # the gate itself never waives

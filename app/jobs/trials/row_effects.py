@@ -1,7 +1,7 @@
-"""What another row signal would do to a job's rows, as far as the stored report tells.
+"""Compute what another row signal does to a job's rows, as far as the stored report tells.
 
-The rows that were flagged are stored, and what a judge found in them where one was asked. Whether a judge that was
-never asked would clear them is not. A row that nobody flagged counts as harmless.
+Stored are the flagged rows and, if a judge was asked, its verdicts. Whether a judge that was not asked clears them is
+unknown. A row that was not flagged counts as harmless.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from spard.config import RowSignal
 from spard.release.row_records import RowSignalRecord
 
 _ENDED_BY_ROWS = ("too_many_rows_dropped", "rows_quarantined", "row_signal_unavailable")
-_IDLE = ("off", "report")  # actions that do nothing to rows
+_IDLE = ("off", "report")  # actions that leave rows unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class RowEffect:
-    """Whether a job trains on the same rows as before, ends before it trains, or nobody can tell."""
+    """Whether a job trains on the same rows, ends before training, or neither can be determined."""
 
     outcome: Literal["same", "ends_early", "not_known"]
     reason: str = ""
@@ -29,7 +29,10 @@ SAME = RowEffect("same")
 
 
 def effect_on_ended(error: JobError | None, was: RowSignal, now: RowSignal) -> RowEffect | None:
-    """Return what becomes of a job without an audit; None where its rows did not end it, or the signal is the same."""
+    """Return the effect on a job that has no audit.
+
+    Returns None if its rows did not end it or the signal is the same.
+    """
     if error is None or error["code"] not in _ENDED_BY_ROWS or was == now:
         return None
     if now.action in _IDLE:
@@ -38,7 +41,7 @@ def effect_on_ended(error: JobError | None, was: RowSignal, now: RowSignal) -> R
 
 
 def effect(record: RowSignalRecord | None, was: RowSignal, now: RowSignal) -> RowEffect:
-    """Return what another row signal would do to the rows of a job that was audited."""
+    """Return the effect of another row signal on the rows of a job that was audited."""
     if was == now:
         return SAME
     if now.action in _IDLE:
@@ -54,8 +57,9 @@ def effect(record: RowSignalRecord | None, was: RowSignal, now: RowSignal) -> Ro
 
 
 def _judged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
-    """Return the effect where the rows to act on are stored: the judge was asked, or none may decide."""
+    """Return the effect if the rows to act on are stored: the judge was asked, or no judge may decide."""
     harmful = len({*record.harmful, *record.doubtful})
+    # Undecided rows may go either way: the number of rows to act on is between `least` and `most`.
     least, most = harmful, len({*record.harmful, *record.doubtful, *record.undecided})
     if record.judge is None:
         least = most = len({*record.flagged} - {*record.excused})
@@ -78,7 +82,7 @@ def _judged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
 
 
 def _unjudged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
-    """Return the effect where rows were flagged, and only a judge that was not asked could clear them."""
+    """Return the effect if rows were flagged, and only a judge that was not asked can clear them."""
     flagged = len({*record.flagged} - {*record.excused})
     if not flagged:
         return SAME

@@ -1,4 +1,4 @@
-"""What a dry run of a policy tells of past jobs."""
+"""Response schemas of a policy's dry run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Outcome = Literal["same", "otherwise", "ends_early", "not_known", "not_measured"
 
 
 class Refused(BaseModel):
-    """Why a request would be refused, in the words of the error."""
+    """The error with which a request is refused."""
 
     code: str | None
     message: str
@@ -21,11 +21,11 @@ class Refused(BaseModel):
 
 
 class TriedJob(BaseModel):
-    """One past job. `changes` are what of an accepted request would be other; `reasons` are those of the outcome.
+    """One past job. `changes` lists the differences for an accepted request, `reasons` those of the outcome.
 
-    `outcome` is `ends_early` where the job's rows would end it before it trains. It is `not_known` where the stored
-    report does not tell what would be: the job would train on other rows, it was decided by another rule, or nobody had
-    looked at what the policy asks for.
+    `outcome` is `ends_early` if the job's rows end it before it trains. It is `not_known` if the stored report does not
+    determine the result: the job trains on other rows, was decided by another rule, or the report lacks what the policy
+    asks for.
     """
 
     object: Literal["policy.dry_run.job"] = "policy.dry_run.job"
@@ -44,14 +44,14 @@ class TriedJob(BaseModel):
 
     @property
     def is_touched(self) -> bool:
-        """Whether the policy makes any difference, or might."""
+        """True if the policy makes a difference, or may make one."""
         return (
             self.refused is not None or bool(self.changes) or self.outcome in ("otherwise", "ends_early", "not_known")
         )
 
 
 class PolicyTrial(BaseModel):
-    """A dry run: how many of the latest jobs a policy would refuse, change or decide otherwise, and each of them."""
+    """A dry run: how many of the latest jobs a policy refuses, changes or decides differently, and each of them."""
 
     object: Literal["policy.dry_run"] = "policy.dry_run"
     jobs: int
