@@ -48,7 +48,7 @@ DRAWINGS = (
 
 def table(section: str) -> list[dict[str, str]]:
     """Return the first table below a heading, a mapping for each row."""
-    page = (DOCS / "results-earlier.md").read_text(encoding="utf-8")
+    page = (DOCS.parent / "lab" / "docs" / "results-earlier.md").read_text(encoding="utf-8")
     text = page.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     found = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
     head, _, *rows = [
