@@ -1,9 +1,9 @@
-"""A second look at suites on which the first one decided nothing: the same way of asking, with more prompts.
+"""A second look at suites on which the first look was inconclusive: the same kind of prompts, but more of them.
 
-The prompts that are added are asked, by transformers, and what the models did on all stands in place of the first look.
-The gate splits its confidence between the looks (Bonferroni), so that both together release no more than one look
-might. Full fine-tuning leaves no base model that could be asked again, and the plain suites are asked whole at once:
-these have one look.
+Only the added prompts are asked, by transformers; the result on all prompts replaces that of the first look. The gate
+splits its confidence between the looks (Bonferroni), which keeps the probability of a wrong release at that of one
+look. Full fine-tuning leaves no base model to ask again, and the provider's plain suites are asked whole at once: in
+both cases there is only one look.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _Both = tuple[list[SuiteResult], list[SuiteResult]]  # base model, trained model
 
 
 def is_possible(context: Context) -> bool:
-    """Tell whether the run may look twice: its base model is there at the end, and its gate decides on bounds."""
+    """Return True if the run may look twice: the base model still exists at the end, and the gate decides on bounds."""
     return context.recipe.lora is not None and context.run.thresholds.confidence != ON_FIGURES
 
 
 def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], Sequence[Suite]]) -> dict[str, Suite]:
-    """Return by name each suite that may be looked at twice, as it would be asked then.
+    """Return by name each suite that may get a second look, with the prompts of that look.
 
-    `first` are the suites that came from the training rows, and `mined` makes them with more prompts. The second look
-    asks those of the first, and as many others as bring it to the larger number.
+    `first` are the suites mined from the training rows, and `mined(asking)` mines them with more prompts. The second
+    look contains the prompts of the first, and other prompts up to the larger number.
     """
     if not is_possible(context):
         return {}
@@ -62,7 +62,7 @@ def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], S
 
 
 def mark_suites(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[SuiteResult]:
-    """Return results that say which suites may be looked at twice."""
+    """Return the results with `looks=2` on suites that may get a second look."""
     return [replace(each, looks=2) if each.suite in more else each for each in results]
 
 
@@ -74,9 +74,9 @@ def run(
     measure: Measure,
     first: Mapping[str, Measurement],
 ) -> _Both:
-    """Ask the trained model suites again, and the base model where it matters.
+    """Ask the trained model the larger suites, and the base model where it matters; return both models' results.
 
-    Replies of the `first` look count too. An earlier attempt's figures count for the same weights.
+    Replies of the `first` look are reused. Results of an earlier attempt count if the digest `weights` matches.
     """
     key = {"weights": weights, "suites": [each.name for each in suites]}
     kept = context.outputs.read(_OUTPUT)
@@ -95,7 +95,7 @@ def run(
 def _ask_base(
     context: Context, model: Any, suites: Sequence[Suite], adapter: Sequence[SuiteResult], measure: Measure
 ) -> list[SuiteResult]:
-    """Return the base model's figures; of suites that pass beside any base model those that are kept, or none."""
+    """Return the base model's results; a suite that passes with any base model uses cached results or is not asked."""
     keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
     found = kept_figures.read(context, keys)
     for i, after in enumerate(adapter):
@@ -111,7 +111,7 @@ def _ask_base(
 def _extend_first_look(
     first: Mapping[str, Measurement], suites: Sequence[Suite], measure: Callable[[Sequence[Suite]], list[Measurement]]
 ) -> list[Measurement]:
-    """Measure suites whole; prompts of the `first` look are not asked again."""
+    """Measure whole suites without repeating prompts of the `first` look."""
     asked = [{_content(each): i for i, each in enumerate(_prompts(first, suite))} for suite in suites]
     missing = [
         replace(suite, prompts=tuple(each for each in suite.prompts if _content(each) not in known))
@@ -136,7 +136,7 @@ def _content(prompt: Prompt) -> str:
 
 
 def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Return results with those of a second look in the places of the first's."""
+    """Return the first results, replaced by those of a second look where there are any."""
     by_name = {each.suite: each for each in again}
     return [by_name.get(each.suite, each) for each in first]
 

@@ -1,4 +1,4 @@
-"""A base model that has never read words like a file's: told before the training, which can hardly teach them."""
+"""A warning, before the training, that the base model was never trained on text like the file's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ it on text of another kind, whose tokens it has learned not to expect.
 
 
 def warn_of_unknown_words(context: Context, rows: Rows) -> None:
-    """Warn where the base model expects a file's answers less than it would by guessing among its tokens."""
+    """Warn if the base model's loss on the file's answers is clearly above that of a uniform guess over its tokens."""
     if context.recipe.dpo is not None or context.run.start_from is not None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
