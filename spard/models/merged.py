@@ -1,4 +1,4 @@
-"""An adapter merged into its base model: one folder of weights that loads without PEFT."""
+"""Merges an adapter into its base model: one folder of weights that loads without PEFT."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _SHARE = 0.25  # of what the adapter changes, in 16 bits, where merged weights a
 
 
 def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
-    """Merge the adapter in a folder into `base`, which is changed, and write the whole model into `folder`.
+    """Merge the adapter in a folder into `base` (changed in place), write the model to `folder`, return its manifest.
 
-    Raise AdapterMismatch for another base model than the adapter was trained on, and AdapterNotProved if the merged
-    model gives other logits, in memory or read back from what was written; nothing is left in `folder` then. The
-    manifest has what the adapter's says, and names the adapter as `merged_from`.
+    The manifest repeats the adapter's facts and names the adapter as `merged_from`. Raises `AdapterMismatch` for
+    another base model than the adapter's, and `AdapterNotProved` if the merged model gives different logits, in memory
+    or when read back; `folder` is not written then.
     """
     facts: dict[str, Any] = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
@@ -74,8 +74,10 @@ def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
 
 
 def _require_same(found: Tensor, expected: Tensor, before: Tensor, dtype: torch.dtype) -> None:
-    """Raise AdapterNotProved unless a merged model is the adapter's, and not `before`, the base model."""
+    """Raise `AdapterNotProved` unless the merged logits equal the adapter's; `before` are the base model's."""
     difference, change = (float((each - expected).abs().max() / expected.abs().max()) for each in (found, before))
+    # In 16 bits the tolerance grows with the adapter's own effect, because the merged sum is rounded to 16 bits once
+    # more.
     least = _TOLERANCE.get(dtype, 1e-4)
     if not difference <= (max(least, _SHARE * change) if dtype.itemsize == 2 else least):
         raise AdapterNotProved(f"merged, the model gives other logits: by {difference:.2g} of the largest")

@@ -1,4 +1,4 @@
-"""What a model's folder says of its weights, read from the headers of its safetensors files, without torch."""
+"""Reads the layout of a model from the headers of its safetensors files, without torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shapes = Mapping[str, Sequence[int]]  # of tensors, by name
 
 
 def read_layout(source: str | Path) -> Layout | None:
-    """Read the layout of a model in a folder; None where there is none, or no layer in it has a plain weight."""
+    """Read the layout of the model in a folder; None if unreadable or without plain linear layers."""
     folder = Path(source)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -32,10 +32,10 @@ def read_layout(source: str | Path) -> Layout | None:
 
 
 def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout that stored tensors and a configuration describe; None where no layer has a plain weight.
+    """Return the layout that stored tensors and a configuration describe; None without plain linear layers.
 
-    What `spard.models.layout.inspect_layout` says of the loaded model counts: a checkpoint may name layers otherwise,
-    holds each expert in tensors of its own, and says nothing of ties that transformers makes by default.
+    The loaded model (`spard.models.layout.inspect_layout`) is authoritative: files may name layers differently, hold
+    each expert in tensors of its own, and omit the ties that transformers makes by default.
     """
     text = config.get("text_config")
     own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
@@ -61,7 +61,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
 
 
 def _tied_head(weights: Shapes, config: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    """Return the path of a head that has the weights of the embeddings: one that is said to, or is not stored."""
+    """Return the path of the head if it is tied: declared as such, or not stored."""
     stored = next((path for path in weights if path.rpartition(".")[2] in _HEADS), None)
     is_tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if is_tied is True or (is_tied is None and stored is None):
@@ -88,5 +88,5 @@ def _layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
-    """Return what sorts paths as people count layers: 2 before 10."""
+    """Return a sort key that orders numbers in paths numerically: 2 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]
