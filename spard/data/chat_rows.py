@@ -1,6 +1,6 @@
-"""Check a chat row: messages, tools and their order, as OpenAI's fine-tuning takes them.
+"""Checks a chat row (messages, tools and their order) by the rules of OpenAI's fine-tuning API.
 
-Codes and pointers are those of the API; a problem of severity `warning` does not stop a job.
+Codes and pointers are the API's; a problem of severity `warning` does not stop a job.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CALL = '{"id": "call_1", "type": "function", "function": {"name": "...", "argum
 
 
 def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with a row `{"messages": [...]}`."""
+    """Yield the problems of a row `{"messages": [...]}`."""
     yield from unknown_keys(row, ROW_KEYS, "")
     if row.get("tools") is not None:
         yield from _tools(row["tools"])
@@ -50,7 +50,7 @@ def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Iterator[Problem]:
-    """Yield a problem for each key that nothing here reads."""
+    """Yield a problem for each unknown key of an object at the JSON pointer `at`."""
     for key in sorted(value.keys() - known):
         pointer = f"{at}/{key[:64].replace('~', '~0').replace('/', '~1')}"
         meant = nearest(key, known - value.keys())
@@ -60,14 +60,14 @@ def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Itera
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """Return the known word that another one is a slip of: in other letter case, or with a letter or two wrong."""
+    """Return the known word of which another one is a likely misspelling, or None."""
     lower = word[:_LONGEST_WORD].strip().lower()
     found = [lower] if lower in known else get_close_matches(lower, sorted(known), n=1, cutoff=_ALIKE)
     return found[0] if found else None
 
 
 def control_text(content: Any, at: str) -> Iterator[Problem]:
-    """Yield a problem if a text holds a control token: it could end a turn and begin one in another role."""
+    """Yield a problem if a text contains a control token, which could end a turn and begin one in another role."""
     if isinstance(content, str) and (found := _CONTROL_TEXT.search(content)):
         message = f'"{found.group()}" is a control token of chat templates'
         yield error(at, "reserved_token", message, "remove it: the model's own template adds what is needed")
@@ -97,7 +97,7 @@ def _message(message: Any, at: str) -> Iterator[Problem]:
 
 
 def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
-    """Check who speaks, and which call a tool answers."""
+    """Check the speaker's name, and the call that a tool answers."""
     if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
         hint = "give the id of the call that it answers"
         yield error(f"{at}/tool_call_id", "message_missing_key", "a tool message needs tool_call_id", hint)
@@ -142,7 +142,7 @@ def _content(message: dict[str, Any], at: str) -> Iterator[Problem]:
 
 
 def _plain(content: Any) -> str | None:
-    """Return the text of a content value, None when it is not text."""
+    """Return the text of a content value; None if it is not text."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [part for part in parts if isinstance(part, str)]
@@ -220,7 +220,7 @@ def _is_json(text: Any) -> bool:
 
 
 def _conversation(turns: list[dict[str, Any]]) -> Iterator[Problem]:
-    """Check the turns together: an answer to learn, and an order that most templates take."""
+    """Check the turns together: there must be an answer to learn, in an order that most templates accept."""
     roles = [turn.get("role") for turn in turns]
     answers, hint = [turn for turn in turns if turn.get("role") == "assistant"], "add an answer, or remove the row"
     if not answers:

@@ -1,11 +1,11 @@
-"""Cluster texts so that no text leaks into another cluster, by the rule of `spard.data.overlap`.
+"""Clusters texts such that no text leaks into another cluster, by the rule of `spard.data.overlap`.
 
-Two texts are joined when one holds the other or they are nearly the same; clusters are the connected components.
-Candidates are found as in all-pairs similarity search (Bayardo et al., 2007): with shingles in one order, the rarest
-first, similar texts share a shingle of both their prefixes, and a text inside another one lends it its rarest shingle.
-A shingle that would make more than `TEMPLATE` candidates marks a template; its texts are joined without comparing them,
-which may make a cluster larger than it has to be and never too small. With n texts of w words this takes
-O(n w log w) time for the order and at most O(n w TEMPLATE) comparisons.
+Two texts are joined if one contains the other or they are nearly the same; clusters are the connected components.
+Candidates are found as in all-pairs similarity search (Bayardo et al., 2007): with shingles ordered from rarest to most
+common, similar texts share a shingle within both their prefixes, and a text contains the rarest shingle of every text
+inside it. A shingle with more than `TEMPLATE` candidates marks a template; its texts are joined without comparison,
+which can make a cluster too large but never too small. With n texts of w words this takes O(n w log w) time for the
+order and at most O(n w TEMPLATE) comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ Holders = defaultdict[int, list[int]]
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """Return a label for each text; texts of one cluster have one label, whatever the order of texts."""
+    """Return a cluster label for each text; the partition does not depend on the order of the texts.
+
+    For example:
+
+        clusters(["How do I bake bread?", "how do I bake bread", "Hello"])  # [0, 0, 1]
+    """
     numbers: dict[str, int] = {}
     of_text = [numbers.setdefault(normalize_text(text), len(numbers)) for text in texts]
     words = list(numbers)
@@ -35,7 +40,7 @@ def clusters(texts: Sequence[str]) -> list[int]:
 
 
 def _rarest_first(words: Sequence[str]) -> list[Numbers]:
-    """Return each text's shingles as numbers, those that the fewest texts hold first."""
+    """Return each text's shingles as numbers, rarest first."""
     numbers: dict[Shingle, int] = {}
     shingles = [[numbers.setdefault(each, len(numbers)) for each in word_shingles(text)] for text in words]
     count = Counter(chain.from_iterable(shingles))

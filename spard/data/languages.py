@@ -1,10 +1,10 @@
-"""The language of a text: its primary tag of BCP 47, such as "en", declared by whoever wrote it or told by its words.
+"""The language of a text as the primary subtag of BCP 47, such as "en": declared by its author or detected.
 
-Telling is simple on purpose. A text is told to be in a language if it holds two different function words of it, and
-more than of any other. Where another language is declared, two of them must be none of that: "as", "do" and "no" are
-English and Portuguese, and a German word among them tells nothing new. A text in another script than the Latin is told
-by that script, in the language that most often is written in it. What is neither, such as a name, a number, code or a
-made-up tongue, is not told at all.
+Detection is deliberately simple. A text is in a language if it contains two different function words of it, and more
+than of any other language. If another language is declared, two of them must not also be words of that one: "as", "do"
+and "no" are English and Portuguese, and one German word among them proves nothing. A text in a non-Latin script gets
+the language that is most often written in that script. Anything else (a name, a number, code, an invented language) has
+no detected language.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is told; the others may be
 
 
 def primary(tag: object) -> str | None:
-    """Return the primary subtag of a tag of BCP 47 in lower case, "de" for "de-AT"; None if it is none."""
+    """Return the primary subtag of a BCP 47 tag in lower case ("de" for "de-AT"); None for an invalid tag."""
     found = _TAG.fullmatch(tag) if isinstance(tag, str) else None
     return found[1].lower() if found else None
 
@@ -69,7 +69,7 @@ def language_name(language: str) -> str:
 
 
 def detect_language(text: str, declared: str | None = None) -> str | None:
-    """Return the language that a text is told to be in; `declared` where nothing tells another one."""
+    """Return the detected language of a text, or `declared` if no other language is detected."""
     words = _WORD.findall(text.lower())
     if found := _by_script(words, declared):
         return found
@@ -84,7 +84,7 @@ def detect_language(text: str, declared: str | None = None) -> str | None:
 
 
 def _by_script(words: list[str], declared: str | None) -> str | None:
-    """Return the language of the script that most letters are of; None where that is the Latin or an unknown one."""
+    """Return the language of the script of most letters; None for the Latin or an unknown script."""
     letters = "".join(words)
     others = [letter for letter in letters if ord(letter) >= _LATIN]
     if 2 * len(others) <= len(letters):

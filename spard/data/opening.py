@@ -1,4 +1,4 @@
-"""The beginning of a reply that is the template's and not the answer's, cut off while the reply comes in pieces."""
+"""Removes the opening that a template, not the answer, adds to a reply that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Opening:
         self._text, self._begun = text, ""
 
     def cut(self, piece: str, *, is_last: bool = False) -> str:
-        """Return what of the next piece of a reply can be shown, with what was held back before it."""
+        """Return the part of the next piece that can be shown, including text withheld earlier."""
         if not self._text:
             return piece
         whole = self._begun + piece
