@@ -28,7 +28,7 @@ def cut(lengths: Sequence[int], most: int, beside: int = PASS) -> list[list[int]
     """
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     counts = np.arange(1, len(order) + 1, dtype=np.int64)
-    # For the first j rows: the least cost and its number of passes, packed into one number, and the last pass's first row.
+    # For the first j rows: least cost and number of passes, packed into one number, and where the last pass begins.
     best, begins = np.zeros(len(order) + 1, dtype=np.int64), [0] * (len(order) + 1)
     for j in range(1, len(order) + 1):
         width = lengths[order[j - 1]]

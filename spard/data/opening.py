@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Opening:
-    """What a model writes before the words of an answer: held back until a reply has begun with it, and cut off."""
+    """The text that a model writes before an answer's words: withheld until complete, then removed."""
 
     def __init__(self, text: str) -> None:
         self._text, self._begun = text, ""

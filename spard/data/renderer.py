@@ -35,7 +35,7 @@ _THOUGHTS: Message = _ANSWER | {"reasoning_content": "stand_in_of_reasoning"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer as the model has to write it: the prompt before it, its text up to the end token, and what follows."""
+    """An answer as the model must write it: the prompt before it, its text up to the end token, and the rest."""
 
     prompt: str
     text: str

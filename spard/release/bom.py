@@ -1,4 +1,4 @@
-"""A model's bill of materials in CycloneDX 1.6: what it is made of and what was measured, from its manifest alone."""
+"""A model's bill of materials in CycloneDX 1.6: its components and measurements, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DATA = {"training": "training file", "validation": "validation file", "pool": "
 
 
 def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
-    """Return the document as JSON; `name` is what the model is called."""
+    """Return the document as JSON text; `name` is the model's name. Equal manifests give equal bytes."""
     model = Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
         name=name,

@@ -1,4 +1,4 @@
-"""What a safety report says of rows of the training file and of the safety pool. Only the standard library is used."""
+"""A safety report's records of training rows and pool rows. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from spard.config import RowAction
 class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
-    `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
-    `verdict` is the judge's on a flagged row: harmful, harmless, undecided, or doubtful where it finds no harm and has
-    likely missed it; None where it was not asked. A row that was not flagged has one only where the judge read it and
-    it is harmful or doubtful.
+    `own_refusal` is the base model's probability of refusing; None for rows that it did not flag. `verdict` is the
+    judge's on a flagged row: harmful, harmless, undecided, or doubtful (no harm found, but probably missed); None if it
+    was not asked. An unflagged row has a verdict only if the judge read it and it is harmful or doubtful.
     """
 
     line: int
@@ -74,7 +73,8 @@ class RowSignalRecord:
 
     @property
     def dropped_lines(self) -> frozenset[int]:
-        """The lines that were not trained on: what is undecided is dropped with the rest, or not at all."""
+        """The lines that were not trained on; undecided lines are dropped all together or not at all."""
+        # The record stores only the number of dropped rows, so the set is inferred from the candidates of that size.
         found = frozenset((*self.harmful, *self.doubtful))
         choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged) - {*self.excused},)
         return next((each for each in choices if self.dropped and len(each) == self.dropped), frozenset())
@@ -82,10 +82,10 @@ class RowSignalRecord:
 
 @dataclass(frozen=True, slots=True)
 class SafeAnswers:
-    """Whose answers the safe rows have, and the base model's mean loss on either's, in nats per token.
+    """Whose answers the safe rows have, and the base model's mean loss on both kinds, in nats per token.
 
-    Of `rows` selected prompts the base model has a whole and harmless answer to `own`; the losses are of these prompts,
-    None where there are none.
+    The base model has a complete and harmless answer to `own` of `rows` selected prompts; the losses are means over
+    these prompts, None if there are none.
     """
 
     taken: Literal["pool", "self"]
