@@ -63,7 +63,7 @@ _NO_PARTICIPLES = _words("""
 
 @dataclass(frozen=True)
 class Finding:
-    """A name that is none."""
+    """A function whose name breaks a rule."""
 
     path: Path
     line: int
@@ -75,7 +75,7 @@ class Finding:
 
 
 def fault(name: str) -> str | None:
-    """Return what is wrong with a function's name; None if nothing is."""
+    """Return what is wrong with a function's name, or None."""
     bare = name.strip("_").lower()
     words = [word for word in bare.split("_") if word]
     if not words or bare in ALLOWED or name.startswith(("__", "test_")):
@@ -88,7 +88,7 @@ def fault(name: str) -> str | None:
 
 
 def find_faults(root: Path = ROOT) -> Iterator[Finding]:
-    """Yield what is wrong with the functions of a repository, in order."""
+    """Yield the bad names in a repository, in order."""
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):

@@ -1,4 +1,4 @@
-"""The documentation's site: pages that lie beside `docs/`, and links to them. mkdocs.yml names this file as a hook.
+"""A hook of mkdocs.yml: adds pages from beside `docs/` to the site, and adapts the links to them.
 
 make docs
 """
@@ -22,7 +22,7 @@ _TO_ROOT = re.compile(rf"(\]\()(?:\.\./)+({'|'.join(map(re.escape, BESIDE))})")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that lie beside `docs/`, with their links as they are from inside."""
+    """Add the pages from beside `docs/`, with their links adapted to the site."""
     for name in BESIDE:
         text = _TO_DOCS.sub(r"\1", (ROOT / name).read_text(encoding="utf-8"))
         files.append(File.generated(config, name, content=text))
@@ -30,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links at those pages, and show diagrams as pictures: what draws them would come from elsewhere."""
+    """Adapt links to those pages, and inline the diagrams' pictures instead of loading Mermaid from a CDN."""
     up = "../" * page.file.src_uri.count("/")
     return with_pictures(_TO_ROOT.sub(rf"\1{up}\2", markdown))
 
