@@ -1,6 +1,6 @@
 """Checks which chat templates of other packages are trained and served identically, conversation by conversation.
 
-python -m tools.chat_templates [FOLDER] prints the table for the templates of the installed TRL, or of a folder
+python -m tools.chat_templates [FOLDER]  prints the table for the templates of the installed TRL, or of a folder
 
 No package contains the tokenizers of these models, so each template gets a tokenizer that knows its control tokens; the
 stop tokens are those that the model states. A cell has the number of samples of a conversation, or the reason why it is

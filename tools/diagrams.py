@@ -1,6 +1,6 @@
 """Draws the documentation's diagrams from the Mermaid text in its pages, which GitHub renders by itself.
 
-python -m tools.diagrams FOLDER/package/dist/mermaid.min.js after npm pack mermaid@12.3.0, unpacked into FOLDER
+python -m tools.diagrams FOLDER/package/dist/mermaid.min.js     after npm pack mermaid@12.3.0, unpacked into FOLDER
 
 A picture contains the digest of its text, and its colors are variables that the site sets for light and dark.
 """

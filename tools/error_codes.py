@@ -1,7 +1,8 @@
 """Finds every error code in the sources by their syntax trees; docs/error-codes.md must explain each.
 
-requests `error.code` of a response, with its HTTP statuses jobs `error.code` of a failed job, and of the library's
-errors rows `code` in the list of a file's problems
+requests   `error.code` of a response, with its HTTP statuses
+jobs       `error.code` of a failed job, and of the library's errors
+rows       `code` in the list of a file's problems
 
 Codes computed at run time are listed in `MADE`; an unknown expression raises `KeyError`.
 """

@@ -52,10 +52,12 @@ __all__ = [
 class Batch(NamedTuple):
     """B rows padded on the right to length T, and their S labeled tokens, row by row; a row's first token has no label.
 
-    at_S index, in the flattened [B, T] tokens, of the token before the labeled one, whose state predicts it label_S the
-    labeled token id place_S 1 for the first labeled token of its row, 2 for the next, and so on lengths number of
-    tokens of each row labels number of labeled tokens of each row rows indices of the rows among the safe rows, for a
-    safe batch
+    at_S     index, in the flattened [B, T] tokens, of the token before the labeled one, whose state predicts it
+    label_S  the labeled token id
+    place_S  1 for the first labeled token of its row, 2 for the next, and so on
+    lengths  number of tokens of each row
+    labels   number of labeled tokens of each row
+    rows     indices of the rows among the safe rows, for a safe batch
     """
 
     ids_BT: Tensor

@@ -21,10 +21,13 @@ Mode = Literal["plain", "off", "on"]
 class Rendering:
     """How conversations are rendered with a chat template.
 
-    template SHA-256 of its sources by name arguments arguments of every rendering modes additional arguments of each
-    thinking mode default mode without any arguments stops ids of the tokens at which engines stop, by the model's
-    generation config and its tokenizer asked mode of requests that name none: the mode of the training rows closing end
-    token appended to each learned answer if the template writes none at which engines stop
+    template   SHA-256 of its sources by name
+    arguments  arguments of every rendering
+    modes      additional arguments of each thinking mode
+    default    mode without any arguments
+    stops      ids of the tokens at which engines stop, by the model's generation config and its tokenizer
+    asked      mode of requests that name none: the mode of the training rows
+    closing    end token appended to each learned answer if the template writes none at which engines stop
     """
 
     template: str

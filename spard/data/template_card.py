@@ -63,11 +63,13 @@ class Probe:
 class TemplateCard:
     """The behavior of a chat template.
 
-    end token that ends each learned answer; `is_closed` if it is appended by us stops tokens at which engines stop
-    modes thinking modes of the template; `default` is the mode without arguments arguments arguments of every
-    rendering; `writes_date` if it uses the current date serving arguments that other servers must pass, unless
-    `renders_itself`: then the archive's template has them rewrites True if earlier turns are rendered differently
-    later, which makes each answer a sample of its own probes example conversations as they are trained
+    end         token that ends each learned answer; `is_closed` if it is appended by us
+    stops       tokens at which engines stop
+    modes       thinking modes of the template; `default` is the mode without arguments
+    arguments   arguments of every rendering; `writes_date` if it uses the current date
+    serving     arguments that other servers must pass, unless `renders_itself`: then the archive's template has them
+    rewrites    True if earlier turns are rendered differently later, which makes each answer a sample of its own
+    probes      example conversations as they are trained
     """
 
     end: str

@@ -56,8 +56,8 @@ class Order(TypedDict):
 class Line(TypedDict):
     """The line that completes the isolation: the working folder, and other readable and writable paths.
 
-    listed folders in which modules are searched; a private root contains them anyway ahead text that the command
-    receives instead of a folder, which a later line names; None: this line has the folder
+    listed  folders in which modules are searched; a private root contains them anyway
+    ahead   text that the command receives instead of a folder, which a later line names; None: this line has the folder
     """
 
     ahead: str | None

@@ -25,11 +25,13 @@ _MEANS = {
 class Described:
     """The subject of a model card.
 
-    called name of the folder after unpacking origin origin of the base model; `digest` identifies its bytes rank rank
-    of the LoRA adapter; None for a whole model facts the manifest's facts, from which the card takes the gate's
-    decision and the audit, if present system system prompt that the model must be served with, if any decoding settings
-    of the base model's generation_config.json that audits ignore stored `fp8` or `mxfp4` if the base model's files have
-    such weights
+    called    name of the folder after unpacking
+    origin    origin of the base model; `digest` identifies its bytes
+    rank      rank of the LoRA adapter; None for a whole model
+    facts     the manifest's facts, from which the card takes the gate's decision and the audit, if present
+    system    system prompt that the model must be served with, if any
+    decoding  settings of the base model's generation_config.json that audits ignore
+    stored    `fp8` or `mxfp4` if the base model's files have such weights
 
     `quantization` is the quantization of the base model in training.
     """

@@ -61,10 +61,14 @@ class Replies:
 class Rows:
     """A batch of B rows in generation.
 
-    place_B position of each row among all requested rows next_B the token picked last, not yet in the cache at_B its
-    position id said_B number of tokens picked so far done_B True if the row has ended early_B True if the row was ended
-    early because its remaining tokens do not matter mask_BT attention mask over the cache reply_BN the picked tokens;
-    finished rows write to the last column, which is never read
+    place_B  position of each row among all requested rows
+    next_B   the token picked last, not yet in the cache
+    at_B     its position id
+    said_B   number of tokens picked so far
+    done_B   True if the row has ended
+    early_B  True if the row was ended early because its remaining tokens do not matter
+    mask_BT  attention mask over the cache
+    reply_BN the picked tokens; finished rows write to the last column, which is never read
     """
 
     cache: DynamicCache

@@ -47,9 +47,11 @@ class Gpus:
 class Load:
     """The input of one training step.
 
-    rows rows of a batch longest tokens of the longest row or of the anchor's longest prompt, whose passes are no larger
-    safe_tokens padded tokens of a safe batch, which is divided like the batch answers 2 for preference pairs, whose two
-    answers both go through the model checkpointing True if the recipe asks for activation checkpointing
+    rows           rows of a batch
+    longest        tokens of the longest row or of the anchor's longest prompt, whose passes are no larger
+    safe_tokens    padded tokens of a safe batch, which is divided like the batch
+    answers        2 for preference pairs, whose two answers both go through the model
+    checkpointing  True if the recipe asks for activation checkpointing
     """
 
     rows: int
@@ -63,7 +65,8 @@ class Load:
 class Plan:
     """How a training is divided. `peak_bytes` is per GPU; if `fits` is False it is the least that suffices.
 
-    micro_batch_size, pass_tokens None: the batch goes through in one piece ranks number of GPUs that train together
+    micro_batch_size, pass_tokens  None: the batch goes through in one piece
+    ranks                          number of GPUs that train together
     """
 
     fits: bool

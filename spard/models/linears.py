@@ -39,11 +39,14 @@ class Linear:
 class Layout:
     """The linear layers of a model, and the facts that decide which of them an adapter may change.
 
-    stack path of the language model's list of decoder layers layers number of layers in that list heads largest number
-    of heads in the configuration parameters number of parameters of the whole model others paths of modules with
-    weights that are not linear: embeddings, norms, experts in one tensor state_spaces paths of the modules that hold a
-    state space (Mamba) tied_head path of the head if it shares the embeddings' weights has_experts True if some layers
-    are mixtures of experts
+    stack         path of the language model's list of decoder layers
+    layers        number of layers in that list
+    heads         largest number of heads in the configuration
+    parameters    number of parameters of the whole model
+    others        paths of modules with weights that are not linear: embeddings, norms, experts in one tensor
+    state_spaces  paths of the modules that hold a state space (Mamba)
+    tied_head     path of the head if it shares the embeddings' weights
+    has_experts   True if some layers are mixtures of experts
     """
 
     linears: tuple[Linear, ...]

@@ -30,8 +30,8 @@ _NORMED_HEADS = ("qwen3", "olmo2", "gemma3", "gemma3_text")  # models with a nor
 class Shape:
     """The numbers that decide a model's memory: width, layers, heads and vocabulary.
 
-    layout all linear layers, if the decoder layers are not of Llama's kind; else None experts output elements per token
-    of one layer's experts, in a mixture of experts
+    layout   all linear layers, if the decoder layers are not of Llama's kind; else None
+    experts  output elements per token of one layer's experts, in a mixture of experts
     """
 
     hidden: int

@@ -27,8 +27,8 @@ _SHOWN = 40  # names of layers in a message
 class Reach:
     """The part of a model that an adapter changes.
 
-    layers number of decoder layers (out of `of_layers`) with an adapted module share share of the model's parameters in
-    adapted modules, 0 to 1
+    layers   number of decoder layers (out of `of_layers`) with an adapted module
+    share    share of the model's parameters in adapted modules, 0 to 1
     """
 
     target_modules: tuple[str, ...]

@@ -79,14 +79,17 @@ class CheckpointPlan:
 class Context:
     """One run: its spec, the base model, and the destinations of its messages and outputs.
 
-    outputs results of stages; a stage whose result is stored is not computed again cache embeddings of pools and audits
-    of base models, shared between runs resume_states folder of the training's resume states; None: training always
-    starts from the beginning should_stop returns True if the caller wants the run to end early; work done so far is
-    saved processes number of processes that train together, each on its own device patience how long to wait for a
-    judge that does not answer checkpoints how checkpoints are taken at the ends of epochs; None: none are taken
-    keeps_transcripts store every prompt of the last audit with its reply left_out per suite, the positions of prompts
-    that the audit skips because the training file contains them seconds duration of each stage so far counts amount of
-    progress that each stage has reported
+    outputs        results of stages; a stage whose result is stored is not computed again
+    cache          embeddings of pools and audits of base models, shared between runs
+    resume_states  folder of the training's resume states; None: training always starts from the beginning
+    should_stop    returns True if the caller wants the run to end early; work done so far is saved
+    processes      number of processes that train together, each on its own device
+    patience       how long to wait for a judge that does not answer
+    checkpoints    how checkpoints are taken at the ends of epochs; None: none are taken
+    keeps_transcripts  store every prompt of the last audit with its reply
+    left_out       per suite, the positions of prompts that the audit skips because the training file contains them
+    seconds        duration of each stage so far
+    counts         amount of progress that each stage has reported
     """
 
     run: RunSpec

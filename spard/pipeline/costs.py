@@ -1,10 +1,16 @@
 """The duration and the amount of work of each stage, reported at its end; estimates for later jobs are based on them.
 
-stage its unit rows rows of the training file that were read and checked row_signal rows whose own refusal the base
-model was asked for embed rows that were embedded, including the safety pool's if its embeddings were not cached select
-rows of the training file for which safe rows were selected base_audit replies of the base model train trained tokens of
-the customer's rows; the time excludes the work at ends of epochs checkpoint replies at the ends of epochs compare ends
-of epochs that were compared audit replies of the last audit, including those of a second look package 1
+stage         its unit
+rows          rows of the training file that were read and checked
+row_signal    rows whose own refusal the base model was asked for
+embed         rows that were embedded, including the safety pool's if its embeddings were not cached
+select        rows of the training file for which safe rows were selected
+base_audit    replies of the base model
+train         trained tokens of the customer's rows; the time excludes the work at ends of epochs
+checkpoint    replies at the ends of epochs
+compare       ends of epochs that were compared
+audit         replies of the last audit, including those of a second look
+package       1
 """
 
 from __future__ import annotations

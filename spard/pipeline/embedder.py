@@ -25,9 +25,11 @@ MAX_TOKENS = 512  # of a text that the base model embeds
 class Embedder:
     """A loaded embedder.
 
-    name its name in reports digest digest of the files of the embedding model key cache key of everything that an
-    embedding depends on beside its text embed maps N texts to embeddings `[N, D]` directions dominant directions to
-    remove after centering; None: embeddings are compared raw
+    name        its name in reports
+    digest      digest of the files of the embedding model
+    key         cache key of everything that an embedding depends on beside its text
+    embed       maps N texts to embeddings `[N, D]`
+    directions  dominant directions to remove after centering; None: embeddings are compared raw
     """
 
     name: str

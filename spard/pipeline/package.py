@@ -42,10 +42,12 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 class Release:
     """Where the results of a run are written, and which of them.
 
-    out folder of metrics.csv, safety.json, adapter/ and, if transcripts are kept, transcripts.jsonl job_id the
-    service's id of the run waived release the adapter whatever the gate decides keeps_failed save the adapter even if
-    the gate withholds it is_timed include the seconds of each stage; without them equal runs write equal files
-    provenance the manifest's facts about the origin of everything
+    out           folder of metrics.csv, safety.json, adapter/ and, if transcripts are kept, transcripts.jsonl
+    job_id        the service's id of the run
+    waived        release the adapter whatever the gate decides
+    keeps_failed  save the adapter even if the gate withholds it
+    is_timed      include the seconds of each stage; without them equal runs write equal files
+    provenance    the manifest's facts about the origin of everything
     """
 
     out: Path

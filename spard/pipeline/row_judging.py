@@ -38,12 +38,15 @@ MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
 class Flagged:
     """One flagged training row.
 
-    place position in the file, from 0 line line in the file, from 1 probability the base model's own refusal, 0 to 1
-    start number of tokens before the answer in sample number `sample` (from 0) of the row refusal the base model's
-    reply in the answer's place, if rows are defended verdict the judge's verdict; None: not asked is_acted_on True if
-    the row signal's action applies to the row by_base False if the base model did not flag the row and only the judge
-    found it harmful or doubtful is_excused True if only the base model's refusal speaks for harm and its over-refusal
-    explains that
+    place        position in the file, from 0
+    line         line in the file, from 1
+    probability  the base model's own refusal, 0 to 1
+    start        number of tokens before the answer in sample number `sample` (from 0) of the row
+    refusal      the base model's reply in the answer's place, if rows are defended
+    verdict      the judge's verdict; None: not asked
+    is_acted_on  True if the row signal's action applies to the row
+    by_base      False if the base model did not flag the row and only the judge found it harmful or doubtful
+    is_excused   True if only the base model's refusal speaks for harm and its over-refusal explains that
     """
 
     place: int

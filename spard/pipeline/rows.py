@@ -35,10 +35,12 @@ MOST_HELD_OUT = 200
 class Rows:
     """The rows for training and validation.
 
-    examples the whole training file, including dropped rows: the audit uses those too task the encoded training
-    samples; a row has one sample or several (`spard.data.samples`) safe the encoded safe set: plain rows, variants,
-    defending rows validation the encoded validation samples selected the choice of pool rows; None: the method uses no
-    pool pairs the anchor's prompt pairs beside the plain prompts of `safe`
+    examples    the whole training file, including dropped rows: the audit uses those too
+    task        the encoded training samples; a row has one sample or several (`spard.data.samples`)
+    safe        the encoded safe set: plain rows, variants, defending rows
+    validation  the encoded validation samples
+    selected    the choice of pool rows; None: the method uses no pool
+    pairs       the anchor's prompt pairs beside the plain prompts of `safe`
     """
 
     examples: Sequence[Example]

@@ -34,8 +34,8 @@ _MOST = 0.75  # of what was chosen
 class Near:
     """Cosines between pool and training rows, each with the position of the nearest row on the other side.
 
-    to_task for each pool row, its relevance to the trained rows, in the embedder's frame to_pool for each training row,
-    its similarity to the pool after removing the mean of all embeddings
+    to_task  for each pool row, its relevance to the trained rows, in the embedder's frame
+    to_pool  for each training row, its similarity to the pool after removing the mean of all embeddings
     """
 
     to_task: tuple[Tensor, Tensor]

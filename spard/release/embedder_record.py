@@ -11,9 +11,11 @@ NARROW = 0.5  # the mean cosine of two pool rows above which cosines tell texts 
 class EmbedderRecord:
     """The embedder of a run, and a measure of its view of the safety pool.
 
-    name `states`, `centered_states`, or a sentence encoder's name digest digest of the files of the embedding model
-    width dimension of the embeddings directions number of dominant directions removed mean_cosine mean cosine of two
-    rows in a sample of the pool
+    name         `states`, `centered_states`, or a sentence encoder's name
+    digest       digest of the files of the embedding model
+    width        dimension of the embeddings
+    directions   number of dominant directions removed
+    mean_cosine  mean cosine of two rows in a sample of the pool
     """
 
     name: str

@@ -11,9 +11,9 @@ from typing import Any, Literal, Self
 class ComparedEpoch:
     """One end of an epoch, as compared with the others.
 
-    within_gate True if the results on the development shares pass the gate; None: there are no such shares
-    attack_success success rate of their attacks, 0 to 1; None likewise validation_loss loss on the validation rows, in
-    nats per token; None if not finite
+    within_gate     True if the results on the development shares pass the gate; None: there are no such shares
+    attack_success  success rate of their attacks, 0 to 1; None likewise
+    validation_loss loss on the validation rows, in nats per token; None if not finite
     """
 
     epoch: int
@@ -27,8 +27,8 @@ class ComparedEpoch:
 class EndingRecord:
     """The epoch that a run released (and audited), and why its training ended.
 
-    why "all_epochs": the planned epochs were over; "no_better": early stopping held_out number of rows of the training
-    file that were held out for validation
+    why       "all_epochs": the planned epochs were over; "no_better": early stopping
+    held_out  number of rows of the training file that were held out for validation
     """
 
     keep: Literal["last", "best"]

@@ -48,10 +48,13 @@ class UnfitEmbedder(SpardError):
 class EncoderLayout:
     """How an encoder turns a text into a vector.
 
-    transformer folder of the weights and the tokenizer pooling pooling modes; the results of several are concatenated
-    normalizes True if vectors are scaled to length 1 prompt text before each text includes_prompt True if the prompt's
-    tokens are pooled too max_tokens maximum tokens of a text with its prompt; None: the limit of tokenizer and model
-    lower_case True if texts are lowercased before tokenization
+    transformer      folder of the weights and the tokenizer
+    pooling          pooling modes; the results of several are concatenated
+    normalizes       True if vectors are scaled to length 1
+    prompt           text before each text
+    includes_prompt  True if the prompt's tokens are pooled too
+    max_tokens       maximum tokens of a text with its prompt; None: the limit of tokenizer and model
+    lower_case       True if texts are lowercased before tokenization
     """
 
     transformer: Path
