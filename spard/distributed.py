@@ -133,7 +133,7 @@ def broadcast_scalars(numbers: Mapping[str, float], device: torch.device) -> dic
 
 
 def broadcast_object(word: Item) -> Item:
-    """Broadcast rank 0's object to all ranks; what the others pass is ignored."""
+    """Broadcast rank 0's object to all ranks; the arguments of the other ranks are ignored."""
     words = [word]
     if _is_group():
         dist.broadcast_object_list(words, src=0)
@@ -163,7 +163,10 @@ def wait_for_all() -> None:
 
 
 def first_before_others(make: Callable[[], Item]) -> Item:
-    """Call `make` on rank 0 first, then on the other ranks, which find what rank 0 left; return the own result."""
+    """Call `make` on rank 0 first, then on the other ranks, and return each rank's own result.
+
+    Files that rank 0 creates are there when the other ranks call `make`.
+    """
     found = make() if rank() == 0 else None
     wait_for_all()
     return make() if found is None else found

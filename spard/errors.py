@@ -174,7 +174,7 @@ class UnfitModel(InvalidModel):
 
 
 class NonFiniteLoss(SpardError):
-    """The loss became NaN or infinite; a comparison with tau would be meaningless."""
+    """The loss became NaN or infinite, which no comparison with tau can detect."""
 
     code = "non_finite_loss"
 

@@ -1,12 +1,12 @@
-"""`python -m tools.names`: names of functions and methods that do not say what they do.
+"""`python -m tools.names`: lists functions and methods whose names do not say what they do.
 
-A name is a verb (`broadcast_object`) or a noun of the field (`prompt_tokens`). What is not one:
+A name must be a verb (`broadcast_object`) or a noun of the field (`prompt_tokens`). Reported are:
 
 participle   one word that is a past participle (`said`, `_held`), or participles with adverbs alone (`asked_again`)
-preposition  a name that ends in one (`key_of`, `wait_for`), but for phrasal verbs that are words of the field
+preposition  a name that ends in one (`key_of`, `wait_for`), except phrasal verbs that are words of the field
 word         a name that is private to its author (`own`, `taker`)
 
-Dunder methods and the tests themselves (`test_...`) are sentences or have their names from Python; both are left out.
+Dunder methods and the tests themselves (`test_...`) are left out: Python or a sentence decides their names.
 """
 
 from __future__ import annotations

@@ -152,6 +152,7 @@ def _load_adapter(base: Base, folder: Path) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         model: Any = PeftModel.from_pretrained(base.model, folder, torch_device=str(base.device))
+    # Loaded a second time only for its report of keys, which `from_pretrained` merely warns about.
     found = model.load_adapter(folder, model.active_adapter, torch_device=str(base.device))
     if left_out := [name for name in (*found.unexpected_keys, *found.missing_keys) if "lora_" in name]:
         raise ValueError(f"its layers are not those of the base model: {left_out[0]}")

@@ -1,7 +1,7 @@
 """`spard export`: exports a released model with documents that other tools can read.
 
-A model that the gate withheld is exported only with the waiver that released it, and never if it differs from what was
-signed.
+A model that the gate withheld is exported only with the waiver that released it, and never if a byte differs from the
+signed one.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def export(
     from spard.commands.proofs import check_adapter  # loads cryptography
 
     try:
+        # Nothing is written before the signature is verified.
         check_adapter(adapter, public_key, known, waiver)
     except NotProved as error:
         raise UserError(f"Not exported: {error.message}") from None
@@ -55,6 +56,7 @@ def export(
     folder = copied = _copy_adapter(adapter, to)
     if merged:
         folder = _merge_adapter(copied, base)
+        # Without a copy `copied` is the user's own folder, which must stay.
         if not (adapter.is_dir() and copied.samefile(adapter)):
             shutil.rmtree(copied)
     wrote = [folder, *_papers(folder)]

@@ -1,4 +1,4 @@
-"""Builds the command `spard` from this library's subcommands and those of other distributions.
+"""Builds the command `spard` from this library's subcommands and the subcommands of other distributions.
 
 A distribution adds a subcommand by an entry point in the group `spard.commands` that names a `typer.Typer` or a
 function. Only the requested subcommand is built; for the list of all, only the help texts of the others are read.
@@ -55,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def command_line(given: Sequence[str] = ()) -> typer.Typer:
     """Build the command with the requested subcommand, or with the names and help texts of all."""
     known = subcommands()
+    # Building one subcommand keeps the start fast: each of them imports modules of its own.
     words = _completion_words() if _COMPLETING in os.environ else given
     asked = next((each for each in words if not each.startswith("-")), None)
     cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)

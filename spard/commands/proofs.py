@@ -38,6 +38,7 @@ def check_adapter(
     for an adapter that is rejected, and `InvalidKey` for an invalid key or key set.
     """
     keys = _keys(known, keep, public_key)
+    # A key set replaces this machine's own key, but a key given explicitly must match in addition.
     public = _public(public_key) if keys is None or public_key else None
     proved = manifest.verify(adapter, public)
     if keys:
@@ -62,7 +63,7 @@ def _signer(
 
 
 def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
-    """Return the given key set, or that of a service on this machine if no key was named instead."""
+    """Return the given key set, or the set of a service on this machine if no key was named instead."""
     own = _own_path().with_name(key_set.FILE)
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:

@@ -59,6 +59,7 @@ class Signs:
         while not self._end.wait(wait_s):
             with self._lock:
                 now = time.monotonic()
+                # Other lines may have been printed while this thread slept, so it waits for the rest of the silence.
                 wait_s = self._printed_at + self._every_s - now
                 if wait_s <= 0:
                     self._print(

@@ -57,6 +57,7 @@ def verify(
         typer.echo(f"spard: not checked: {error.message}", err=True)
         raise typer.Exit(UNPROVED) from None
     typer.echo(json.dumps(_as_json(found), indent=2)) if as_json else _tell(found)
+    # The files match some signature, but without a trusted key anybody could have made it.
     if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)

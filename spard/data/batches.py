@@ -115,8 +115,11 @@ def batches(seed: int, epoch: int, lengths: Sequence[int], size: int, group: int
     for start in range(0, len(shuffled), size * group):
         grouped += sorted(shuffled[start : start + size * group], key=lambda row: lengths[row])
     cut = [grouped[start : start + size] for start in range(0, len(grouped), size)]
+    # Sorting has put the long batches of each group last, so the batches are shuffled again.
     return [cut[i] for i in order(seed, epoch, len(cut), stream=1)]
 
 
 def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    # Philox is counter-based: its streams for different keys are independent, so no state needs to be saved for a
+    # resume.
     return np.random.Generator(np.random.Philox(key=[seed, (stream << 32) + epoch]))

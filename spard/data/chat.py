@@ -92,7 +92,7 @@ def render_question(
 ) -> list[int]:
     """Return the token ids of one question between other turns, with an optional system prompt and prefill.
 
-    `context` are the turns before the question and `after` those behind it.
+    `context` are the turns before the question, and `after` the turns behind it.
     """
     turns = [*context, {"role": "user", "content": prompt}, *after]
     return render_conversation(tokenizer, turns, system, tools, prefill, mode)
@@ -117,6 +117,7 @@ def render_conversation(
     turns = [{"role": "system", "content": system}, first, *others]
     try:
         text = get_renderer(tokenizer).render(turns, generation=True, mode=mode)
+        # Some templates drop a system message silently, so the text is searched for it.
         knows_role = first["role"] != "system" and system.strip() in text
     except REFUSED:
         knows_role = False
@@ -161,7 +162,7 @@ def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, 
 
 
 def tool_support(tokenizer: Any) -> dict[str, bool]:
-    """Return for each part of `PROBES` whether the chat template renders it."""
+    """Return True or False for each part of `PROBES`: the chat template renders it, or drops it."""
     return {part: _is_rendered(tokenizer, row) for part, row in PROBES.items()}
 
 

@@ -45,6 +45,7 @@ def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
         return
     for index, message in enumerate(messages):
         yield from _message(message, f"/messages/{index}")
+    # The order of turns is only meaningful if every role is known; otherwise the errors above suffice.
     if all(isinstance(message, dict) and message.get("role") in ROLES for message in messages):
         yield from _conversation(messages)
 

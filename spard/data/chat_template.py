@@ -75,6 +75,7 @@ def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
         return None
     if forms:
         dates = json.dumps({form: DATE.strftime(form) for form in sorted(forms)})
+        # A macro of the same name shadows the function that the user's environment provides.
         lines.append(f"{{%- macro {_NOW}(form) %}}{{{{- {dates}[form] }}}}{{%- endmacro %}}")
     keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja removes a line break behind a block
     return "".join(lines) + keeps_break + source if lines else source
@@ -106,6 +107,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
+    # jinja's own filter escapes HTML and sorts keys; transformers replaces it in the same way.
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals[_NOW] = DATE.strftime

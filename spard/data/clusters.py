@@ -61,6 +61,7 @@ def _join_similar(ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
                 if not sets.are_joined(i, j) and _similarity(shingles[i], shingles[j]) >= NEAR:
                     sets.join(i, j)
             others.append(i)
+            # Joining without comparing bounds the time: a shingle of n texts otherwise needs n * n comparisons.
             if len(others) > TEMPLATE:
                 sets.join_all(holders.pop(shingle))
                 templates[shingle] = i

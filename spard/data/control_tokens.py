@@ -51,6 +51,8 @@ class Shield:
         marked = text
         if self._any.search(text):  # much faster than `_first`, and nearly all texts have none
             marked = self._first.sub(lambda match: match.group() + MARK, text)
+        # A mark inside a token of one character is impossible, and a normalized token has spellings that the pattern
+        # misses: both need a check by tokenizing.
         if self._shortest > 1 and not self._is_loose:
             return marked
         (ids, _), *_ = pieces(self._tokenizer, [marked])

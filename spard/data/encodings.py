@@ -52,7 +52,7 @@ def detect_encoding(text: str) -> Encoding | None:
 
 
 def readings(text: str) -> list[str]:
-    """Return the text as it is, and decoded in every possible way, sensible or not."""
+    """Return the text itself, and the text decoded in every possible way, sensible or not."""
     found = [text]
     for encoding in get_args(Encoding):
         with suppress(ValueError):
@@ -92,8 +92,10 @@ def _decode_base64(text: str) -> str:
     if any(len(line) < _LINE for line in lines[:-1]):
         raise ValueError("words are no lines of base64")
     letters = "".join(lines).rstrip("=")
+    # A single trailing character encodes only 6 bits, which is no byte: the text was truncated there.
     letters = letters[:-1] if len(letters) % 4 == 1 else letters
     data = base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+    # An incremental decoder ignores a truncated last character instead of raising.
     return codecs.getincrementaldecoder("utf-8")().decode(data)
 
 

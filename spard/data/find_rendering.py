@@ -49,6 +49,7 @@ def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict
         tried = replace(found, modes={"plain": arguments})
         return Renderer(tokenizer, tried, tokenizer.chat_template).render(_ASK, generation=True)
 
+    # The usual names first, because a template may read several names that contain "think".
     names = sorted((name for name in read if _SWITCH.search(name)), key=lambda name: (name not in _FIRST, name))
     for name in names:
         try:

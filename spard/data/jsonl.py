@@ -94,6 +94,7 @@ def _placed_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 def file_chunks(path: Path) -> Iterator[bytes]:
     """Yield a file's bytes in pieces of 1 MiB; raise `BadRow` for Parquet and Arrow, which only the service reads."""
     with Path(path).open("rb") as file:
+        # Checked by content and not by name: without this a Parquet file fails with an encoding error at some line.
         if file.read(len(_TABLES[0])) in _TABLES:
             raise BadRow(Problem(1, "", "invalid_json", "error", "the file is Parquet or Arrow", _TABLE_HINT))
         file.seek(0)

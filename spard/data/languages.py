@@ -91,6 +91,7 @@ def _by_script(words: list[str], declared: str | None) -> str | None:
         return None
     counts = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in others)
     kana = counts["HIRAGANA"] + counts["KATAKANA"]
+    # Japanese text is mostly Chinese characters, but any kana proves that it is Japanese.
     script = "HIRAGANA" if kana else counts.most_common(1)[0][0]
     languages = _SCRIPTS.get(script, ())
     return declared if declared in languages else (languages or (None,))[0]

@@ -32,9 +32,11 @@ def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Seq
     messages = _first_turns(messages)
     names: dict[str, str] = {}
     named, offered = _with_names(names, messages, tools)
+    # The names replace all words, so rows with the same structure have the same representation.
     shape = repr((named, offered))
     known = renderer.known_shapes
     if shape not in known:
+        # Clearing all is enough: a file has few shapes, and this only bounds the memory.
         if len(known) >= _MOST_SHAPES:
             known.clear()
         found = samples(renderer, named, offered)

@@ -36,6 +36,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    # A null under another keyword is never written by hand, so it shows that Arrow has filled the schema.
     is_filled_up = any(item is None and key not in _NULL_VALUES for key, item in schema.items())
     keeps_null = not is_filled_up or _accepts_null(schema)
     return {

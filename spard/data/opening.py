@@ -14,6 +14,7 @@ class Opening:
         if not self._text:
             return piece
         whole = self._begun + piece
+        # The reply may still turn out to begin differently, so nothing is shown until the opening is complete.
         if not is_last and len(whole) < len(self._text) and self._text.startswith(whole):
             self._begun = whole
             return ""

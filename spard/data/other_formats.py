@@ -117,6 +117,7 @@ def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
         raise NotConvertible('"messages" stands beside "prompt" and "completion"')
     asked = _raw_side(row.get("prompt"), "prompt")
     turns = convert_turns([*asked, *_raw_side(row.get("completion"), "completion")], "completion")
+    # TRL learns the completion only, so assistant turns in the prompt get no loss.
     before = [turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in turns[: len(asked)]]
     return _chat(row, [*before, *turns[len(asked) :]])
 
@@ -129,6 +130,7 @@ def _pair_of_trl(row: dict[str, Any]) -> dict[str, Any]:
         raise ColumnsLost(["completion"])
     chosen, rejected = (_side(row[name], name) for name in ("chosen", "rejected"))
     alike = next((i for i, both in enumerate(zip(chosen, rejected, strict=False)) if both[0] != both[1]), len(chosen))
+    # Identical answers are no part of the shared conversation: each side keeps its last turn.
     shared = min(alike, len(chosen) - 1, len(rejected) - 1)
     before, asked = chosen[:shared], _side(row["prompt"], "prompt") if "prompt" in row else []
     if before and asked and before[-len(asked) :] != asked and before[: len(asked)] != asked:

@@ -142,6 +142,7 @@ class _Index:
         tried = rarest[: prefix_length(len(mine))]
         for i in {i for shingle in tried for i in self._holders.get(shingle, ())}:
             theirs = self._shingles[i]
+            # Sets of sizes beyond these cannot reach the Jaccard similarity `NEAR`.
             if NEAR * len(mine) <= len(theirs) <= len(mine) / NEAR:
                 yield len(mine & theirs) / len(mine | theirs), -i
 

@@ -86,6 +86,7 @@ def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[P
             is_own = problem.pointer == last or problem.pointer.startswith(f"{last}/")
             if is_own:
                 yield replace(problem, pointer=f"/{name}/0{problem.pointer.removeprefix(last)}")
+            # Problems of the shared conversation appear for both answers; the first report is enough.
             elif i == 0:
                 yield replace(problem, pointer=f"/input{problem.pointer}")
     if row[names[0]] == row[names[1]]:

@@ -90,12 +90,16 @@ class Renderer:
         mode = self.answer_mode(answer)
         prompt = self.render(before, tools, generation=True, mode=mode)
         whole = self.render(messages, tools, generation=False, mode=mode)
+        # The usual case: the conversation continues the generation prompt.
         if whole.startswith(prompt):
             return self._cut_at_end(prompt, whole[len(prompt) :])
         history = self.render(before, tools, generation=False, mode=mode)
         header = self._headers[mode]
+        # Next case: the generation prompt writes more than the header of a past answer, such as an opened <think>
+        # block. The model must close that block itself (`_bridge`).
         begun = prompt.removeprefix(history + header)
         if not whole.startswith(history + header) or begun == prompt:
+            # Last case: the history is rendered differently once the answer is there.
             return self._cut_at_end(prompt, self._plain_text(messages, tools, mode, whole))
         return self._cut_at_end(prompt, _bridge(begun, answer) + whole[len(history + header) :])
 
@@ -120,6 +124,7 @@ class Renderer:
         end = self.first_end(text)
         if end is None:
             return Turn(prompt, text.rstrip() + (self.rendering.closing or self.tokenizer.eos_token), "")
+        # Engines stop at the end token, so text behind it could be learned but never served.
         if self._special.sub("", text[end:]).strip():
             raise TemplateFault("writes more of an answer behind its end token")
         return Turn(prompt, text[:end], text[end:])

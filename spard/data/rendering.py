@@ -1,8 +1,8 @@
 """The record of how a base model's conversations are rendered, fixed and stored when the model is added.
 
-It holds what the template does not contain: its arguments, the modes for answers with and without reasoning, and the
-tokens at which engines stop. Jobs, audits, proofs, engines and model cards use the same record, whose digest is in the
-manifest.
+A template does not contain everything: its arguments, the modes for answers with and without reasoning, and the tokens
+at which engines stop are part of this record. Jobs, audits, proofs, engines and model cards use the same record, whose
+digest is in the manifest.
 """
 
 from __future__ import annotations

@@ -51,6 +51,7 @@ class TrainingRows:
         wrong = list(_CHECKS[found](row))
         if not wrong:
             return
+        # Warnings alone are reported as they are; only an error makes another format the likelier explanation.
         is_bad = any(problem.severity == "error" for problem in wrong)
         if is_bad and (kind := foreign_format(row)) and _is_convertible(row):
             yield error("", f"{kind}_format", *_foreign(kind, row))

@@ -175,4 +175,5 @@ def _tools(row: Row) -> tuple[Message, ...]:
 
 def _tool_call(call: Message) -> Message:
     function = call["function"]
+    # OpenAI has arguments as a JSON string, chat templates expect an object.
     return {**call, "function": function | {"arguments": parse(function["arguments"])}}

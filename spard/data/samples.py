@@ -2,7 +2,8 @@
 
 If the template only appends, a conversation is one sample with loss on its answers. If the template rewrites earlier
 text (drops reasoning, merges turns, adds an end token to the last answer only), an answer begins a sample of its own.
-The two cases are told apart by the texts: a later prompt begins with the earlier prompt and answer, or it does not.
+The rendered texts decide between the two cases: in the first one, a later prompt begins with the earlier prompt and
+answer.
 """
 
 from __future__ import annotations
@@ -128,6 +129,7 @@ def _append_only_sample(
     spans = _spans(renderer, whole, between, [each["content"] for each in answers], between[0][len(first.prompt) :])
     if spans is None:
         return None
+    # Comparing every answer takes quadratic time, so only a few are compared.
     for number in {2**power - 1 for power in range(len(spans).bit_length())} | {len(spans) - 1}:
         turn, (start, end) = renderer.turn(messages[: places[number] + 1], tools), spans[number]
         if whole[:end] != turn.prompt + turn.text or len(turn.prompt) != start:

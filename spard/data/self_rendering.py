@@ -25,6 +25,7 @@ def self_rendering(renderer: Renderer, mode: Mode) -> dict[str, str]:
     arguments = renderer.rendering.mode_arguments(mode)
     found = {name: with_defaults(source, arguments) or source for name, source in own.items()}
     bare = replace(renderer.rendering, arguments={}, modes={"plain": {}}, asked="plain")
+    # The rewritten templates are only used if they reproduce the original's text on several probes.
     alone = replace(renderer, rendering=bare, template=found, known_shapes={})
     return found if all(_are_equal(renderer, alone, mode, tools=name == "tool_use") for name in found) else own
 

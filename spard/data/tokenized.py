@@ -23,6 +23,7 @@ def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[En
     """Yield each sample, encoded with labels, as one or more rows; all samples are tokenized in two calls."""
     ids = iter(renderer.token_ids([segment.text for sample in samples for segment in sample]))
     in_parts = [[next(ids) for _ in sample] for sample in samples]
+    # A sample of one answer needs no comparison if the tokenizer reads an answer alone as after its prompt.
     compared = [not renderer.reads_apart or _answers(sample) > 1 for sample in samples]
     texts = [_text(sample) for sample, is_compared in zip(samples, compared, strict=True) if is_compared]
     wholes = iter(renderer.token_ids(texts))

@@ -205,6 +205,7 @@ def _frequent_runs(texts: Sequence[Words], side: Literal["start", "end"], longes
     total, least = sum(words.values()), enough(texts)
     counts = Counter(_edge(text, side, n) for text in texts for n in range(1, min(longest, len(text) - 1) + 1))
     frequent = {run: n for run, n in counts.items() if n >= least}
+    # The shorter run is redundant if nearly all its texts continue in the same way.
     inner = {shorter for run, n in frequent.items() if n >= SAME * counts[shorter := _edge(run, side, len(run) - 1)]}
     found = []
     for run, n in frequent.items():

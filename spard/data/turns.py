@@ -49,6 +49,7 @@ def has_earlier_turns(row: Example) -> bool:
 def earlier_turns(row: Example) -> tuple[Message, ...]:
     """Return all turns before the last request, including a system prompt, with weight 0 on the answers."""
     before = row.messages[: max(0, _last_request(row))]
+    # These turns are context for another request and must not be learned again.
     return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in before)
 
 

@@ -70,6 +70,7 @@ class SafeRows:
     ) -> None:
         if not safe:
             raise InvalidData("there are no safe examples to train on")
+        # The caller's tokenizer keeps its own chat template and rendering.
         tokenizer = copy.deepcopy(tokenizer)
         set_plain_template(tokenizer)
         self.defense, self.seed, self.pad_id = defense or Spard(), seed, tokenizer.pad_token_id
@@ -79,6 +80,7 @@ class SafeRows:
         self.encoded = [*self.plain, *twins]
         self.drawn = self.anchored = 0
         self._dropping = dropping_modules(model)
+        # Measured now, while the model is still the base model.
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         self._anchors, self._replies = anchors, list[str]()
         self._beside = partial(make_anchor_pairs, tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())

@@ -59,6 +59,7 @@ class SafetyProjection(Optimizer):
         self.rows = safe_loss if isinstance(safe_loss, SafeRows) else None
         self.defense = _defense(self.rows, defense)
         self.safety = safety_half(self.defense)
+        # Before the first step, while the model's losses are still those of the base model.
         self.tau = self._measure_tau(calibration)
         self.metrics: Metrics = {}
 
@@ -175,7 +176,7 @@ class SafetyProjection(Optimizer):
 
 
 def _defense(rows: SafeRows | None, asked: Spard | None) -> Spard:
-    """Return the settings of the safe rows, or those given with a closure; raise `InvalidRecipe` for a conflict."""
+    """Return the settings of the safe rows, or the settings given with a closure; raise `InvalidRecipe` for both."""
     if rows and asked:
         raise InvalidRecipe("the settings of a SafetyProjection on SafeRows are those of the rows; give them there")
     defense = rows.defense if rows else asked or Spard()

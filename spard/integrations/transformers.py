@@ -96,6 +96,7 @@ class SpardCallback(TrainerCallback):
         self.safe = self._safe_rows(self.defense if "anchored" in state else bare, kwargs)
         self.safe.restore(own, {"anchored": 0} | state)
         self.tau = state["tau"]
+        # One file holds both: names with the prefix `rows/` belong to the safe rows, all others to the optimizer step.
         self.safety.restore(self.theta, {name: part for name, part in tensors.items() if not name.startswith(_ROWS)})
 
     def _safe_rows(self, defense: Spard, kwargs: dict[str, Any]) -> SafeRows:

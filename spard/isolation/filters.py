@@ -119,6 +119,7 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
     refuse = _step(_RETURN, _REFUSE | errno.EPERM)
     lines = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, machine, 1, 0), refuse, _step(_LOAD, _NUMBER)]
     if place == 0:
+        # x32 calls have the same architecture but other numbers, which bypass the rules below.
         lines += [_step(_AT_LEAST, _X32, 0, 1), refuse]
 
     def add_rule(name: str, *then: bytes) -> None:

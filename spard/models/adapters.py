@@ -72,6 +72,7 @@ def save_adapter(
     weights = None if is_lora else whole_weights(model)
     if distributed.rank():
         return {}
+    # Written beside the target and renamed at the end, so a crash never leaves a partial adapter under its final name.
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -117,12 +118,13 @@ def save_full(
     """Write a whole model with `save_pretrained`; its configuration names `base_source` as its origin.
 
     `weights` are the gathered weights of a sharded model. The generation configuration is written without the penalties
-    that audits ignore. Set `is_dequantized` if the base model was stored in few bits: transformers otherwise renames
-    the weights back to the names in those files, and loses the weights that were stored in 4 bits.
+    that audits ignore. Set `is_dequantized` if the base model was stored in few bits: by default transformers renames
+    the weights back to the names in the original files, and loses weights that were stored in 4 bits.
     """
     model.generation_config = _audited_decoding(model.generation_config)
     model.save_pretrained(folder, state_dict=weights, save_original_format=not is_dequantized)
     config = json.loads((folder / "config.json").read_text())
+    # transformers writes the local path here, which must not leave this machine.
     config["_name_or_path"] = base_source
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 

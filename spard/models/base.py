@@ -94,10 +94,10 @@ def read_base(
 ) -> Base:
     """Read a model into main memory; `shard_` moves it to its device (`quantization` puts it there at once).
 
-    The dtype is `dtype`, or that of the files if `as_stored`, or bfloat16 on a GPU and float32 elsewhere.
-    `quantization` holds all linear layers except the head in NF4; the result counts as another model, with its own
-    digest. `sha256` returns the digest of a file and lets callers supply known digests. Weights already in the right
-    dtype stay memory-mapped.
+    The dtype is `dtype`, or the files' own if `as_stored`, or bfloat16 on a GPU and float32 elsewhere. `quantization`
+    holds all linear layers except the head in NF4; the result counts as another model, with its own digest. `sha256`
+    returns the digest of a file and lets callers supply known digests. Weights already in the right dtype stay
+    memory-mapped.
 
     Raises `UnfitModel` for a folder that cannot be a base model, and `InvalidModel` for an unknown source.
     """
@@ -116,6 +116,7 @@ def read_base(
         nf4.require_held(model, quantization)
         loaded.check_tokens_(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
+    # Hub files are immutable under their commit, so hashing gigabytes is not needed.
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
     if place.type == "cuda":
@@ -181,6 +182,7 @@ def _load(
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    # A fully fine-tuned model that is loaded again must be asked in the mode of its audit.
     ask_in_mode(tokenizer, _measured_mode(Path(source)))
     return model, tokenizer
 

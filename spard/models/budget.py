@@ -146,6 +146,7 @@ def in_passes(
         for places, losses in in_passes(model, [len(row.ids) for row in rows], lambda places: loss_of(places)): ...
     """
     limit = in_step(model, pass_tokens(model)) if most is None else min(most, _held.learned or most)
+    # Longest rows first: if memory runs out it does so at the first pass, and not after most of the work.
     left = _cut(lengths, range(len(lengths)) if among is None else among, limit)
     while left:
         places = left.popleft()

@@ -2,8 +2,8 @@
 
 The tokens that all rows begin with (a template, a system prompt) go through the model once (`prefill`), and the few
 rows that take longest continue beside the next batch (`join_`) instead of alone. Both need a cache of plain keys and
-values; with any other cache (sliding windows, recurrent states) rows are processed whole and batch by batch. The
-padding of a row lies between the shared tokens and its own, therefore models that count cache columns
+values; with any other cache (sliding windows, recurrent states) rows are processed whole and batch by batch. In the
+cache, a row's padding comes between the shared tokens and its own, therefore models that count cache columns
 (`counts_columns`) get whole rows too.
 """
 
@@ -150,6 +150,7 @@ def begin(
     length_B = torch.tensor([len(row) for row in own], device=device)
     mask_BT = torch.arange(width, device=device) >= width - length_B.unsqueeze(1)
     mask_BT = functional.pad(mask_BT, (known, 0), value=True)
+    # Positions count real tokens only, so padding does not change a row's replies; on padding the count is -1.
     position_BT = (mask_BT.cumsum(dim=1) - 1).clamp(min=0)[:, known:]
     n = len(own)
     rows = Rows(
@@ -177,7 +178,7 @@ def advance_(
 ) -> Replies:
     """Generate until at most `until` rows have not ended; return the ended rows and drop them.
 
-    `is_left` receives True if more rows are left and decides whether to continue: ranks of a sharded model continue as
+    `is_left` receives True if more rows are left, and returns True to continue: ranks of a sharded model continue as
     long as any of them must. `settle_` is called at each check of the rows and may end some of them early.
     """
     every = look_every(model.device)
@@ -188,6 +189,7 @@ def advance_(
                 settle_(rows)
             left = len(rows) - int(rows.done_B.sum())
             goes_on = is_left(left > until)
+            # Dropping ended rows copies the cache, which pays off only when at least half of the rows have ended.
             if left and (2 * left <= len(rows) or not goes_on):
                 found.add(rows.take_finished())
             if not goes_on:

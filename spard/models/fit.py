@@ -132,6 +132,7 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
     the model (if allowed). If nothing fits, the last plan is returned with `fits=False`.
     """
     for held, parts in _ways(trained, gpus):
+        # Without sharding, ranks beyond the number of rows have nothing to compute.
         ranks = gpus.count if parts > 1 else min(gpus.count, load.rows)
         share = replace(load, rows=-(-load.rows // ranks))
         for checkpointing in (False, True):
@@ -163,6 +164,7 @@ def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need
     """Return the least memory of a training whose longest row has `longest` tokens."""
     peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
     shared = max(0, _split(shape, trained) - 2 * _gathered_bytes(shape, trained))
+    # Inverse of `Gpus.usable`: the smallest GPU whose usable memory holds the peak.
     return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(shared / (1 - _FRAGMENTS)))
 
 

@@ -29,6 +29,7 @@ def ignore_packing() -> Iterator[None]:
     if _looks is None:  # another version of transformers
         yield
         return
+    # transformers has no option for this; its module-level function is replaced for the duration of the block.
     setattr(masking_utils, _LOOKS_FOR_PACKED, _none_packed)
     try:
         yield

@@ -81,6 +81,8 @@ def stream(
     again with half as many at once. The ranks of a run share the batches, and every rank yields all replies in the same
     order.
     """
+    # Rows of similar length share a batch, which saves padding; the longest first, because they decide if memory
+    # suffices.
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
     ends = torch.tensor(sorted(reply_end_tokens(model, tokenizer)), device=model.device)
@@ -99,6 +101,7 @@ def stream(
                             left = [i for i in left if i not in done]
             except RuntimeError as error:
                 size = min(most, max(map(len, batches)), len(left))
+                # The other ranks are inside a collective operation by now and cannot repeat the batch.
                 if not is_gpu_out_of_memory(error) or size == 1 or distributed.world_size() > 1:
                     raise
                 most = size // 2
@@ -165,6 +168,7 @@ def _replies(
         found = Replies()
         with inference(model):
             if prefix and (batch or in_step):
+                # A sharded model's layers are gathered by all ranks together, so a rank without a batch must take part.
                 asked = [rows[i] for i in batch] if batch else [[*prefix.tokens, rows[0][0]]]
                 fresh, logits_BV = begin(model, asked, batch or [0], prefix, pad, max_new_tokens)
                 fresh.take_(logits_BV, pick if batch else _likeliest, ends)

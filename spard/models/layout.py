@@ -22,6 +22,7 @@ def inspect_layout(model: Any) -> Layout:
     own = {name: list(module.named_parameters(recurse=False)) for name, module in modules.items()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embeddings.weight
+    # A tied head shares the embeddings' weights: count them once.
     weights = sum(each.weights for name, each in linears.items() if not (is_tied and modules[name] is head))
     rest = sum(
         part.numel() for name, parts in own.items() for key, part in parts if key != "weight" or name not in linears

@@ -35,6 +35,8 @@ def trainable_model(model: Any, recipe: Recipe) -> Any:
     torch.manual_seed(recipe.seed)
     trainable = _widen_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora, recipe)
     if recipe.gradient_checkpointing:
+        # Reentrant checkpointing supports neither `torch.autograd.grad` nor inputs without gradients, as behind frozen
+        # embeddings.
         _checkpointing_method(model, "enable")({"use_reentrant": False})
     return trainable.train()
 
@@ -111,6 +113,7 @@ def _mismatch(message: str) -> AdapterMismatch:
 def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
     layout = inspect_layout(model)
     targets = _targets(layout, recipe)
+    # transformers' Conv1D (GPT-2) stores its weight as [inputs, outputs], which PEFT must know.
     is_transposed = all(isinstance(model.get_submodule(each.path), Conv1D) for each in adapted_layers(layout, targets))
     config = LoraConfig(
         r=lora.rank,

@@ -51,6 +51,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     own = {name: value for name, value in facts.items() if name not in ("files", "tensor_digest", "proof")}
     manifest = write_manifest(aside, {**own, "merged_from": origin})
     try:
+        # Saving can rename or drop tensors, so the files are compared and not only the model in memory.
         _require_same(_read_back(aside, base, prompt), expected, before, base.model.dtype)
     except SpardError as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -66,6 +67,7 @@ def _read_back(folder: Path, base: Base, prompt: Tensor) -> Tensor:
 
 def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
     trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
+    # `plain_digest` strips the quantization from a digest; a difference means that the adapter was trained on NF4.
     if trained_on and trained_on != plain_digest(trained_on):
         message = "merged into plain weights it would be another model than the one that was measured"
         raise AdapterMismatch(f"the adapter was trained on {trained_on}: {message}", "base")

@@ -71,6 +71,7 @@ def origin(source: str | Path, revision: str | None) -> Origin:
     """
     folder = Path(source).resolve() if Path(source).is_dir() else _cached_folder(str(source), revision)
     repository = folder.parent.parent.name
+    # The hub's cache has the layout models--OWNER--NAME/snapshots/COMMIT.
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return Origin(folder, repository.removeprefix("models--").replace("--", "/"), folder.name)
     return Origin(folder, folder.name)

@@ -16,4 +16,5 @@ def may_read(model_bytes: int, free_bytes: int) -> bool:
 
 def may_keep(model_bytes: int, free_bytes: int) -> bool:
     """Return True if a model that has been read may stay, with so many bytes free beside it."""
+    # Room for a second copy: the running job may load its own model once more for the proof.
     return free_bytes >= max(model_bytes, _LEAST)

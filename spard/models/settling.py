@@ -28,7 +28,7 @@ class Settled:
     holds: Callable[[int, str], bool]
 
     def renumber(self, places: Sequence[int]) -> Settled:
-        """Return the same rule for renumbered rows: row i is the one that was at `places[i]`."""
+        """Return the same rule for renumbered rows: row i had the number `places[i]` before."""
         own = frozenset(i for i, place in enumerate(places) if place in self.places)
         return Settled(own, self.least, lambda i, text: self.holds(places[i], text))
 
@@ -67,6 +67,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
         for i, text in zip(at, decode_replies(tokenizer, tokens), strict=True):
             if len(text) < settled.least:
                 missing = (settled.least - len(text)) / max(1, len(text))
+                # Estimate the missing tokens from the reply's own rate of characters, and check a little early.
                 due[places[i]] = counts[i] + max(1, int(_HASTE * missing * counts[i]))
             elif settled.holds(places[i], text):
                 ended.append(i)

@@ -113,6 +113,7 @@ def read_model_shape(config: Mapping[str, object], layout: Layout | None = None)
     own = text if isinstance(text, Mapping) else config
     if layout and not _is_plain(layout):
         return _shape_from_layout(own, layout)
+    # The formulas for dense layers underestimate a mixture of experts, so without a layout it has no shape.
     if any(own.get(name) for name in _EXPERTS):
         return None
     hidden, heads = _number(own, "hidden_size"), _number(own, "num_attention_heads")

@@ -56,6 +56,7 @@ def _cut(model: Any, mesh: DeviceMesh) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # Tied weights are one parameter, which FSDP can manage in one group only.
     tied = [embeddings, head] if head.weight is embeddings.weight else head
     fully_shard(tied, mesh=mesh, reshard_after_forward=True)
     fully_shard(decoder, mesh=mesh, reshard_after_forward=True)
@@ -95,6 +96,7 @@ class Shards(list[Tensor]):
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
         """Return this rank's parts of dL/dtheta, where L is the sum of all ranks' losses."""
+        # `torch.autograd.grad` bypasses FSDP's hooks, which reduce the gradients; `backward` runs them.
         loss.backward()  # type: ignore[no-untyped-call]
         found = [torch.zeros_like(own) if each.grad is None else own_part(each.grad) for own, each in self._pairs()]
         for each in self.parameters:
@@ -132,6 +134,7 @@ def retype_(model: Any, dtype: torch.dtype) -> None:
 
 def _cut_anew(model: Any, dtype: torch.dtype) -> Any:
     """Return a second sharded model with the weights of the first one in another dtype."""
+    # Created without memory: its weights are replaced by those of the first model below.
     with init_empty_weights(include_buffers=False):
         second: Any = _from_config(model.config, dtype=dtype)
     first = next(part for part in model.parameters() if isinstance(part, DTensor))

@@ -46,6 +46,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     stack, count = layer_stack(in_language)
     if not count:
         return None
+    # transformers fuses the experts of a layer into one tensor, which is no linear layer; files keep them apart.
     kept = [each for each in linears if not _is_expert(each.path)]
     return Layout(
         linears=tuple(sorted(kept, key=lambda each: _in_order(each.path))),

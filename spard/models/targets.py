@@ -58,7 +58,7 @@ def default_targets(layout: Layout) -> tuple[str, ...]:
 
 
 def resolved_targets(layout: Layout, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the target modules: the default ones, or those asked for, restricted to the language model."""
+    """Return the target modules: the default or the requested ones, restricted to the language model."""
     if asked is None:
         return default_targets(layout)
     found = adapted_layers(layout, asked)
@@ -72,7 +72,7 @@ def adapted_layers(layout: Layout, targets: Sequence[str]) -> list[Linear]:
 
 
 def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
-    """Return the part of the model that the default modules, or those asked for, change."""
+    """Return the part of the model that the default or the requested modules change."""
     targets = resolved_targets(layout, asked)
     chosen = {each.path for each in adapted_layers(layout, targets)}
     layers = sum(any(each.path in chosen for each in linears) for linears in layout.in_stack().values())
@@ -82,7 +82,7 @@ def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
 
 
 def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -> str | None:
-    """Return why an adapter cannot have these target modules, and what to name instead; None if it can.
+    """Return why an adapter cannot have these target modules, with the modules to name instead; None if it can.
 
     With `has_anchor` at least one decoder layer must be adapted, because the anchor constrains hidden states.
     """
@@ -135,6 +135,7 @@ def _projections(layout: Layout, block: str, inside: Sequence[Linear]) -> Iterat
     if leaves >= _OF_FEED_FORWARD:
         return
     for each in inside:
+        # A gate has one or two outputs per head; an adapter can be larger than the gate itself.
         is_gate = each.outputs <= 2 * layout.heads and each.outputs * _NARROW <= each.inputs
         if each.leaf in QKVO if leaves >= set(QKVO) else not (is_gate or _is_bypassed(layout, each)):
             yield each

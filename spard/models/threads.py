@@ -21,6 +21,7 @@ def threads_of_jobs(model: Any) -> Iterator[None]:
     """Use, inside the block, as many threads as a job with this model does by default."""
     before = torch.get_num_threads()
     if is_small(model):
+        # Splitting such small products over threads costs more than it saves.
         torch.set_num_threads(1)
     try:
         yield

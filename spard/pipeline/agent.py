@@ -110,6 +110,7 @@ class _Asking:
             speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt)
             return ask(speaker, [_drop_own_system(each, context.system_prompt) for each in prompts], limit)
         if not isinstance(self._model, PeftModel):
+            # Full fine-tuning has changed the base model's own weights, so there is nothing to compare with.
             return ["(there is no base model any more: all of its weights were trained)"] * len(prompts)
         with disable_adapters(self._model):
             return ask(in_memory(self._model, context.base.tokenizer), prompts, limit)
@@ -128,6 +129,7 @@ def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> 
         *(each.line for each in select.kept_risks(context) or ()),
     ]
     by_line = {each.line: each for each in examples}
+    # Half of the rows at most are suspicious ones, which leaves room for a picture of the ordinary rows.
     first = [by_line[line] for line in dict.fromkeys(flagged) if line in by_line][: limit // 2]
     taken = {each.line for each in first}
     others = [each for each in examples if each.line not in taken]

@@ -39,11 +39,12 @@ def make_anchor_pairs(
     limit: int,
     replies: Sequence[str] = (),
 ) -> dict[Kind, list[Pair]]:
-    """Return the anchor's pairs (asked prompt, prompt whose state it is held to) for each kind in the settings.
+    """Return the anchor's pairs of prompts (asked, reference) for each kind in the settings.
 
-    `safe` and `benign` are the selected rows of the pool, `rows` the customer's training rows, and `replies` the base
-    model's answers to benign rows (`spard.pipeline.begun_answers`). Pairs whose asked prompt has more than `limit`
-    tokens are left out.
+    The anchor pulls the hidden state of the asked prompt to the base model's state on the reference. `safe` and
+    `benign` are the selected rows of the pool, `rows` the customer's training rows, and `replies` the base model's
+    answers to benign rows (`spard.pipeline.begun_answers`). Pairs whose asked prompt has more than `limit` tokens are
+    left out.
     """
     found: dict[Kind, list[Pair]] = {}
     by_kind = settings.by_kind()
@@ -61,6 +62,7 @@ def make_anchor_pairs(
 
 def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
     """Return a function that draws a dress: a random one with probability `random_dresses`, else a mined one."""
+    # Each kind has its own random stream: adding a kind does not change the draws of the others.
     rng = random.Random(f"{kind} {seed}")
     at_random = dress_maker(rows, rng)
     mined = wanted_triggers(rows, ("affixes", "templates"), seed)
@@ -107,6 +109,7 @@ def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> 
 
 def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
     """Tokenize a dressed request; a lone system prompt goes to the system slot of the model's chat template."""
+    # `render_question` can merge a lone system prompt into the request for templates without a system role.
     system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
     context = () if system is not None else dress.context
     return unlabeled_prompt(render_question(tokenizer, dress.wrap(text), system, context))

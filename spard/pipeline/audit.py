@@ -74,6 +74,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     decided = decide(context, before, adapter, leaks)
     if later:
+        # Both audits must pass: harm that only the further tuning wakes withholds the model as well.
         decided = worse(decided, _decide_later(context, later, leaks))
     return Measured(before, adapter, decided, later, engine=engine)
 
@@ -83,6 +84,7 @@ def _suites_to_repeat(
 ) -> list[str]:
     """Return the suites that need a second look; leaks in suites that the gate ignores do not count."""
     limits = context.run.thresholds
+    # Leaks and doubts about the judge prevent a pass in any case, and more prompts cannot remove them.
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
     return open_suites(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
@@ -130,7 +132,7 @@ def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequen
 
 
 def run_suites(context: Context, examples: Sequence[Example]) -> list[Suite]:
-    """Return all suites of a run: the provider's and those mined from the training rows."""
+    """Return all suites of a run: the provider's, and the suites mined from the training rows."""
     return [*read_suites(context), *mine_suites(context, examples)]
 
 
@@ -195,8 +197,7 @@ def measure_each(
     with convert_errors(InvalidSuite):
         cfg = context.recipe.audit
         found = audit_speaker(speaker, suites, judge, cfg, on_progress, reads_harmless=reads_harmless)
-        # Judges may answer differently on each rank, and a different decision on one rank would make the next
-        # collective operation hang.
+        # Only rank 0 has a judge; the other ranks' verdicts are placeholders.
         return distributed.broadcast_object(found)
 
 

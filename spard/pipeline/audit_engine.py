@@ -50,7 +50,7 @@ class BaseFigures:
         self._found: dict[Engine, list[SuiteResult]] = {} if found is None else found
 
     def with_context(self, context: Context) -> BaseFigures:
-        """Return an object that shares these results and asks the rest in another context, which may stop otherwise."""
+        """Return an object that shares these results and asks the rest in `context`, with its own way to stop."""
         return BaseFigures(context, self._measure, self._ask, self._found)
 
     def results(self, model: Any = None) -> list[SuiteResult]:
@@ -61,7 +61,7 @@ class BaseFigures:
         if current_engine(self._context) not in self._found:
             with nullcontext() if model is None else disable_adapters(model):
                 found = self._measure(self._context)
-            self._found[current_engine(self._context)] = found  # the one that was asked first may have failed meanwhile
+            self._found[current_engine(self._context)] = found  # the engine may have fallen back meanwhile
         return self._found[current_engine(self._context)]
 
     def ask(self, names: Collection[str], model: Any) -> list[SuiteResult]:
@@ -100,6 +100,7 @@ def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> t
     vLLM answers all prompts before this function returns; if it fails, transformers answers all of them.
     """
     asked_model, system = (context.base.model, None) if model is None else (model, context.system_prompt)
+    # transformers answers the prompts that vLLM cannot (scorers by likelihood, sampled replies) in either case.
     own = in_memory(asked_model, context.base.tokenizer, system)
     limit = context.recipe.audit.max_prompts
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, limit)]

@@ -61,6 +61,7 @@ def measure(
     gated = sum(is_gated(each.kind, limits) for each in suites)
     rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
     found = audit_in_rounds(asker.ask, whole, known, lambda names: base.ask(names, model), rules)
+    # Most suites end early, so the progress jumps to its end here.
     asker.show_progress(asker.total)
     return found, replace(record, replies={"transformers": asker.asked})
 

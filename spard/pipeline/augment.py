@@ -8,8 +8,8 @@
 
 Each safe row gets at most one variant, which leaves half of a safe batch plain; the batch size does not change. Dresses
 are drawn in proportion to their evidence (`spard.data.triggers`). A base model may comply with a variant, therefore tau
-is never measured on variants: they are held to the tau of the plain rows, and their excess is the loss above that of
-the plain twin.
+is never measured on variants: the bound of the plain rows applies, and a variant's excess is its loss minus the base
+model's loss on the plain twin.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ def variants(
     twins: list[int] = []
     for i, example in enumerate(safe):
         if is_deep and (i % 2 or not dresses):
+            # Half of the deep variants keep their own first sentence, which trains the rest of a refusal without a
+            # foreign beginning.
             made.append(begin_answer(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
         elif dresses:
             made.append((apply_dress(example, draw_dress(rng, dresses)), ""))

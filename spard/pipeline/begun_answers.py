@@ -70,5 +70,6 @@ def begun_pairs(
 
 
 def _pair(prompt: Sequence[int], answer: Sequence[int], rng: random.Random, kind: Kind) -> Pair:
+    # At least one token of the answer is left out: a complete answer has nothing that could follow.
     asked = unlabeled_prompt([*prompt, *answer[: rng.randint(1, min(LONGEST, len(answer) - 1))]])
     return Pair(asked, asked if kind == "begun_benign" else unlabeled_prompt(prompt))

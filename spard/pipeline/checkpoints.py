@@ -1,10 +1,10 @@
 """Checkpoints: the measurement of the adapter at the end of each epoch, and the adapter itself if it may be released.
 
 A checkpoint is the model that the run returns if it ends there: averaged and projected like the last weights, measured
-on all validation rows, and audited with a part of each gated suite. The thresholds are those of the last audit; a
-checkpoint whose intervals are too wide to decide is not released. The end of the last epoch is the run's own result,
-with the full audit. An end of an epoch whose checkpoint is not kept is audited only if the run ends early and the
-checkpoint is kept after all. Checkpoints change no weight of the training, and an audit that fails does not end it.
+on all validation rows, and audited with a part of each gated suite. The last audit's thresholds apply; a checkpoint
+whose intervals are too wide to decide is not released. The end of the last epoch is the run's own result, with the full
+audit. An end of an epoch whose checkpoint is not kept is audited only if the run ends early and the checkpoint is kept
+after all. Checkpoints change no weight of the training, and an audit that fails does not end it.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ class _Checkpoints:
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
         with self.context.time_stage("checkpoints"), self._told_cost(end):
+            # The clean process loads its libraries while the audit runs, and is ready for the proof.
             if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._measure(end, weights)
             checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)
+            # The record is stored before the adapter is saved and proved: an attempt that dies there does not repeat
+            # the audit.
             if _is_released(record):
                 record = self._save(end, record, results)
                 checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)

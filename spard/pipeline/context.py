@@ -41,7 +41,7 @@ class Cache(Protocol):
 
 
 class NoCache:
-    """A cache that stores nothing and computes every entry anew."""
+    """A cache that stores nothing and computes every entry again."""
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Make the tensor at every call."""
@@ -125,6 +125,7 @@ class Context:
     @property
     def rounding(self) -> dict[str, str]:
         """The part of a cache key for the base model's results beside its digest: chat rendering and 16-bit dtype."""
+        # float32 is not part of the key, which keeps the cache entries of versions without this key valid.
         dtype, rendering = self.base.model.dtype, get_renderer(self.base.tokenizer).rendering
         return {"rendering": rendering.digest} | ({} if dtype == torch.float32 else {"dtype": str(dtype)})
 

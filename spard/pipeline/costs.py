@@ -58,5 +58,6 @@ def timed_training(context: Context) -> Iterator[list[Trained]]:
     inside = sum(context.seconds.get(stage, 0.0) - before.get(stage, 0.0) for stage in _INSIDE_TRAINING)
     seconds = time.perf_counter() - started - inside
     for trained in found:
+        # `trained` covers all attempts of a resumed training, the seconds measured here only this one.
         share = min(1.0, seconds / trained.seconds) if trained.seconds else 1.0
         context.report.cost("train", seconds, round(share * trained.trained_tokens))

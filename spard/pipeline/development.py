@@ -79,6 +79,7 @@ class _Comparer:
             found = self._measure(end)
         self.context.report.cost("compare", time.perf_counter() - started, 1)
         validation = validate(self.context, self.rows, end.references)
+        # `Standing` ranks NaN last, so without validation rows safety alone decides.
         loss = nan if validation is None else validation.loss
         attacks = [each for each in found if each.kind == "harmful" and each.n]
         attacked = sum(each.hits for each in attacks) / sum(each.n for each in attacks) if attacks else None

@@ -60,6 +60,7 @@ def frame(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -
     if count is None:
         return None
     key = _key(embedder, digest, None) | {"directions": count, "sample": SAMPLE}
+    # The frame is cached per pool, so its sample must not depend on the run's seed.
     seed = int(digest[:15], 16)
     found = context.cache.tensor("embedding_frames", key, lambda: fit_frame(pool_ND, count, seed).to_tensor())
     return Frame.from_tensor(found)

@@ -27,6 +27,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
     `weights` is the folder of the unpacked archive. The training file is read only to mine its triggers.
     """
     context, examples = leave_out_leaks(context), read_examples(context.run.training_file)
+    # Ask as the original job did: in the mode that most training rows have.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
     base = base_figures(context, examples)
     model = _load_released(context, weights)

@@ -38,7 +38,8 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     crash resumes from them. All ranks of a process group must call this function; rank 0 reports and writes. `report`
     receives one JSON-able message at a time (`spard.pipeline.messages`).
 
-        outcome = run(RunSpec(model="path/to/model", training_file=Path("rows.jsonl")), Path("out"), print)
+        spec = RunSpec("path/to/model", Path("rows.jsonl"), pool=Path("pool.jsonl"))
+    outcome = run(spec, Path("out"), print)
         print(outcome.measured.gate.decision)
     """
     spec = _with_asked_suites(spec)
@@ -50,6 +51,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
         spec = _as_begun(spec, base, stages)
+        # Opening deletes outputs of another run; rank 0 does so first, and the others find a valid folder.
         outputs = distributed.first_before_others(partial(open_outputs, stages, _identity(spec, base)))
         context = Context(
             spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.world_size()
@@ -59,6 +61,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     if not is_first:
         return outcome
     archive(out / "adapter", out / "adapter.tar.gz", folder_name(None))
+    # Only a finished run removes its intermediate files: a crash before leaves them for the next call.
     for folder in (resume_states, stages):
         shutil.rmtree(folder, ignore_errors=True)
     context.report.report_done()

@@ -71,7 +71,7 @@ class Reporter:
         has_adapter: bool,
         is_shown_again: bool = False,
     ) -> None:
-        """Report that an epoch has ended, its measurements, and whether its adapter may be released.
+        """Report that an epoch has ended, with its measurements; `has_adapter`: its adapter may be released.
 
         `is_shown_again`: the same end was reported before, without an audit.
         """

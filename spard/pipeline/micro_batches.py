@@ -52,6 +52,7 @@ def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[No
     except RuntimeError as error:
         whole = _first(context, recipe, resolved)
         rows = (whole if halved is None else min(halved, whole)) // 2
+        # With one row left (`rows` is 0) there is nothing to halve, and a retry fails in the same way.
         if not is_gpu_out_of_memory(error) or not rows:
             raise
         _keep(context, halved, rows)

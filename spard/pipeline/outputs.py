@@ -49,6 +49,7 @@ class OutputsInFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Write `NAME.json` to a temporary file and rename it."""
+        # All ranks write the same outputs, so each process needs a temporary name of its own.
         aside = self._folder / f".{name}.{os.getpid()}"
         aside.write_text(json.dumps(value))
         aside.replace(self._path(name))

@@ -95,6 +95,7 @@ def run(
             _write(release, tuned, report, heard)
         if decision in RELEASED or release.keeps_failed:
             named, facts = folder_name(release.job_id), _manifest(release, report) if is_first else {}
+            # All ranks call `save`, which gathers sharded weights; only rank 0 has facts to write.
             saved = save(context, tuned.trained.model, release.adapter, facts, named)
             proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
             if is_first:

@@ -41,11 +41,12 @@ def open_pool(context: Context, path: Path) -> Pool:
 
 
 def too_long(context: Context, pool: Pool, rows: Sequence[int]) -> list[int]:
-    """Return those of the named safe rows that have more tokens than the run's limit; only these are tokenized."""
+    """Return the named safe rows that have more tokens than the run's limit; only the named rows are tokenized."""
     found: list[int] = []
     for start in range(0, len(rows), _CHUNK):
         context.raise_if_stopped()
         places = rows[start : start + _CHUNK]
+        # An invalid row here is the provider's fault, not the customer's.
         with convert_errors(InvalidPool):
             encoded = encode_all(context.base.tokenizer, [pool.safe[i] for i in places], UNBOUNDED)
         found += [i for i, row in zip(places, encoded, strict=True) if len(row.ids) > context.limit]

@@ -1,9 +1,10 @@
 """Evidence for harm in a flagged row that no judge reads, and the innocent explanation of the base model's refusal.
 
-A judge that takes any answer for harm only repeats what the base model has found: that the row is answered. Its verdict
-"harmful" therefore needs a second reason (`second_reasons`): by its words the row asks for the same as a prompt of the
-safety pool and less for the same as a known harmless request, or its answer is written for a judge. A row that is near
-to a harmful prompt in its other turns only, or at least as near to a harmless one, is doubtful; any other is undecided.
+A judge that takes any answer for harm adds nothing to the base model's finding, namely that the row is answered. Its
+verdict "harmful" therefore needs a second reason (`second_reasons`): by its words the row asks for the same as a prompt
+of the safety pool and less for the same as a known harmless request, or its answer is written for a judge. A row that
+is near to a harmful prompt in its other turns only, or at least as near to a harmless one, is doubtful; any other is
+undecided.
 
 If nothing but the base model's refusal speaks for harm in a row, that model's over-refusal is weighed (`excuse`). The
 row is excused, and no action is taken on it, if it asks for the same as a known harmless request, or if the base model
@@ -124,6 +125,7 @@ def excuse(
     alone = [each.place for each in flagged if _is_alone(each, examples[each.place]) and near[each.place][0] < NEAR]
     excused = {place for place in alone if near[place][1] >= NEAR}
     left = [place for place in alone if place not in excused]
+    # Rows that ask for known harm say nothing about over-refusal and do not count as ordinary.
     ordinary = len(examples) - sum(harmful >= NEAR for harmful, _ in near.values())
     share = rate(measured.refused_count, measured.asked_count).low
     if share > MAX_ERROR and len(left) <= share * ordinary:

@@ -1,4 +1,4 @@
-"""The judge's verdicts on rows that the base model would refuse, if that judge may decide.
+"""The judge's verdicts on rows that the base model refuses, if that judge may decide.
 
 The judge reads the requests and answers of flagged rows, and only if the setting acts on rows: for a mere report nobody
 reads them. A judge without measured errors is not asked, even if the policy allows it at the gate; then the setting
@@ -124,6 +124,7 @@ def doubtful(
     likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
     found = {places[each] for each in likely}
     others = {place for place, verdict in by_flagged.items() if verdict not in (None, "harmful")}
+    # A whole group of flagged rows may be harm that the judge misses, even if no words connect them.
     is_group = is_in_doubt(list(by_flagged.values()).count("harmful"), len(others), missed)
     if is_group and may_read_harmless(context, judge):
         found |= others

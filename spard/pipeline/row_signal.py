@@ -65,6 +65,7 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     if told is None:
         with context.time_stage("row_signal"):
             told = _measure_rows(context, examples, task, context.run.pool)
+        # Stored before anything raises below: a repeated attempt raises the same error without measuring again.
         row_findings.keep(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
@@ -94,12 +95,14 @@ def _measure_rows(
     pool, judge = found.safe, audit.open_run_judge(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
+    # The pool is checked first: an inverted pool makes the signal of the training rows worthless.
     inverted = _inverted_pool_rows(context, pool, own, key, judge)
     signals = measure_own_refusal(context.base, task, own.openings, asked.threshold, partial(_report_progress, context))
     signals = distributed.broadcast_object(signals)  # ranks round differently, and all must flag the same rows
     flagged, judged_by = judge_flagged(context, examples, _flag_rows(examples, signals, asked.threshold), judge)
     is_read = judged_by is not None and may_read_harmless(context, judge)
     known = known_requests(context, found)
+    # A judge that takes any answer for harm cannot be trusted on its own (see `row_evidence`).
     flagged = flagged if is_read else second_reasons(examples, flagged, known)
     read = judge_unflagged(context, examples, flagged, judge, pool)
     doubted = doubtful(context, examples, flagged, read, judge)

@@ -58,6 +58,7 @@ def prepare(context: Context) -> Rows:
     without safe rows; see also `spard.pipeline.row_signal.run`.
     """
     examples = read_examples(context.run.training_file)
+    # The mode must be set before any row is encoded or asked: it decides the tokens of all prompts.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
     task, validation = _encode_rows(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)

@@ -1,9 +1,9 @@
 """A second look at suites on which the first look was inconclusive: the same kind of prompts, but more of them.
 
-Only the added prompts are asked, by transformers; the result on all prompts replaces that of the first look. The gate
-splits its confidence between the looks (Bonferroni), which keeps the probability of a wrong release at that of one
-look. Full fine-tuning leaves no base model to ask again, and the provider's plain suites are asked whole at once: in
-both cases there is only one look.
+Only the added prompts are asked, by transformers; the result on all prompts replaces the first result. The gate splits
+its confidence between the looks (Bonferroni), which keeps the probability of a wrong release as low as with one look.
+Full fine-tuning leaves no base model to ask again, and the provider's plain suites are asked whole at once: in both
+cases there is only one look.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], S
         asked = sample(suite.prompts, audit.max_prompts)
         more = sample(wide[suite.name].prompts, audit.max_prompts) if suite.name in wide else []
         if len(more) >= LEAST * len(asked):
+            # Suites are mined anew with other sizes, so prompts are matched by content and not by position.
             known = set(map(_content, asked))
             others = [each for each in more if _content(each) not in known]
             found[suite.name] = replace(suite, prompts=(*asked, *sample(others, len(more) - len(asked))))
@@ -99,6 +100,7 @@ def _ask_base(
     keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
     found = kept_figures.read(context, keys)
     for i, after in enumerate(adapter):
+        # An empty result marks the base model as not asked: no answer of it can change the decision.
         if found[i] is None and not needs_base(after, context.run.thresholds):
             nothing = SuiteResult(*(after.suite, after.kind, after.judge, 0, 0, 0, 0, None, 0.0, 1.0))
             found[i] = replace(nothing, planned=after.prompt_count)
@@ -136,7 +138,7 @@ def _content(prompt: Prompt) -> str:
 
 
 def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Return the first results, replaced by those of a second look where there are any."""
+    """Return the first results, replaced by the second look's where there are any."""
     by_name = {each.suite: each for each in again}
     return [by_name.get(each.suite, each) for each in first]
 

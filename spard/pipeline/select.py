@@ -56,6 +56,8 @@ def look(
     the pool's embeddings `[N, D]` and `pool_sum_D` their sum. `frame`, if given, is applied for the relevance.
     """
     with context.time_stage("select"):
+        # Both similarities are computed in one pass, because a large pool does not fit in memory and each pass reads it
+        # all.
         own_MD, pool = center(task_MD, pool_ND, pool_sum_D)
         seen = frame.project if frame else _as_they_are
         viewed = Framed(pool_ND, frame) if frame else pool_ND
@@ -77,9 +79,9 @@ def run(
 ) -> SelectedRows:
     """Choose safe rows from the pool without rows that are too long; store and return the choice with its reasons.
 
-    `too_long` returns those of the given rows that exceed the token limit. It is called with the chosen rows only,
-    because a row that the greedy choice has not taken cannot change the choice; if most of the chosen rows are too
-    long, it is called with all rows. Raises `InvalidPool` if every row is too long.
+    `too_long` returns the given rows that exceed the token limit. It is called with the chosen rows only, because a row
+    that the greedy choice has not taken cannot change the choice; if most of the chosen rows are too long, it is called
+    with all rows. Raises `InvalidPool` if every row is too long.
     """
     context.report.stage("select")
     with context.time_stage("select"):
@@ -185,6 +187,7 @@ def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: V
     with context.time_stage("select"):
         rows, pool = _evenly_spaced(len(task_MD)), _evenly_spaced(len(pool_ND))
         chosen = list(selected.indices[:_MAPPED])
+        # One projection of all three groups together, so their points share a plane.
         points = coordinates(torch.cat([task_MD[rows], pool_ND[pool], pool_ND[chosen]]))
         own, rest = points[: len(rows)], points[len(rows) :]
         found = RowsMap(

@@ -45,6 +45,7 @@ def answer_rows(
     examples = _as_first(chosen, with_own_answers(base, chosen, open_judge(judge)))
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
+    # `with_own_answers` returns the very same object where it keeps the pool's answer.
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
     found = distributed.broadcast_object(compare_losses(base, pool, encoded, is_own))
     if selection.safe_answers == "auto" and not speaks_otherwise(found):
@@ -85,7 +86,7 @@ def with_own_answers(
 
 
 def _as_first(chosen: Sequence[Example], mine: Sequence[Example]) -> list[Example]:
-    """Return rank 0's examples: only its judge counts, and ranks may generate different replies."""
+    """Return rank 0's choice of answers: only rank 0 has a judge."""
     taken = distributed.broadcast_object(
         [None if own is theirs else own for own, theirs in zip(mine, chosen, strict=True)]
     )

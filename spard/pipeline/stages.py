@@ -49,6 +49,7 @@ def run_stages(
     optimizers.require(context.recipe)
     _refuse_stored_weights(context)
     _refuse_several_ranks(context)
+    # From here on all ranks read the same stored outputs, and the audit skips the same prompts.
     context = leave_out_leaks(follow_rank_zero(context))
     with costs.timed_rows(context) as read:
         rows = prepare(context)

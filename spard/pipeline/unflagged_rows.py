@@ -43,6 +43,7 @@ def judge_unflagged(
         harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
         harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
         count = min(ROUND, window, most - len(read))
+        # The ranking depends on the verdicts, which only rank 0's judge gives.
         chosen = distributed.broadcast_object(order.next(unread, harmful, harmless, count))
         verdicts |= _verdicts(context, examples, chosen, judge)
         read += chosen

@@ -18,7 +18,8 @@ it on text of another kind, whose tokens it has learned not to expect.
 
 
 def warn_of_unknown_words(context: Context, rows: Rows) -> None:
-    """Warn if the base model's loss on the file's answers is clearly above that of a uniform guess over its tokens."""
+    """Warn if the base model's loss on the file's answers is clearly above the loss of a uniform guess."""
+    # The base model alone is measured, which says nothing of a run that starts from an adapter.
     if context.recipe.dpo is not None or context.run.start_from is not None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]

@@ -50,6 +50,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    # Owner, times and modes of the building machine must neither leak nor change the digest.
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mtime = 0

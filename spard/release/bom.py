@@ -43,6 +43,7 @@ def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[Component]:
     source = manifest.get("base_source") or {}
+    # A component's hash must be the SHA-256 of files; a digest with a quantization suffix is none.
     files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
     yield Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,

@@ -60,6 +60,7 @@ def count_lengths(tokens: Sequence[int], limit: int) -> Lengths | None:
     if not tokens:
         return None
     longest = max(tokens)
+    # The smallest width of 1, 2 or 5 times a power of ten with at most `_BANDS` bins.
     width = next(size for size in _widths() if size * _BANDS >= longest)
     counts = [0] * (-(-longest // width))
     for each in tokens:

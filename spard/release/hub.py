@@ -31,6 +31,7 @@ def push(folder: Path, repository: str, *, is_private: bool) -> str:
             commit_message=f"Upload {folder.name}",
         )
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        # The client's messages have many lines, of which the first one names the cause.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PushFailed(f"{repository} was not pushed: {first}", "push") from error
     return str(done.commit_url)

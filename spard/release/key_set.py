@@ -1,8 +1,8 @@
 """A provider's signing keys: one is current, older ones remain valid, and revoked ones are not.
 
 The set is a JSON file with public keys only. The provider publishes it (`published_keys`), and customers obtain it from
-the place where they would obtain a public key. Everything signed by a revoked key is rejected, even from before the
-revocation: nothing proves the time of a signature.
+the same place as a public key. Everything signed by a revoked key is rejected, even from before the revocation: nothing
+proves the time of a signature.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def of_mapping(found: Any, place: str) -> KeySet:
     """Return the set in a JSON object; raise `InvalidKey`, which names `place`, if it is invalid."""
     try:
         keys = tuple(KnownKey(**each) for each in found["keys"])
+        # The id is a digest of the key, so a forged pair of id and key is detected here.
         if not all(each.key_id == key_id(_public(each)) for each in keys):
             raise InvalidKey(f"{place} names a key that its id does not fit.")
         return KeySet(found["current"], keys, int(found.get("version", 0)))

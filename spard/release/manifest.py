@@ -1,8 +1,8 @@
 """The signed manifest of an adapter: digests of all its files, and a verification that needs no torch.
 
 `manifest.json` lists every other file of the folder with its SHA-256 and size. `manifest.sig` beside it has an Ed25519
-signature of the manifest's bytes, the public key and the key's id. `verify` reads a folder or an archive; what it
-accepts is, byte for byte, what the owner of the key has signed.
+signature of the manifest's bytes, the public key and the key's id. `verify` reads a folder or an archive and accepts it
+only if it is, byte for byte, the one that the owner of the key has signed.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def key_id(public: Ed25519PublicKey) -> str:
 
 
 def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
-    """Verify an adapter's signature and files; return what was proved.
+    """Verify an adapter's signature and files; return the proved facts.
 
-    Raises `NotProved` unless the signature is `public`'s and the files are exactly those in the manifest. Without
+    Raises `NotProved` unless the signature is `public`'s and the files are exactly the ones in the manifest. Without
     `public` the key in the signature is used, which proves that nothing has changed since the signature, but not who
     signed.
 
@@ -99,6 +99,7 @@ def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, nam
         is_known = False
     if not is_known:
         raise NotProved(f"The signature of {name} cannot be read.")
+    # The key in the signature is untrusted and only tells which key claims to have signed; `public` decides.
     if public is not None and key_id(public) != key_id(own):
         raise NotProved(f"{name} was signed by another key: {key_id(own)}, not {key_id(public)}.")
     try:
@@ -137,6 +138,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
             if name in found:
                 raise NotProved(f"{name} is in the archive more than once.")
             is_own = name.count("/") <= 1 and name.rpartition("/")[2] in (MANIFEST, SIGNATURE)
+            # Size and number are bounded, because an archive is untrusted until its signature is verified.
             content = file.read(_READ_BYTES) if is_own and len(kept) < _KEPT else b""
             found[name] = _file_facts(file)
             if is_own:

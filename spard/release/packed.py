@@ -78,6 +78,7 @@ def _in_folder(folder: Path) -> Iterator[File]:
 def _in_archive(tar: tarfile.TarFile) -> Iterator[File]:
     for entry in tar:
         name = plain_name(entry.name)
+        # Links and devices are rejected, too: a loader could follow them out of the folder.
         if entry.name.startswith("/") or ".." in name.split("/") or not (entry.isreg() or entry.isdir()):
             raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
         if entry.isdir():

@@ -104,6 +104,7 @@ class CleanProcess:
         with TemporaryDirectory() as out:
             self._tell(json.dumps({**ask, "out": out}).encode() + b"\n")
             seen = Path(out) / "seen.json"
+            # The file may appear just before the process ends, so its existence is checked once more below.
             while not seen.exists() and self._is_running():
                 go_on()
             if not seen.exists():
@@ -175,6 +176,7 @@ def prove(
     proof, reason = None, ""
     try:
         if clean:
+            # The clean process loads base model and adapter anew and needs the GPU's memory for both.
             with nullcontext() if is_sharded(model) else offload(model):
                 seen = clean.see(ask, go_on)
             proof = _compare_logits(seen, rows, expected, _TOLERANCE[dtype])
@@ -208,6 +210,8 @@ def _compare_logits(seen: Seen, rows: list[list[int]], expected: list[Tensor], t
     if not far <= tolerance:
         text = f"loaded with PEFT alone its logits differ from the trained model's by {far:.2g}"
         raise AdapterNotProved(f"{text} of the largest; at most {tolerance:g} may")
+    # An adapter that fails to load silently gives the base model's logits, which a small difference alone does not
+    # reveal.
     if not to_base > 0:
         raise AdapterNotProved("loaded with PEFT alone it changes nothing: the logits are those of the base model")
     return Proof(len(expected), far, to_base, seen.ends, seen.tokens)

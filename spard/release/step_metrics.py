@@ -59,7 +59,7 @@ def triggered_steps(metrics: Sequence[Mapping[str, float]]) -> int | None:
 def checkpoint_metrics(metrics: Mapping[str, float], validation: Evaluation | None) -> dict[str, float]:
     """Return an epoch end's metrics under OpenAI's checkpoint names.
 
-    `metrics` are those of its last step, `validation` those on all validation rows. `valid_loss` is the step's own
+    `metrics` belong to the epoch's last step, `validation` to all validation rows. `valid_loss` is the step's own
     validation batch if it has one, else the loss on all rows.
     """
     found = {"train_loss": metrics["loss/task"], "train_mean_token_accuracy": metrics["accuracy/task"]}

@@ -35,6 +35,7 @@ def findings(folder: Path) -> list[Finding]:
         _vocabulary,
     ):
         found += _all(look, folder)
+        # Later checks assume the earlier ones have passed, e.g. that files are small enough to read.
         if any(each.is_fault for each in found):
             break
     return found

@@ -24,6 +24,7 @@ def tensors(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     """Return the header's entry of each tensor, and the offset of the tensors' bytes in the file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        # The length is untrusted: a forged header must not make this process allocate gigabytes.
         header = json.loads(file.read(min(length, _MAX_HEADER)))
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}, _LENGTH_BYTES + length
 

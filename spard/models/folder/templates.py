@@ -20,6 +20,7 @@ def read_template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[st
     Template files override `tokenizer_config.json`. Raises `KeyError` for a list in an unknown form.
     """
     files = {path.stem: path for path in sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))}
+    # The same precedence as in transformers: template files override the tokenizer's settings.
     if (own := folder / _OWN).is_file():
         files = {"default": own, **files}
     if files:

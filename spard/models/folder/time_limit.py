@@ -15,6 +15,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
     Python code is interrupted between two bytecodes; a long library call only when it returns.
     """
+    # Python delivers signals to the main thread only, so other threads run without a limit.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
