@@ -174,7 +174,7 @@ class UnfitModel(InvalidModel):
 
 
 class NonFiniteLoss(SpardError):
-    """The loss became NaN or infinite, which no comparison with tau can detect."""
+    """The loss became NaN or infinite, so a comparison with tau is meaningless."""
 
     code = "non_finite_loss"
 

@@ -23,7 +23,7 @@ class PoolRows(Sequence[Example]):
     """
 
     def __init__(self, path: Path, starts: array[int], lines: array[int]) -> None:
-        """Take the file with the offsets found by `search`; the file must not change afterwards."""
+        """Take the file with the offsets found by `search`; the file must not change afterward."""
         self._path, self._starts, self._lines = path, starts, lines
 
     def __len__(self) -> int:

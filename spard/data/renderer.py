@@ -188,7 +188,7 @@ class Renderer:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a reply: special tokens except those that the template writes inside answers."""
+        """Ids of the tokens that end a reply: special tokens except those written inside answers by the template."""
         return self._ends_but(self._inner_texts([_ANSWER, _THOUGHTS]))
 
     @cached_property

@@ -89,7 +89,11 @@ class SafeRows:
         self._anchor = self._make_anchor() if self.defense.anchor else None
 
     def tau(self) -> dict[str, float]:
-        """Return the bound on each constrained loss, in nats per token: the setting, or the model's own mean loss."""
+        """Return the bound on each constrained loss, in nats per token: as set, or derived from the model itself.
+
+        With "auto" it is the model's own loss on the plain rows; for the excess, whose value is 0 now, it is a small
+        tolerance.
+        """
         return base_tau(self.defense, lambda: evaluate(self.model, self.plain, self.pad_id))
 
     def losses(self, theta: Vector) -> dict[str, Loss]:
@@ -126,7 +130,7 @@ class SafeRows:
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Disable dropout inside the block, and restore it afterwards."""
+        """Disable dropout inside the block, and restore it afterward."""
         was = [module.training for module in self._dropping]
         for module in self._dropping:
             module.training = False

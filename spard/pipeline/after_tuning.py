@@ -32,7 +32,7 @@ def measure_base(context: Context, rows: int, measure: Measure) -> None:
     """Measure the base model after the further tuning, before the job's own training, and store the results.
 
     `rows` is the number of training rows, from which the learning rate is resolved. Does nothing if the run asks for no
-    further tuning or an earlier attempt has stored the results. The base model's weights are restored afterwards.
+    further tuning or an earlier attempt has stored the results. The base model's weights are restored afterward.
     """
     if not context.run.further_tuning.steps or _read_results(context, "base", context.base.digest) is not None:
         return

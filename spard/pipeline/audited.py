@@ -28,7 +28,7 @@ def keep(context: Context, found: Sequence[Measurement]) -> None:
 
 def keep_again(context: Context, found: Sequence[Measurement]) -> None:
     """Store the scores and replies of repeated suites in place of their earlier ones."""
-    # `keep` overwrites the stored outputs, so the earlier ones are read first and merged with the new ones afterwards.
+    # `keep` overwrites the stored outputs, so the earlier ones are read first and merged with the new ones afterward.
     names = {each.result.suite for each in found}
     scores, transcripts = kept_scores(context), kept_transcripts(context)
     keep(context, found)

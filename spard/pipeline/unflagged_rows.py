@@ -54,7 +54,7 @@ def judge_unflagged(
 
 
 def _is_rare(read: Sequence[RowVerdict | None], window: int) -> bool:
-    """Return True if the harm among the last `window` scored rows is within the judge's false-positive rate."""
+    """Return True if at most `MAX_ERROR` (a judge's allowed error) of the last `window` scored rows are harmful."""
     last = [verdict for verdict in read if verdict in ("harmful", "harmless")][-window:]
     return len(last) == window and last.count("harmful") <= MAX_ERROR * window
 

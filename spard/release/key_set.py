@@ -66,7 +66,7 @@ class KeySet:
         return KeySet(key_id(public), (*self.keys, _known_key(public)) if is_new else self.keys, self.version + 1)
 
     def revoke(self, name: str, at: str, reason: str) -> KeySet:
-        """Return a set with the key revoked; raise `InvalidKey` for an unknown one."""
+        """Return a set with the key revoked, or this set if it is revoked already; raise `InvalidKey` if unknown."""
         found = next((each for each in self.keys if each.key_id == name), None)
         if found is None:
             raise InvalidKey(f"There is no key {name}.")
