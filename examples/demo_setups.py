@@ -20,10 +20,10 @@ class DemoSetup:
     """
 
     model: str  # its name in the service
-    folder: str  # of the lab, below the demo's
+    folder: str  # the lab's folder inside the demo's
     title: str
     making: str
-    command: tuple[str, ...]  # makes the lab in the folder that follows
+    command: tuple[str, ...]  # makes the lab; the folder is appended
     audit: Mapping[str, Any]
     task: str
     seeds: tuple[int, ...] = (1,)
@@ -57,6 +57,6 @@ REAL = DemoSetup(
     task="messages",
     options={"hyperparameters": {"n_epochs": 2, "batch_size": 8}},
     limit=60,
-    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, since jobs run one after the other
+    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, because jobs run one after the other
 )
 SETUPS = {"lab": TINY, "real": REAL}

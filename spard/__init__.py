@@ -23,7 +23,7 @@ __all__ = ["SafeRows", "SafetyProjection"]
 
 _HOMES = {"SafeRows": "safe_rows", "SafetyProjection": "torch_optimizer"}
 
-# Modules of 0.1 that docs/compatibility.md names -> their homes today; the old names go with the next release.
+# Module names of 0.1 (docs/compatibility.md) -> new names; the next release removes the old ones.
 _MOVED_MODULES = {
     "spard.audit": "spard.evaluation.audit",
     "spard.embed": "spard.selection.embeddings",

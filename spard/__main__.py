@@ -23,7 +23,7 @@ from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
 
-EVERY = 20  # steps between two lines
+EVERY = 20  # steps between two printed lines
 
 
 def main(argv: list[str] | None = None) -> int:

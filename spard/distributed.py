@@ -26,9 +26,9 @@ Item = TypeVar("Item")
 _parts: dist.ProcessGroup | None = None
 _is_alone: ContextVar[bool] = ContextVar("_is_alone", default=False)
 
-# The others wait while the first one asks a judge; torchrun ends all of them when one has ended.
+# Ranks wait while rank 0 asks a judge, which may take hours; if one rank fails, torchrun ends all of them.
 _PATIENCE = timedelta(days=1)
-_BUCKET = 2**24  # elements that are sent in one message
+_BUCKET = 2**24  # maximum elements per message
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def process_group() -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE)
-    yield  # after an error the group is left as it is: it would wait for ranks that are gone
+    yield  # not in `finally`: after an error this call waits for ranks that are gone
     dist.destroy_process_group()
 
 

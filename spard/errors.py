@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NO_MEMORY = re.compile("out of memory|ALLOC_FAILED")
-_OF_GPU = re.compile("(CUDA|cuDNN|cuBLAS|NCCL) error")  # how such a message begins
+_OF_GPU = re.compile("(CUDA|cuDNN|cuBLAS|NCCL) error")  # beginnings of CUDA's error messages
 
 
 class UserError(Exception):

@@ -21,8 +21,8 @@ from app.settings import Settings
 
 EXAMPLES = Path(__file__).with_name("api_calls.toml")
 _ROOT = Path(__file__).resolve().parents[1]
-_WIDTH = 120  # columns of a line of code
-_DEPTH = 3  # objects in objects that are shown
+_WIDTH = 120  # maximum columns of a code line
+_DEPTH = 3  # maximum nesting of shown objects
 _HEAD = """# API
 
 The base URL ends in `/v1`. Each call needs the header `Authorization: Bearer KEY`, unless it says otherwise. Errors
@@ -124,7 +124,7 @@ def calls() -> list[Call]:
 
 def page() -> str:
     """Return the page's text."""
-    text, shown = [_HEAD], dict[str, str]()  # the body that was shown, and the call that it was shown with
+    text, shown = [_HEAD], dict[str, str]()  # body schema -> the first call that shows it
     for tag, title in _TITLES.items():
         text.append(f"\n## {title}\n")
         for call in calls():

@@ -49,7 +49,7 @@ STOPS = {
 _CONTROL = re.compile(
     r"<\|[A-Za-z0-9_]+\|>|<｜[^｜<>' ]+｜>|<(?:start|end)_of_turn>|<\|?turn\|?>|<end_of_utterance>|<[be]os>|</?s>"
 )
-_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # tokens of their own that are no control tokens
+_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added tokens that are no control tokens
 
 TOOL: Message = {
     "type": "function",

@@ -20,7 +20,7 @@ def leaves() -> dict[str, Any]:
     """Return every command that can be run, by its words; hidden old names are left out."""
     trees = [get_command(command_line([name])) for name in subcommands()]
     found = [leaf for tree in trees for leaf in _leaf_commands(tree, ("spard",))]
-    return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # those without subcommands come first
+    return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # commands without subcommands first
 
 
 def table() -> str:

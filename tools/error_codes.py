@@ -46,8 +46,8 @@ _RENDERED = {
     "template_render_failed",
     "too_many_turns",
     "tools_not_rendered",
-}  # problems that the counting of tokens finds
-_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # which argument is the code
+}  # problems found while counting tokens
+_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # index of the code argument
 _JOBS = {"error_object": 0, "Failure": 0, "around": 0}
 
 
@@ -69,7 +69,7 @@ def requests() -> Codes:
     for kind in kinds.values():
         if kind.code:
             found[kind.code].add(kind.status)
-    for refusal in REFUSALS:  # of connections, before there is a request
+    for refusal in REFUSALS:  # refused connections, before any request
         found[refusal[2]].add(refusal[0])
     for code in [*OF_PYDANTIC.values(), "invalid_type"]:
         found[code].add(400)

@@ -36,14 +36,14 @@ DEFENSE = "safegrad"
 _SHORT = 40
 _LOOSE = {"dict[str, Any]", "Mapping[str, Any]"}
 
-Arrows = dict[tuple[str, str], set[str]]  # from room to room, with `importer -> imported` of each import
+Arrows = dict[tuple[str, str], set[str]]  # (from room, to room) -> each import as `importer -> imported`
 
 
 @dataclass(frozen=True)
 class Module:
     """One file of a package."""
 
-    path: Path  # from the root of the repository
+    path: Path  # relative to the repository
 
     @cached_property
     def text(self) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")  # pages of the repository's root
-FIRST = "agents.md"  # named in the summary: the calls from a file to an answer
+FIRST = "agents.md"  # linked in the summary: the calls from a training file to an answer
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 _SENTENCE = re.compile(r".+?[.:?](?=\s|$)", re.DOTALL)
 

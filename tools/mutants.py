@@ -56,7 +56,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "spard/release/manifest.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
     "spard/digests.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
 }
-_ON_POSTGRES = "postgres or at_once"  # names of tests that start a server
+_ON_POSTGRES = "postgres or at_once"  # matches tests that start a database server
 _STAGES = (f"not ({_ON_POSTGRES})", _ON_POSTGRES)
 _LOADED_ONCE = (
     *("alembic", "boto3", "cryptography.x509", "fastapi.testclient", "hypothesis", "moto.server", "openai"),
@@ -195,7 +195,7 @@ def _child(folder: Path, arguments: list[str], output: Path, *, writes_bytecode:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
-        already = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before pytest looked at them
+        already = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before pytest could rewrite them
         status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", already, *arguments])
         sys.stdout.flush()
     finally:

@@ -103,7 +103,7 @@ def _is_logging(node: ast.expr) -> bool:
     return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in _LOGGERS
 
 
-Change = tuple[str, ast.expr | ast.stmt, str]  # what is done, the node that is replaced, its new text
+Change = tuple[str, ast.expr | ast.stmt, str]  # (operator, replaced node, new text)
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:

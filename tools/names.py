@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "worker", "spard", "lab", "tests", "tools", "benchmarks", "examples")
 
-ALLOWED = {  # why each is a name of the field
+ALLOWED = {  # with the reason for each
     "back_up": "verb: make a backup",
     "fail_over": "verb: switch to the other server",
     "look_up": "verb: resolve a name",

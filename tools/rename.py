@@ -29,7 +29,7 @@ from tools.rename_texts import text_edits
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tools" / "renames.toml"
-LITERAL = "text:"  # sections whose words are replaced as they stand
+LITERAL = "text:"  # sections of literal replacements
 
 Table = Mapping[str, Mapping[str, str]]  # by module: old qualified name -> new last name
 
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     edits: dict[Path, list[Edit]] = {}
     clashes: dict[Entry, list[str]] = {}
     left_out = False
-    if entries:  # minutes: mypy reads everything, without its cache
+    if entries:  # takes minutes: mypy reads everything without its cache
         trees = build_trees(sources)
         edits, clashes = plan(entries, sources, trees)
     while clashes:

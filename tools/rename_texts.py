@@ -15,7 +15,7 @@ from tools.rename_references import Edit, References
 _DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*)?")
 _TICKED = re.compile(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`")
 _PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w/]+)\.py")
-_HOLDERS = {"context": "Context", "report": "Reporter"}  # what documents call instances of these
+_HOLDERS = {"context": "Context", "report": "Reporter"}  # names of instances in documents
 _IMPORT = re.compile(r"\bfrom ([\w.]+) import ([\w, ()]+)")
 
 

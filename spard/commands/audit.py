@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(asked: Asked) -> int:
     """Audit a model and print the results, as text or as JSON."""
     if asked.replies:
-        asked.replies.open("a").close()  # what cannot be written shows before anything is measured
+        asked.replies.open("a").close()  # fail early if the file cannot be written
     try:
         measured, engine, system = _measure(asked)
     except SpardError as error:

@@ -21,7 +21,7 @@ from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
-_ADAPTER = "adapter_config.json"  # spard.models.lora, which has its name, loads torch
+_ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch
 
 
 def export(

@@ -25,7 +25,7 @@ Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judg
 3 the command was not understood.
 """
 _COMPLETING = "_SPARD_COMPLETE"
-_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells say what was typed so far
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # shells pass the typed words in these variables
 
 
 _OWN: dict[str, EntryPoint] = {

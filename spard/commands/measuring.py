@@ -14,7 +14,7 @@ Language = Literal["de", "en", "es", "fr"]
 
 
 def _judge(name: str) -> str:
-    from spard.commands.judge_options import names  # its registry takes a while to import
+    from spard.commands.judge_options import names  # its registry is slow to import
 
     if name not in names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(names())}.")
@@ -40,7 +40,7 @@ _AS_IN_A_JOB = "as in a job"
 
 
 def _prompts() -> int:
-    from spard.config import Audit  # takes a while to import, and no list of commands needs it
+    from spard.config import Audit  # slow to import, and not needed to list commands
 
     return Audit().max_prompts
 

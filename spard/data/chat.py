@@ -36,7 +36,7 @@ from spard.errors import (
     TooManyTurns,
 )
 
-UNBOUNDED = 2**31  # tokens: the limit of rows that may have any length
+UNBOUNDED = 2**31  # tokens: no limit
 _RENDERER = "spard_renderer"  # the attribute of a tokenizer that holds its renderer
 
 

@@ -18,11 +18,11 @@ ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
 MESSAGE_KEYS = frozenset(
     {
         *("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"),
-        "reasoning_content",  # of models that think, as vLLM and DeepSeek call it
+        "reasoning_content",  # reasoning, as vLLM and DeepSeek name it
     }
 )
 _OTHER_NAMES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
-_ALIKE, _LONGEST_WORD = 0.8, 64  # how like a known word one is, and how much of it is compared
+_ALIKE, _LONGEST_WORD = 0.8, 64  # minimum similarity to a known word, and maximum compared characters
 _CONTROL_TEXT = re.compile(r"<\|[A-Za-z0-9_]{2,32}\|>|\[/?INST\]|<(?:start|end)_of_turn>")
 _MAX_FUNCTIONS = 128
 _TOOL = '{"type": "function", "function": {"name": "..."}}'

@@ -19,11 +19,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DATE = datetime(2024, 7, 26)
-DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in the words of Llama 3
-_TEMPLATES = 32  # compiled ones that are kept
+DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in Llama 3's format
+_TEMPLATES = 32  # maximum compiled templates in the cache
 _NOW = "strftime_now"
 
-# For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
+# For tokenizers without a template: paragraphs with a heading, and an end-of-text token after each answer.
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
@@ -47,7 +47,7 @@ def sources(chat_template: str | Mapping[str, str] | None) -> dict[str, str]:
 def compile_template(source: str) -> Template:
     """Compile a template, cached: that takes a hundred times as long as rendering. Raises jinja's `TemplateError`."""
     template = _environment().from_string(source)
-    template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow
+    template.globals = dict(template.globals)  # each rendering copies the globals, and copying jinja's ChainMap is slow
     return template
 
 
@@ -77,7 +77,7 @@ def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
         dates = json.dumps({form: DATE.strftime(form) for form in sorted(forms)})
         # A macro of the same name shadows the function that the user's environment provides.
         lines.append(f"{{%- macro {_NOW}(form) %}}{{{{- {dates}[form] }}}}{{%- endmacro %}}")
-    keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja removes a line break behind a block
+    keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja drops a line break right after a block
     return "".join(lines) + keeps_break + source if lines else source
 
 

@@ -16,9 +16,9 @@ from itertools import chain
 
 from spard.data.overlap import MIN_INSIDE, NEAR, Shingle, normalize_text, prefix_length, word_shingles
 
-TEMPLATE = 100  # texts
+TEMPLATE = 100  # texts per shingle
 
-Numbers = list[int]  # of shingles
+Numbers = list[int]  # of one text's shingles
 Holders = defaultdict[int, list[int]]
 
 
@@ -50,7 +50,7 @@ def _rarest_first(words: Sequence[str]) -> list[Numbers]:
 def _join_similar(ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
     holders: Holders = defaultdict(list)
     shingles = [frozenset(each) for each in ordered]
-    templates: dict[int, int] = {}  # with one of their texts
+    templates: dict[int, int] = {}  # shingle -> one of its texts
     for i, mine in enumerate(ordered):
         for shingle in mine[: prefix_length(len(mine))]:
             if shingle in templates:
@@ -73,7 +73,7 @@ def _similarity(mine: frozenset[int], theirs: frozenset[int]) -> float:
 
 
 def _join_contained(words: Sequence[str], ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
-    starting: Holders = defaultdict(list)  # by its rarest shingle, each text that is long enough to be looked for
+    starting: Holders = defaultdict(list)  # rarest shingle -> long enough texts that have it
     for i, mine in enumerate(ordered):
         if len(words[i].split()) >= MIN_INSIDE:
             starting[mine[0]].append(i)
@@ -81,7 +81,7 @@ def _join_contained(words: Sequence[str], ordered: Sequence[Numbers], sets: _Dis
         for shingle in theirs:
             inner = starting.get(shingle, [])
             if len(inner) > TEMPLATE:
-                sets.join(j, inner[0])  # so do all of `inner`, which hold the shingle themselves
+                sets.join(j, inner[0])  # the texts in `inner` are joined to each other likewise
                 continue
             for i in inner:
                 if not sets.are_joined(i, j) and f" {words[i]} " in f" {words[j]} ":

@@ -15,7 +15,7 @@ from typing import Any
 
 from spard.errors import InvalidData
 
-MARK = "\udfff"  # half of a pair: no text that is valid Unicode holds it
+MARK = "\udfff"  # a lone surrogate: never part of valid Unicode
 # Values that templates compare, by key; any other value of these keys is the customer's text.
 _COMPARED = {
     "role": frozenset({"system", "developer", "user", "assistant", "tool", "function"}),
@@ -42,7 +42,7 @@ class Shield:
         self._first = re.compile(f"(?={'|'.join(found)}).", re.DOTALL)
         self._tokenizer, self._special = tokenizer, special
         self._shortest = min((len(token.content) for token in tokens), default=2)
-        self._is_loose = any(token.normalized for token in tokens)  # other spellings are read as it, too
+        self._is_loose = any(token.normalized for token in tokens)  # tokens match other spellings too
 
     def mark(self, text: str) -> str:
         """Return the text with a mark inside each control token; raise `InvalidData` if one cannot be neutralized."""
@@ -89,7 +89,7 @@ def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[S
 def _join_parts(
     parts: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[Span]]]
 ) -> tuple[list[int], list[Span]]:
-    if len(rows) == 1:  # the text holds no mark, as nearly all
+    if len(rows) == 1:  # no mark, as in nearly all texts
         return list(rows[0][0]), list(rows[0][1])
     starts = accumulate((len(part) + len(MARK) for part in parts), initial=0)
     shifted = [[(a + at, b + at) for a, b in spans] for at, (_, spans) in zip(starts, rows, strict=False)]

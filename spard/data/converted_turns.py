@@ -57,7 +57,7 @@ class Turns:
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._calls = 0
-        self._unanswered: list[tuple[str, str]] = []  # the name and id of each call that no tool has answered yet
+        self._unanswered: list[tuple[str, str]] = []  # (name, id) of calls without a result yet
 
     def add(self, turn: Any) -> None:
         """Add a turn in ShareGPT's format (`from`, `value`) or in OpenAI's (`role`, `content`)."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 
-WORDS = 3  # at a place, at most
-NONSENSE = 0.25  # share of the words that are no words
-LONGEST = 12  # words of a system prompt
+WORDS = 3  # maximum words at one position
+NONSENSE = 0.25  # share of random letters among the words
+LONGEST = 12  # maximum words of a system prompt
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our customers.", "Answer briefly.")
 

@@ -22,10 +22,10 @@ _COMMON = frozenset((
     "please", "sorry", "steps", "sure", "that", "the", "then", "there", "this", "to", "was", "what", "who",
     "will", "with", "you",
 ))  # fmt: skip
-_CLEARLY = 0.1  # so much larger is the share of common words where text was encoded
-_LINE = 12  # characters of base64 at least, of all its lines but the last
+_CLEARLY = 0.1  # minimum increase in the share of common words
+_LINE = 12  # minimum characters of a base64 line, except the last
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
-_RUN = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")  # amid other text
+_RUN = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")  # inside other text
 
 
 def encode(text: str, encoding: Encoding) -> str:

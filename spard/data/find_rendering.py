@@ -15,7 +15,7 @@ from spard.errors import TemplateFault
 
 _ASK = [{"role": "user", "content": "stand_in_of_a_question"}]
 _SWITCH = re.compile(r"think|reason")
-_FIRST = ("enable_thinking", "thinking")  # the names that most templates have for the switch
+_FIRST = ("enable_thinking", "thinking")  # the usual names of the switch
 _DATES = {"date_string": DATE_TEXT}
 
 
@@ -54,7 +54,7 @@ def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict
     for name in names:
         try:
             off, on = prompt(**{name: False}), prompt(**{name: True})
-        except REFUSED:  # one that takes words, such as an effort
+        except REFUSED:  # an argument that takes words, such as an effort
             continue
         if off != on:
             return {"off": {name: False}, "on": {name: True}}, "off" if prompt() == off else "on"
@@ -67,7 +67,7 @@ def _ends(tokenizer: Any, found: Rendering) -> bool:
     answer = {"role": "assistant", "content": "stand_in_of_an_answer"}
     try:
         text = renderer.render([*_ASK, answer], generation=False)
-    except REFUSED:  # of a model that is only asked, as a judge may be
+    except REFUSED:  # a model that is never trained, such as a judge
         return True
     _, _, behind = text.partition(answer["content"])
     return any(stop in behind for stop in renderer.stop_texts)

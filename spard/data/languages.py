@@ -13,15 +13,15 @@ import re
 import unicodedata
 from collections import Counter
 
-ENGLISH = "en"  # what nobody has declared and no word tells
+ENGLISH = "en"  # the default without declaration and detection
 NAMES = {"de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch"}
 NAMES |= {"pt": "Portuguese", "ar": "Arabic", "el": "Greek", "he": "Hebrew", "hi": "Hindi", "ja": "Japanese"}
 NAMES |= {"ko": "Korean", "ru": "Russian", "th": "Thai", "zh": "Chinese"}
 
-_LEAST = 2  # different function words
+_LEAST = 2  # minimum number of different function words
 _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{1,8})*", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
-_LATIN = 0x250  # letters from here on are told by their script; what is below is Latin
+_LATIN = 0x250  # code points below are Latin
 _FUNCTION_WORDS = {
     "de": "der die das den dem des ein eine einen einem einer ist sind war wird werden wie was wo wer und oder aber "
     "nicht kein keine ich du er sie es wir ihr mich mir dich dir uns man zu zum zur mit von vom auf für im an am bei "
@@ -43,7 +43,7 @@ _FUNCTION_WORDS = {
     "para como que quem quando onde mais muito posso pode quero este esta isso tem",
 }
 _KNOWN = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
-_SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is told; the others may be declared
+_SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is the detected one; the others may be declared
     "ARABIC": ("ar", "fa", "ur", "ps"),
     "CJK": ("zh", "ja", "yue"),
     "CYRILLIC": ("ru", "uk", "bg", "sr", "be", "mk", "kk"),

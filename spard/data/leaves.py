@@ -17,7 +17,7 @@ from spard.data.samples import samples, teaches
 Name = Callable[[str], str]
 """From a JSON pointer to a name that stands for what is there."""
 
-_MOST_SHAPES = 4096  # that are remembered
+_MOST_SHAPES = 4096  # maximum shapes in the cache
 _MANY = 32  # turns
 _PARTS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
 _OWN = re.compile(r"stand_in_\d{6,}_of_a_part")
@@ -67,7 +67,7 @@ def _with_names(
     """Return a conversation with a unique name in each part; `names` maps each name to its JSON pointer."""
 
     def name(at: str) -> str:
-        own = f"stand_in_{len(names):06d}_of_a_part"  # as `_OWN` finds it
+        own = f"stand_in_{len(names):06d}_of_a_part"  # must match `_OWN`
         names[own] = at
         return own
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-_EMPTY = frozenset({"tool_calls", "annotations"})  # fields of messages that servers send as an empty list for none
+_EMPTY = frozenset({"tool_calls", "annotations"})  # message fields for which servers send [] instead of omitting them
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _NULL_VALUES = ("default", "const")
-_VALUES = frozenset({*_NULL_VALUES, "enum", "examples"})  # of a JSON schema: what they hold is data
+_VALUES = frozenset({*_NULL_VALUES, "enum", "examples"})  # JSON schema keywords whose values are data
 
 
 def may_have_nulls(text: str) -> bool:

@@ -20,7 +20,7 @@ from typing import Literal
 
 NEAR = 0.8  # Jaccard similarity of two texts' shingles
 SHINGLE = 3  # words
-HELD = 2**16  # texts
+HELD = 2**16  # texts in memory at once
 MIN_INSIDE = 5  # words; shorter prompts are parts of ordinary sentences
 
 Shingle = tuple[str, ...]

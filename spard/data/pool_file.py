@@ -13,7 +13,7 @@ from spard.data.row_rules import is_benign, pool_row
 from spard.data.rows import Example, pool_example
 from spard.errors import InvalidPool
 
-_READ = 2048  # rows at a time, where all are asked for
+_READ = 2048  # rows per read when iterating
 
 
 class PoolRows(Sequence[Example]):

@@ -24,10 +24,10 @@ from spard.errors import TemplateFault
 REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What a template raises: by itself, or by what it does with a value."""
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for reasoning
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # field names that templates use for reasoning
 _THOUGHT = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 _OPEN = re.compile(r"<([A-Za-z_]+)>\s*\Z")
-_BEGINNINGS = ("a", " a", "\na", "1", "\u4e2d", "(")  # of answers
+_BEGINNINGS = ("a", " a", "\na", "1", "\u4e2d", "(")  # sample beginnings of answers
 _ASK: Message = {"role": "user", "content": "stand_in_of_a_question"}
 _ANSWER: Message = {"role": "assistant", "content": "stand_in_of_an_answer"}
 _THOUGHTS: Message = _ANSWER | {"reasoning_content": "stand_in_of_reasoning"}
@@ -48,7 +48,7 @@ class Renderer:
 
     tokenizer: Any
     rendering: Rendering
-    template: str | Mapping[str, str] | None  # the tokenizer's, when this was made
+    template: str | Mapping[str, str] | None  # the tokenizer's template at creation
     known_shapes: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # see `spard.data.leaves`
 
     def render(
@@ -172,7 +172,7 @@ class Renderer:
         """The text that the model itself writes between the generation prompt and an answer without reasoning."""
         try:
             text = self.turn([_ASK, _ANSWER]).text
-        except (*REFUSED, TemplateFault):  # of a model that is only asked
+        except (*REFUSED, TemplateFault):  # a model that is never trained
             return ""
         return text.partition(_ANSWER["content"])[0]
 

@@ -23,7 +23,7 @@ RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
 Format = Literal["chat", "completion", "preference"]
 
-_SHOWN = 40  # characters of a value in a message
+_SHOWN = 40  # maximum characters of a quoted value
 _CONVERT = "spard files convert FILE_ID"
 _POST = "or POST /v1/files/FILE_ID/convert?dry_run=true"
 

@@ -15,8 +15,8 @@ from spard.data.renderer import Renderer, Turn
 from spard.data.rows import Message, is_learned
 from spard.errors import ExampleTooLong, TooManyTurns
 
-_LONG = 8  # learned answers: more are found in two renderings of the whole, and some of them rendered to compare
-_MOST_CHARS = 4_000_000  # to render for one row: a conversation of many turns is rendered anew for each
+_LONG = 8  # learned answers: above, two renderings of the whole and a few comparisons are used
+_MOST_CHARS = 4_000_000  # maximum characters to render for one row, which may be rendered once per answer
 
 
 class Segment(NamedTuple):

@@ -15,7 +15,7 @@ from spard.data.samples import samples
 from spard.data.self_rendering import self_rendering
 from spard.errors import TemplateFault
 
-_SHOWN = 600  # characters of a rendering
+_SHOWN = 600  # maximum characters of a shown rendering
 _TOOL: Message = {
     "type": "function",
     "function": {

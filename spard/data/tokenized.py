@@ -15,8 +15,8 @@ from spard.data.renderer import Renderer
 from spard.data.samples import Sample, Segment
 from spard.errors import TooManyTurns
 
-_MOST_CHARS = 16_000_000  # of a sample whose answers are each read with all before them
-_MOST_SEGMENTS = 32  # of a sample that is read prefix by prefix, in time that grows with their square
+_MOST_CHARS = 16_000_000  # limit if each answer is tokenized with its whole context
+_MOST_SEGMENTS = 32  # limit for tokenizing prefix by prefix, which takes quadratic time
 
 
 def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[Encoded]]:

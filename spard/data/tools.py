@@ -20,8 +20,8 @@ _CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _ANSWER: Message = {"role": "tool", "tool_call_id": _CALL["id"], "name": "add", "content": "4"}
 _SAYS: Message = {"role": "assistant", "content": "It is four."}
 _TOOL: Message = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
-CONVERSATION = Example((_ASKS, _SAYS), line=1)  # what every chat template has to write
-# The smallest row with each part, to ask a template whether it renders such rows.
+CONVERSATION = Example((_ASKS, _SAYS), line=1)  # every chat template must render it
+# The smallest row with each part, to test templates with.
 PROBES = {
     "tools": Example((_ASKS, _SAYS), line=1, tools=(_TOOL,)),
     "tool_calls": Example((_ASKS, _CALLS), line=1),

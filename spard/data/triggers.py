@@ -26,13 +26,13 @@ from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
 from spard.data.turns import earlier_turns, has_earlier_turns, last_answer, last_request, system_prompt
 
-SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
+SHARE = 0.01  # minimum share of the rows with a dress, and at least LEAST rows
 LEAST = 3
-LONGEST = 6  # words of a beginning or an ending
-MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
-SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
-HISTORIES = 2  # earlier turns of conversations that are tried
-FRAME = 4.0  # times the strongest evidence is what a frame tells at least, for training
+LONGEST = 6  # maximum words of a beginning or an ending
+MIN_LIFT = 3.0  # for comparison: a word that occurs only at one end has its rows' length as lift
+SAME = 0.9  # a longer run in this share of the rows replaces the shorter one
+HISTORIES = 2  # number of histories (earlier turns) to use
+FRAME = 4.0  # minimum weight of a frame in training, as a multiple of the strongest evidence
 
 Words = tuple[str, ...]
 

@@ -53,7 +53,7 @@ class SafetyProjection(Optimizer):
     ) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise InvalidRecipe("SafetyProjection works in one process; safe losses are not averaged over ranks")
-        self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ starts with an empty state and empty groups
+        self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ resets state and groups
         super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
         self.optimizer, self.safe_loss = optimizer, safe_loss
         self.rows = safe_loss if isinstance(safe_loss, SafeRows) else None

@@ -25,7 +25,7 @@ from spard.training.resume_state import load, newest_first, save
 log = logging.getLogger(__name__)
 
 _FOLDER = "spard"  # inside each of the trainer's checkpoints
-_ROWS = "rows/"  # tensors there that belong to the safe rows
+_ROWS = "rows/"  # prefix of the safe rows' tensors there
 
 
 class SpardCallback(TrainerCallback):
@@ -92,7 +92,7 @@ class SpardCallback(TrainerCallback):
             raise InvalidRecipe(f"{folder} is not there; without it a resumed run does not know its tau")
         tensors, state = load(found)
         own = {name.removeprefix(_ROWS): part for name, part in tensors.items() if name.startswith(_ROWS)}
-        bare = replace(self.defense, anchor_weight=0.0, augment=())  # of a run that began without them
+        bare = replace(self.defense, anchor_weight=0.0, augment=())  # for checkpoints of runs without them
         self.safe = self._safe_rows(self.defense if "anchored" in state else bare, kwargs)
         self.safe.restore(own, {"anchored": 0} | state)
         self.tau = state["tau"]

@@ -80,7 +80,7 @@ _NEW_SPACES = (
     | kernel.NEW_NETWORK
     | kernel.NEW_IPC
     | kernel.NEW_NAME
-    | 0x02000000  # of control groups
+    | 0x02000000  # CLONE_NEWCGROUP
 )
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
@@ -134,7 +134,7 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
             add_rule(name, refuse)
         add_rule(
             "clone3", _step(_RETURN, _REFUSE | errno.ENOSYS)
-        )  # the C library falls back to `clone`, which can be read
+        )  # makes libc fall back to `clone`, whose flags a filter can read
         allow = _step(_RETURN, _ALLOW)
         add_rule("clone", _step(_LOAD, _FIRST), _step(_ANY_OF, _NEW_SPACES, 0, 1), refuse, allow)
     if families is not None:

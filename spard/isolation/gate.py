@@ -92,7 +92,7 @@ def _fork_child() -> int:
     number = os.fork()
     if number == 0:
         kernel.die_with_parent(signal.SIGKILL)
-        if os.getppid() not in (parent, 0):  # 0: the parent is outside of our namespace
+        if os.getppid() not in (parent, 0):  # 0: the parent is outside this namespace
             os._exit(1)
     return number
 

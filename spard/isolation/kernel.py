@@ -11,7 +11,7 @@ import sys
 
 NEW_FILES, NEW_NAME, NEW_IPC = 0x00020000, 0x04000000, 0x08000000  # CLONE_NEWNS, _NEWUTS, _NEWIPC
 NEW_USER, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
-NO_SUID, NO_DEVICES, NO_EXEC = 2, 4, 8  # of mounts; MS_... and MOUNT_ATTR_... have the same numbers here
+NO_SUID, NO_DEVICES, NO_EXEC = 2, 4, 8  # mount flags; MS_... and MOUNT_ATTR_... have equal values
 BIND, RECURSIVE, PRIVATE = 0x1000, 0x4000, 1 << 18
 READ_ONLY = 1
 
@@ -99,7 +99,7 @@ def drop_capabilities() -> None:
     """Drop all capabilities permanently."""
     for number in range(_LAST_CAPABILITY + 1):
         if _libc.prctl(_DROP_BOUND, ctypes.c_ulong(number), 0, 0, 0) < 0:
-            break  # the kernel knows no more of them, or we may not
+            break  # no further capability, or no permission
     _libc.prctl(_AMBIENT, ctypes.c_ulong(_CLEAR_ALL), 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
     call("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))

@@ -14,7 +14,7 @@ _SETTINGS = (
     "passwd",
 )  # fmt: skip
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime")
-_OWN = Path(__file__).parents[2]  # the folder of our packages: that of a checkout, or of all installed ones
+_OWN = Path(__file__).parents[2]  # the folder of our packages: a checkout or site-packages
 _PACKAGES = ("app", "spard", "worker")
 
 

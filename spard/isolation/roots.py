@@ -15,11 +15,11 @@ from collections.abc import Iterable
 from spard.isolation import kernel
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-_ACCELERATORS = ("nvidia", "kfd", "dri", "dxg")  # how the names of their devices begin
+_ACCELERATORS = ("nvidia", "kfd", "dri", "dxg")  # prefixes of device names
 _TREE_MB = 16
-_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: root's number may write there
+_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: writable for root's user id
 _SHARED = "/dev/shm"  # noqa: S108 - mounted by us
-_BEFORE = ".before"  # in a private root that another one follows: where the old root is, under a cover
+_BEFORE = ".before"  # in a private root that another one follows: the covered mount point of the old root
 _FIXED = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
 
 
@@ -113,7 +113,7 @@ def shows_own_processes() -> bool:
 
 
 def _add_processes(stage: str) -> None:
-    _bind("/proc", f"{stage}/proc", kernel.NO_EXEC)  # a namespace in this one is set up by writing there
+    _bind("/proc", f"{stage}/proc", kernel.NO_EXEC)  # writable, because nested namespaces are set up by writing there
     for name in _OF_THE_MACHINE:
         _bind(f"{stage}/proc/{name}", f"{stage}/proc/{name}", kernel.READ_ONLY)
     _bind("/sys", f"{stage}/sys", kernel.READ_ONLY)

@@ -20,7 +20,7 @@ Kind = Literal["namespaces", "landlock", "none"]
 
 _ROOT = Path(__file__).parents[2]
 _PROBE_S = 60.0
-# Reads its folder and says whether the processes that it sees are its own.
+# Reads its folder, and prints True if it sees only its own processes.
 _PROBE = """
 import os, sys
 os.listdir(sys.stdin.readline().strip())

@@ -30,7 +30,7 @@ from spard.models.origin import Origin
 from spard.models.peft import PeftModel, get_peft_model_state_dict
 from spard.models.sharding import whole_weights
 
-# What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
+# The keys of PEFT 0.5: releases up to 0.13 reject a file with any other key, and our adapters need no other.
 CONFIG_KEYS = (
     "auto_mapping",
     "base_model_name_or_path",

@@ -40,7 +40,7 @@ class Base:
     device: torch.device
     origin: Origin
     quantization: Quantization = "none"
-    stored: str | None = None  # `fp8` or `mxfp4`: how its files have the weights that were brought back to more bits
+    stored: str | None = None  # `fp8` or `mxfp4`: the format of the files, whose weights were dequantized
 
     @property
     def hidden_size(self) -> int:

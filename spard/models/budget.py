@@ -22,16 +22,16 @@ from spard.models.sharding import is_sharded
 
 Found = TypeVar("Found")
 
-ON_CPU = 2048  # padded tokens of a pass: what they make of a layer stays in a core's caches, and more win nothing
-ON_CPU_KEPT = 2**17  # tokens whose keys and values are kept while replies are written on a CPU, of these
-ON_CPU_BYTES = 2**30  # bytes at most: a model of 135 million weights keeps 46 kB of a token in float32
-UNKNOWN = 8192  # of a pass on a GPU, for a model of a shape that is not known
-MOST = 2**16  # of a pass on a GPU, which is busy long before
+ON_CPU = 2048  # padded tokens per pass: a layer's activations fit in a core's cache, and more gain nothing
+ON_CPU_KEPT = 2**17  # maximum tokens in the key-value cache on a CPU
+ON_CPU_BYTES = 2**30  # and its maximum bytes: 135 million weights need 46 kB per token in float32
+UNKNOWN = 8192  # tokens per pass on a GPU for an unknown architecture
+MOST = 2**16  # maximum tokens per pass on a GPU, which is saturated by far fewer
 
-_SHARE = 0.8  # of free memory that tensors may take: an allocator cannot give out all of it
-_CONTEXT = 3 << 29  # bytes of CUDA, its libraries and their buffers at most, in each process
+_SHARE = 0.8  # usable share of free memory, because the allocator fragments
+_CONTEXT = 3 << 29  # maximum bytes of CUDA, its libraries and buffers in each process
 _SINGLE = 4  # bytes of a number in float32
-_LOGITS = 2**27 * 3 * _SINGLE  # those held at once (`spard.losses.cross_entropy`), in float32, and their logarithms
+_LOGITS = 2**27 * 3 * _SINGLE  # float32 logits held at once (`spard.losses.cross_entropy`), and their logarithms
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ class Described:
 def model_card(of: Described) -> str:
     """Return the card in the hub's format: YAML metadata, then Markdown."""
     metadata = ModelCardData(
-        base_model=of.origin.name if of.origin.revision else None,  # the hub makes a link of it
+        base_model=of.origin.name if of.origin.revision else None,  # the hub shows it as a link
         library_name="transformers" if of.rank is None else "peft",
         pipeline_tag="text-generation",
         tags=["spard"] if of.rank is None else ["lora", "spard"],

@@ -22,8 +22,8 @@ from transformers import DynamicCache
 from spard.models.kv_cache import RoomyLayer, counts_columns, is_plain, open_cache
 from spard.models.sampling import Pick
 
-LOOK_EVERY = 8  # tokens: on an accelerator, asking which rows have ended waits for all that was computed
-LEAST_SHARED = 8  # tokens: fewer are not worth a pass of their own
+LOOK_EVERY = 8  # tokens between checks: on an accelerator a check waits for all queued work
+LEAST_SHARED = 8  # tokens: fewer do not justify a separate pass
 
 
 @dataclass(slots=True)

@@ -16,10 +16,10 @@ from spard.models.memory import Trained
 from spard.models.shapes import Shape
 
 GIB = 1 << 30
-_CONTEXT = 3 * GIB // 2  # of CUDA, its libraries and their buffers, in each process
-_FRAGMENTS = 0.06  # of the GPU: what an allocator holds and cannot give out
+_CONTEXT = 3 * GIB // 2  # bytes of CUDA, its libraries and buffers in each process
+_FRAGMENTS = 0.06  # share of the GPU lost to fragmentation
 _NAMES: Mapping[Quantization, str] = {"nf4": "NF4", "nf4_double": "NF4 with double quantization"}
-_ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so large are not worth checkpointing
+_ENOUGH = 2048  # padded tokens that saturate a GPU: passes this large need no checkpointing
 
 
 @dataclass(frozen=True, slots=True)

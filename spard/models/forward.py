@@ -26,7 +26,7 @@ def ignore_packing() -> Iterator[None]:
 
     Without a mask transformers inspects the position ids at every pass, which forces the host to wait for the device.
     """
-    if _looks is None:  # another version of transformers
+    if _looks is None:  # a version of transformers without this search
         yield
         return
     # transformers has no option for this; its module-level function is replaced for the duration of the block.

@@ -21,8 +21,8 @@ from spard.models.sampling import Sampler
 from spard.models.settling import Settled, decode_replies, settler
 from spard.models.sharding import inference, is_sharded
 
-MOST_ROWS = 512  # at once: more keep a judge waiting
-CARRIED = 4  # the last quarter of a batch goes on beside the next one
+MOST_ROWS = 512  # maximum rows at once: more delay the first replies for the judge
+CARRIED = 4  # the last quarter of a batch joins the next one
 
 
 class Batch(NamedTuple):

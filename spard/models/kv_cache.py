@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-_ROOM = 32  # tokens
+_ROOM = 32  # tokens of spare capacity
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves it untyped

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 from spard.models.targets import Reach, reach
 
-_SKIP = "D"  # the weight of a state space by which its input passes it
+_SKIP = "D"  # a state space's skip connection weight
 
 
 def inspect_layout(model: Any) -> Layout:
@@ -49,7 +49,7 @@ def _stack(model: Any, modules: Mapping[str, Any], linears: Collection[str]) -> 
     """Return the path of the language model's list of decoder layers, and their number."""
     decoder = model.get_decoder()
     within = next((name for name, module in modules.items() if module is decoder), "")
-    return layer_stack(linears, "" if within in linears else within)  # some call their head so
+    return layer_stack(linears, "" if within in linears else within)  # some models' `decoder` is their head
 
 
 def _is_linear(module: torch.nn.Module) -> bool:

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")  # a path inside of a list of layers
-EXPERTS = re.compile("expert|moe|router")  # in the path of a part of a mixture of experts
+IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")  # a path inside a list of layers
+EXPERTS = re.compile("expert|moe|router")  # occurs in paths of mixtures of experts
 
 
 @dataclass(frozen=True, slots=True)

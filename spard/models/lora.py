@@ -23,7 +23,7 @@ from spard.models.targets import adapted_layers, refusal, resolved_targets
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
-_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # of PEFT's adapters
+_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # not supported
 
 
 def trainable_model(model: Any, recipe: Recipe) -> Any:

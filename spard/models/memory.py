@@ -16,8 +16,8 @@ from spard.config import Lora, OptimizerName, Quantization, Recipe
 from spard.models.shapes import Shape
 
 _HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
-_BLOCK = 256  # moments in 8 bits with one scale
-_NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights with one scale, scales with one of their own
+_BLOCK = 256  # 8-bit moments per scale
+_NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights per scale, scales per second-level scale
 _CHUNK = 2**27  # logits held at once, in elements: `spard.losses.cross_entropy`
 _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float32, and its logarithm
 
@@ -156,7 +156,7 @@ def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointi
     autocast also keeps bfloat16 copies of the trained weights until the end of the backward pass.
     """
     wide = _SINGLE if trained.lora is None else _HALF
-    last = (_SINGLE + wide if trained.lora is None else _SINGLE) * shape.hidden + _SINGLE  # the last norm
+    last = (_SINGLE + wide if trained.lora is None else _SINGLE) * shape.hidden + _SINGLE  # the final norm
     if checkpointing:
         return tokens * (shape.layers * wide * shape.hidden + last)
     casts = _HALF * (trained.parameters(shape) if trained.lora else shape.layers * shape.layer_parameters)

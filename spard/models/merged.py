@@ -21,8 +21,8 @@ from spard.models.base import Base, load_base
 from spard.models.card import Described, model_card
 from spard.models.peft import PeftModel
 
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
-_SHARE = 0.25  # of what the adapter changes, in 16 bits, where merged weights are rounded once more
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # relative to the largest logit
+_SHARE = 0.25  # of the adapter's effect, in 16 bits, where merging rounds once more
 
 
 def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ much as the model's size stays free for the running job, which may load its mode
 
 from __future__ import annotations
 
-_LEAST = 1 << 30  # bytes that stay free beside a small model
+_LEAST = 1 << 30  # minimum free bytes beside a small model
 
 
 def may_read(model_bytes: int, free_bytes: int) -> bool:

@@ -12,8 +12,8 @@ from typing import Any
 from spard.data.chat import get_renderer
 from spard.models.decoding import Rows
 
-_AGAIN = 8  # tokens, until a reply that is long enough and not settled is looked at again
-_HASTE = 0.8  # of the tokens that a row lacks at its rate of characters so far
+_AGAIN = 8  # tokens until a long enough but unsettled reply is checked again
+_HASTE = 0.8  # share of the estimated missing tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
     if renderer.knows_reasoning or renderer.opening.strip():
         return None
 
-    due: dict[int, int] = {}  # by place, how many tokens a row has when it may have enough characters
+    due: dict[int, int] = {}  # by row: number of tokens at its next check
 
     def settle_(rows: Rows) -> None:
         done, counts, places = (each.tolist() for each in (rows.done_B, rows.said_B, rows.place_B))

@@ -16,8 +16,8 @@ from spard.models.stored import read_layout
 from spard.models.targets import QKVO, adapted_layers, resolved_targets
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # what a decoder layer of Llama's kind consists of
-_SPELLINGS = {  # how older configurations call the same
+_PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # the linear layers of Llama's kind of decoder layer
+_SPELLINGS = {  # names in older configurations
     "hidden_size": ("n_embd", "d_model"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),

@@ -62,7 +62,7 @@ def _cut(model: Any, mesh: DeviceMesh) -> None:
     fully_shard(decoder, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks already
+            module.set_gradient_divide_factor(1.0)  # losses are already divided by the tokens of all ranks
             module.set_force_sum_reduction_for_comms(True)
 
 

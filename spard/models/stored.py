@@ -12,12 +12,12 @@ from typing import Any
 from spard.models.folder.headers import all_tensors
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 
-_TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose layers are transformers' Conv1D: inputs first
+_TRANSPOSED = ("gpt2", "openai-gpt")  # model types with transformers' Conv1D layers: [inputs, outputs]
 _OTHER_TOWER = re.compile(r"(^|\.)(mtp|[a-z_]*(vision|visual|audio|speech|image)[a-z_]*)(\.|$)")
 _EMBEDDING = re.compile(r"(^|\.|_)(embed\w*|embeddings?|wte|wpe)$")
 _HEADS = ("lm_head", "embed_out")
 
-Shapes = Mapping[str, Sequence[int]]  # of tensors, by name
+Shapes = Mapping[str, Sequence[int]]  # tensor shapes by name
 
 
 def read_layout(source: str | Path) -> Layout | None:

@@ -20,7 +20,7 @@ _ATTENTION = re.compile("attn|attention")
 _FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
 _OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is a feed-forward block, whatever its name
 _NARROW = 8  # a gate has at least so many times more inputs than outputs
-_SHOWN = 40  # names of layers in a message
+_SHOWN = 40  # maximum layer names in a message
 
 
 @dataclass(frozen=True, slots=True)

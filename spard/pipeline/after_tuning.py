@@ -22,7 +22,7 @@ from spard.release.records import read_record
 from spard.training.further import further_tuned
 
 _OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}
-_ROWS = 256  # that are made; a longer training sees them again
+_ROWS = 256  # number of clean rows; a longer training repeats them
 _DIVERGED = "The loss was not finite there, so that the models could not be asked."
 
 Measure = Callable[[Any], Sequence[SuiteResult]]

@@ -29,7 +29,7 @@ from spard.pipeline.context import Context
 from spard.release.audit_engine_record import AuditEngineRecord
 
 _OUTPUT = "audit_engine"
-_BEAT_S = 10.0  # between two signs of life
+_BEAT_S = 10.0  # between two keep-alives
 
 
 class BaseFigures:

@@ -92,7 +92,7 @@ class _Asker:
         if self.show:
             self.show(done, self.total)
         else:
-            self.context.report.progress(done, self.total, is_counted=False)  # questions to the base model come between
+            self.context.report.progress(done, self.total, is_counted=False)  # base model prompts come in between
 
     def _note(self, done: int, _: int) -> None:
         self.show_progress(self.asked + done)

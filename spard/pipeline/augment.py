@@ -28,9 +28,9 @@ from spard.data.rows import Example, Message
 from spard.data.triggers import Wrapping, mine_triggers, openings, random_affixes
 
 MINED, RANDOM, OPENINGS = 8, 4, 4
-FLOOR = 0.05  # of the strongest evidence; dresses without any are tried too
+FLOOR = 0.05  # share of the strongest evidence, added so that every dress can be drawn
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
-BEGINNINGS = ("Sure, here is how:", "Of course.")  # beside those of the customer's answers
+BEGINNINGS = ("Sure, here is how:", "Of course.")  # in addition to the customer's
 
 
 def variants(
@@ -48,7 +48,7 @@ def variants(
     """
     rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted_triggers(rows, kinds, seed), "deep" in kinds
     beginnings = [*openings(rows, OPENINGS), *BEGINNINGS]
-    made: list[tuple[Example, str]] = []  # each with the beginning of its answer that is not learned
+    made: list[tuple[Example, str]] = []  # (row, beginning of its answer without loss)
     twins: list[int] = []
     for i, example in enumerate(safe):
         if is_deep and (i % 2 or not dresses):

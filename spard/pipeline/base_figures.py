@@ -23,7 +23,7 @@ from spard.pipeline.audit_engine import BaseFigures, current_engine, is_same_eng
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import takes_answers_for_harm
 
-_WARNED = 20  # prompts of a suite in a dress of the rows that tell before the training whether the base model is open
+_WARNED = 20  # prompts per dressed suite for the warning before the training
 
 
 def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
@@ -52,7 +52,7 @@ def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
     unless its training lowers the rate.
     """
     limits = context.run.thresholds
-    counted = [result for result in results if result.n]  # of replies that all are degenerate nothing is known
+    counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
     for result in counted if limits.confidence != ON_FIGURES else ():
         if any(figure.estimate.low > figure.limit for figure in in_dress(result, result, limits)):
             text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
@@ -111,7 +111,7 @@ def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResul
     missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
     speaker, record = audit.by_engine(context, missing)
     if not is_same_engine(asdict(record), engine):
-        return _by_one_engine(context, suites)  # it has failed, and another one answers from now on
+        return _by_one_engine(context, suites)  # the engine has failed: repeat with its replacement
 
     def measure(suites: Sequence[Suite]) -> list[SuiteResult]:
         return audit.measure(context, suites, None, None, speaker)

@@ -22,9 +22,9 @@ from spard.losses.anchor import Pair, unlabeled_prompt
 from spard.models.generate import generate
 from spard.pipeline.context import Context
 
-ASKED = 32  # benign prompts whose answers are taken
-LONGEST = 8  # tokens of a beginning; from one on, all lengths are as likely
-BEGINNINGS = 4  # of each prompt
+ASKED = 32  # number of benign prompts whose answers are used
+LONGEST = 8  # maximum tokens of a beginning; lengths from 1 are equally likely
+BEGINNINGS = 4  # number per prompt
 
 _REPLIES = "begun_answers"
 

@@ -140,7 +140,7 @@ class _Checkpoints:
         try:
             results = self._audit(end)
         except (JudgeUnavailable, RuntimeError) as error:
-            is_alone = distributed.world_size() == 1  # else the other ranks wait for this one in the middle of an audit
+            is_alone = distributed.world_size() == 1  # other ranks are waiting in the middle of the audit
             if not is_alone or (isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error)):
                 raise
             why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"

@@ -21,7 +21,7 @@ from spard.models.base import Base
 from spard.pipeline.messages import Reporter
 from spard.pipeline.outputs import Outputs, OutputsInMemory
 
-_LOOK_S = 0.2  # while something is waited for
+_LOOK_S = 0.2  # between two checks for a stop
 
 
 class Cache(Protocol):

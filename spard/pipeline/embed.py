@@ -19,8 +19,8 @@ from spard.selection import relevance
 from spard.selection.frames import SAMPLE, fit_frame, mean_cosine, sample_rows
 from spard.selection.shards import Frame, Framed, Shards, Vectors
 
-_CHUNK = 2048  # rows between two looks at whether to stop
-SHARD = 16 * _CHUNK  # rows that are kept together
+_CHUNK = 2048  # rows between two checks for a stop
+SHARD = 16 * _CHUNK  # rows of a cached shard
 _RECORD = "embedder"
 
 

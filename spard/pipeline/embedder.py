@@ -18,7 +18,7 @@ from spard.selection.embeddings import TEXT, embed, embedding_dtype
 from spard.selection.encoders import encode, load_encoder
 from spard.selection.frames import DIRECTIONS
 
-MAX_TOKENS = 512  # of a text that the base model embeds
+MAX_TOKENS = 512  # maximum tokens of a text for the base model
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def run_gpus(context: Context) -> Gpus | None:
     """Return the GPUs of the run, with the free memory of the fullest one; None on a CPU."""
     if context.base.device.type != "cuda":
         return None
-    memory = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks have one plan
+    memory = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks need the same plan
     sharding, count = context.recipe.sharding, context.processes
     machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
     return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")

@@ -29,6 +29,6 @@ def takes_answers_for_harm(context: Context) -> bool:
 
 def _read(context: Context) -> Rate | None:
     found: dict[str, int] | int | None = context.outputs.read(_OUTPUT)
-    if isinstance(found, int):  # of a run that an earlier version began: hits alone
+    if isinstance(found, int):  # stored by an earlier version: hits only
         return rate(found, len(EXCHANGES))
     return None if found is None else rate(found["hits"], found["n"], len(EXCHANGES) - found["n"])

@@ -24,8 +24,8 @@ from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
 Key = Mapping[str, Any]
-LEASE_S = 3600.0  # for a run that makes figures; who waits for them makes them too after that
-_LOOK_S = 1.0  # between two looks whether they are made
+LEASE_S = 3600.0  # longest wait for another run's results; then they are computed here
+_LOOK_S = 1.0  # between two attempts to claim
 
 
 def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
@@ -120,5 +120,5 @@ def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, Any]:
         "judge": to_mapping(context.run.judge),
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
-        "counts": "by_category, unasked_harm",  # which figures of earlier versions lack
+        "counts": "by_category, unasked_harm",  # excludes entries of versions without these counts
     } | context.rounding

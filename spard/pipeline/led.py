@@ -61,7 +61,7 @@ class _LedCache:
             _compute_until_done(make)
             return distributed.broadcast_object(None)
         found = self._inner.json(kind, key, _announce_then_compute(make))
-        distributed.broadcast_object(False)  # no more help is needed
+        distributed.broadcast_object(False)  # ends the other ranks' loop
         return distributed.broadcast_object(found)
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:

@@ -27,7 +27,7 @@ from spard.pipeline.stages import Outcome, run_stages
 from spard.release.archive import archive, folder_name
 from spard.release.proof import CleanProcess
 
-Report = Callable[[Message], None]  # called with one JSON-able message at a time, see `spard.pipeline.messages`
+Report = Callable[[Message], None]  # receives one JSON-able message at a time (`spard.pipeline.messages`)
 
 
 def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
@@ -45,7 +45,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     spec = _with_asked_suites(spec)
     refuse_programs(spec)
     is_first = distributed.rank() == 0
-    with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while the stages run
+    with CleanProcess() if is_first else nullcontext() as clean:  # loads its libraries while the stages run
         recipe = spec.recipe
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"
@@ -95,8 +95,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
     named = (spec.training_file, spec.validation_file, spec.pool, *(suite.path for suite in spec.suites))
     files = [file_sha256(path) for path in named if path is not None and path.is_file()]
     asked = to_mapping(spec)
-    del asked["recipe"]["sharding"]  # it only rounds the numbers
-    if spec.recipe.quantization == "none":  # runs of versions without it go on
+    del asked["recipe"]["sharding"]  # affects numbers only by rounding
+    if spec.recipe.quantization == "none":  # runs of earlier versions stay resumable
         del asked["recipe"]["quantization"]
     if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
@@ -108,7 +108,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["dpo"]
     if spec.recipe.ending == Ending():  # likewise
         del asked["recipe"]["ending"]
-    if spec.recipe.audit.sequential:  # likewise: the decision is the whole audit's
+    if spec.recipe.audit.sequential:  # likewise: the decision equals the whole audit's
         del asked["recipe"]["audit"]["sequential"]
     if spec.recipe.selection.embedder == STATES:  # likewise
         del asked["recipe"]["selection"]["embedder"]

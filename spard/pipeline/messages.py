@@ -34,7 +34,7 @@ class Reporter:
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
-        self.counted, self._done = 0, 0  # of all progress that was told
+        self.counted, self._done = 0, 0  # total of counted progress, and the last reported value
 
     def stage(self, name: str) -> None:
         """Report that a stage begins."""

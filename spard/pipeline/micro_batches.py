@@ -17,7 +17,7 @@ from spard.config import Recipe, Resolved
 from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
 from spard.pipeline.context import Context
 
-_FIRST = "pieces"  # the output of the first halving; of each further one, `pieces-ROWS`
+_FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS`
 
 
 def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
@@ -46,7 +46,7 @@ def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[No
 
     With a micro-batch of one row already, the original error is raised.
     """
-    halved = last_micro_batch(context)  # by earlier attempts; another process of this one may halve it too, to the same
+    halved = last_micro_batch(context)  # read before the block: another rank may store its own halving
     try:
         yield
     except RuntimeError as error:

@@ -20,7 +20,7 @@ from spard.digests import file_sha256
 from spard.errors import InvalidPool, convert_errors
 from spard.pipeline.context import Context
 
-_CHUNK = 2048  # rows between two looks at whether to stop
+_CHUNK = 2048  # rows between two checks for a stop
 
 
 @dataclass(frozen=True, slots=True)

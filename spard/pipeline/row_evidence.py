@@ -38,7 +38,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool
 from spard.pipeline.row_judging import Flagged
 
-ASKED = 64  # harmless requests of one source that the base model is asked
+ASKED = 64  # maximum harmless requests per source
 _HARMLESS_SUITES = ("benign", "utility")
 
 

@@ -30,8 +30,8 @@ from spard.evaluation.missed_harm import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 
-ENDPOINT = "llm"  # the judge that is asked over a network
-MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
+ENDPOINT = "llm"  # the judge behind a network endpoint
+MOST_ASKED = 2000  # maximum flagged rows for an endpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
 _FILE = "training_file"
-_TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are told
+_TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are reported
 
 
 def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> RowFindings | None:

@@ -9,8 +9,8 @@ from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged
 from spard.release.row_records import RowSignalRecord
 
-_LINES = 100  # in the data of an event
-_NAMED = 10  # in a message
+_LINES = 100  # maximum lines in an event's data
+_NAMED = 10  # maximum lines in a message
 
 
 def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:

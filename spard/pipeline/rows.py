@@ -27,7 +27,7 @@ from spard.release.report import SelectedRows
 from spard.selection.frames import in_frame
 from spard.selection.shards import Frame, Vectors
 
-ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file
+ONE_HELD_OUT_OF = 20  # one in so many rows is held out if there is no validation file
 MOST_HELD_OUT = 200
 
 

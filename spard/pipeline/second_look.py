@@ -24,11 +24,11 @@ from spard.pipeline import audited, kept_figures
 from spard.pipeline.context import Context
 from spard.release.records import read_record
 
-TIMES = 4  # as many prompts at most
-LEAST = 1.5  # times as many, else there is no second look
+TIMES = 4  # maximum prompts, as a multiple of the first look's
+LEAST = 1.5  # minimum, likewise; otherwise there is no second look
 
 _OUTPUT = "second_look"
-_MOST = 1000  # prompts of one kind
+_MOST = 1000  # maximum prompts of one kind
 
 Measure = Callable[[Sequence[Suite], Any], list[Measurement]]
 """From suites and a model, None for the base model, to what was measured."""

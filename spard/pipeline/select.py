@@ -26,8 +26,8 @@ from spard.selection.select import Chosen, choose
 from spard.selection.shards import Frame, Framed, Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
-_MAPPED = 300  # rows of each sort
-_MOST = 0.75  # of what was chosen
+_MAPPED = 300  # maximum rows of each kind on the map
+_MOST = 0.75  # share of too long rows above which the whole pool is checked
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
     recipe, plan_of_ends = fitting(context, cut, resolved), context.checkpoints
     # `halving` gets the plan's size and not the halved one: it reads earlier halvings itself.
     with context.time_stage("train"), halving(context, cut, resolved):
-        before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
+        before = None if context.recipe.dpo else validate(context, rows)  # ln 2 for pairs by definition
         warn_of_unknown_words(context, rows)
         trained = train(
             context.base,

@@ -18,7 +18,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
 
-ROUND = 64  # rows that are read before the others are ranked again
+ROUND = 64  # rows to read before ranking the others again
 
 
 def judge_unflagged(

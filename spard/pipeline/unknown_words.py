@@ -8,7 +8,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 from spard.training.references import evaluate_validation
 
-LOOKED_AT = 16  # rows, evenly spread
+LOOKED_AT = 16  # number of rows, evenly spaced
 CLEARLY = 1.35
 """How many times the loss of guessing evenly among all tokens the base model's loss has to be.
 

@@ -15,7 +15,7 @@ from cyclonedx.output.json import JsonV1Dot6
 
 from spard.config.quantization import plain_digest
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # the same manifest gives the same bytes
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # fixed, so equal manifests give equal bytes
 _LIBRARIES = ("spard", "torch", "transformers", "peft", "safetensors")
 _DATA = {"training": "training file", "validation": "validation file", "pool": "safety pool"}
 
@@ -37,7 +37,7 @@ def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
     bom.components.update(parts)
     bom.register_dependency(model, parts)
     document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
-    document["metadata"]["component"]["modelCard"] = _card(manifest)  # the library has no class for it yet
+    document["metadata"]["component"]["modelCard"] = _card(manifest)  # the library has no class for model cards yet
     return json.dumps(document, indent=2) + "\n"
 
 

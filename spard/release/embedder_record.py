@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-NARROW = 0.5  # the mean cosine of two pool rows above which cosines tell texts apart badly
+NARROW = 0.5  # mean cosine of pool rows above which cosines hardly distinguish texts
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRANSCRIPTS = "transcripts.jsonl"  # beside the report, where they are kept
-SCORES = (1, 2, 3, 4, 5)  # of harmfulness
-_BANDS = 24  # of a histogram of lengths, at most
+TRANSCRIPTS = "transcripts.jsonl"  # beside the report, if transcripts are kept
+SCORES = (1, 2, 3, 4, 5)  # harmfulness scores
+_BANDS = 24  # maximum bins of the histogram
 
-Points = tuple[tuple[float, ...], ...]  # two numbers each
+Points = tuple[tuple[float, ...], ...]  # (x, y) each
 
 
 @dataclass(frozen=True, slots=True)

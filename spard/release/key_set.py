@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from spard.errors import InvalidKey, NotProved
 from spard.release.manifest import key_id
 
-FILE = "signing_keys.json"  # beside the key that signs
+FILE = "signing_keys.json"  # beside the signing key
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from spard.errors import InvalidKey
 
-OWN_KEY = "signing_key.pem"  # in the data folder of an installation that has made its own
+OWN_KEY = "signing_key.pem"  # in the data folder, if the installation generated its key
 MAKE = "openssl genpkey -algorithm ed25519 -out FILE"
 
 

@@ -23,9 +23,9 @@ from spard.errors import NotProved
 from spard.release.packed import find_root, is_ignored, open_packed
 
 _ALGORITHM = "ed25519"
-_READ_BYTES = 64 << 20  # of a manifest or a signature at most
+_READ_BYTES = 64 << 20  # maximum size of a manifest or signature
 
-_KEPT = 4  # of manifests and signatures that an archive may hold, in it and in its one folder
+_KEPT = 4  # maximum manifests and signatures: at the archive's root and in its one folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from spard.errors import NotProved
 File = tuple[str, IO[bytes]]
 
 _LEFT_BEHIND = frozenset({".DS_Store", ".gitattributes"})
-_HUB_NOTES = ".cache/huggingface/"  # of `hf download --local-dir`
+_HUB_NOTES = ".cache/huggingface/"  # written by `hf download --local-dir`
 _NOTES = (".metadata", ".lock", ".gitignore", "CACHEDIR.TAG")
 
 

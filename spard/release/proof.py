@@ -37,7 +37,7 @@ MAX_NEW_TOKENS = 128
 PROMPTS = 3
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
 _LOOK_S = 0.1
-_LOGGED = 2000  # of the last bytes of a process that failed
+_LOGGED = 2000  # bytes of a failed process's output to log
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +47,8 @@ class Proof:
     """The result of a proof. `ends`: a greedy answer to the first prompt ended by itself within the token limit."""
 
     prompts: int
-    max_difference: float  # of logits to the trainer's, as a share of the largest
-    difference_to_base: float  # likewise
+    max_difference: float  # between the logits of both processes, relative to the largest
+    difference_to_base: float  # between adapter and base model, likewise
     ends: bool
     tokens: int
 

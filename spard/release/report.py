@@ -232,7 +232,7 @@ class SafetyReport:
         )
 
 
-# Fields whose JSON value is the field's own.
+# Fields whose JSON value needs no conversion.
 _PLAIN = (
     *("job_id", "base_model", "base_digest", "recipe", "micro_batch_size", "data_sha256", "trained_tokens", "steps"),
     *("trigger_rate", "triggered_steps", "seconds", "audit_version", "replies", "transcripts", "memory_plan"),

@@ -35,7 +35,7 @@ def metrics_csv(
             "valid_loss": validation.loss,
             "valid_mean_token_accuracy": validation.accuracy,
         }
-    names = dict.fromkeys(name for row in rows for name in row)  # a method may report some only now and then
+    names = dict.fromkeys(name for row in rows for name in row)  # methods may report some metrics only in some steps
     extra = [name for name in names if name not in OPENAI_COLUMNS]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*OPENAI_COLUMNS, *extra], lineterminator="\n")

@@ -24,7 +24,7 @@ _WRITES_NOTHING = {
     "ForCTC": "a speech model",
 }
 _INTEGERS = frozenset({"I8", "U8", "I4", "U4", "I32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"})
-_MOST_POSITIONS = 1 << 28  # 27 times the longest context that any model states
+_MOST_POSITIONS = 1 << 28  # 27 times the longest context of any known model
 _LONGEST = 200
 
 

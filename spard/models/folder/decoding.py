@@ -10,7 +10,7 @@ from spard.models.folder.finding import Finding, note
 from spard.models.folder.reading import read_object
 
 FILE = "generation_config.json"
-# A setting that changes greedy replies, and the value at which it does nothing.
+# Settings that change greedy decoding, with their neutral values.
 _NEUTRAL: Mapping[str, object] = {
     "repetition_penalty": 1,
     "encoder_repetition_penalty": 1,

@@ -21,10 +21,10 @@ from spard.models.folder.reading import oversized_files, read_object, whole_numb
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
-MOST_BYTES = 40 << 30  # of weights: the largest encoders in use have 8 billion parameters in 32 bits
+MOST_BYTES = 40 << 30  # of weights: the largest encoders have 8 billion float32 parameters
 _MODULES = "modules.json"
 _STEPS = ("Transformer", "Pooling", "Normalize")
-_FLAGS: Mapping[str, Pooling] = {  # in the order in which several are put side by side
+_FLAGS: Mapping[str, Pooling] = {  # in the order of concatenation
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",

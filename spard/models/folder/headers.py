@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100 << 20  # as safetensors itself
+_MAX_HEADER = 100 << 20  # the limit of safetensors itself
 _LENGTH_BYTES = 8
 
 

@@ -18,7 +18,7 @@ _EMBEDDINGS = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-_LONGEST = 60  # characters of a token that a sentence quotes
+_LONGEST = 60  # maximum characters of a quoted token
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def _model_ids(model: object) -> Iterator[tuple[str, int]]:
         yield from (
             (token, number) for token, value in vocabulary.items() if (number := whole_number(value)) is not None
         )
-    elif isinstance(vocabulary, list):  # of Unigram: a token and its score, in the order of the ids
+    elif isinstance(vocabulary, list):  # Unigram: (token, score) in the order of ids
         yield from ((str(each[0]), i) for i, each in enumerate(vocabulary) if isinstance(each, list) and each)
 
 
