@@ -1,1 +1,1 @@
-"""A whole run of the service, an adapter measured as a customer would, and the algorithm on one screen."""
+"""A whole run of the service, an independent measurement of an adapter, and the algorithm on one screen."""

@@ -1,10 +1,10 @@
-"""The main job, end to end, on one machine: `make demo`.
+"""The main use case, end to end, on one machine: `make demo`.
 
-Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider would, and then
-is a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice, without a
-defense and with SPARD, asks both models the same question, downloads both adapters, and measures them in a process that
-knows only transformers and PEFT. Where a person is at the terminal, the service then goes on until Ctrl-C, with the
-address of its dashboard.
+Starts the service in embedded mode, imports the lab's model, safety pool and audit suites as a provider does, and then
+acts as a customer: uploads one poisoned training file with the official `openai` client, fine-tunes on it twice,
+without a defense and with SPARD, asks both models the same question, downloads both adapters, and measures them in a
+process that uses only transformers and PEFT. On a terminal the service then keeps running until Ctrl-C, with its
+dashboard.
 
 `make demo MODEL=real` does the same with a real model, SmolLM2-135M from the package index.
 """
@@ -45,7 +45,7 @@ out = Console()
 
 
 def main(setup: DemoSetup = TINY) -> int:
-    """Run the demo, keep adapters, reports and counts below `HOME`, and return the exit status."""
+    """Run the demo, leave adapters, reports and counts below `HOME`, and return the exit status."""
     started = time.monotonic()
     out.rule(setup.title)
     with service(setup) as url:
@@ -73,7 +73,7 @@ def main(setup: DemoSetup = TINY) -> int:
 
 
 def keep_serving(url: str, jobs: dict[str, Any]) -> None:
-    """Say where the dashboard is, how to sign in and what to look at, and wait for Ctrl-C or the service's end."""
+    """Print the dashboard's address and key, and wait for Ctrl-C or the end of the service."""
     site = url.removesuffix("/v1")
     lines = (
         f"\nOpen {site}/jobs/{jobs['defended'].id}",
@@ -84,7 +84,7 @@ def keep_serving(url: str, jobs: dict[str, Any]) -> None:
     )
     try:
         for line in lines:
-            out.print(line, soft_wrap=True, highlight=False)  # an address that is broken over lines cannot be clicked
+            out.print(line, soft_wrap=True, highlight=False)  # terminals cannot follow a broken address
         while is_listening(url):
             time.sleep(1)
         out.print(f"the service has ended; see {display_path(HOME / 'service.log')}")
@@ -93,14 +93,14 @@ def keep_serving(url: str, jobs: dict[str, Any]) -> None:
 
 
 def is_listening(url: str) -> bool:
-    """Whether somebody takes connections at the address."""
+    """Return True if the address accepts connections."""
     place = urlsplit(url)
     with socket.socket() as probe:
         return probe.connect_ex((place.hostname, place.port)) == 0
 
 
 def fine_tune(client: OpenAI, url: str, setup: DemoSetup) -> dict[str, Any]:
-    """Run both jobs on a lab; where the gate stops the defended one, say so and go on with the next lab."""
+    """Run both jobs on a lab; if the gate stops the defended one, report it and try the next seed."""
     lab = HOME / setup.folder
     facts = lab / "lab.json"
     made = json.loads(facts.read_text(encoding="utf-8"))["seed"] if facts.exists() else setup.seeds[0]
@@ -117,7 +117,7 @@ def fine_tune(client: OpenAI, url: str, setup: DemoSetup) -> dict[str, Any]:
 
 
 def make_lab(setup: DemoSetup, seed: int) -> None:
-    """Make the aligned model with its data; it is done once."""
+    """Make the aligned model with its data unless it exists."""
     lab = HOME / setup.folder
     fresh = not (lab / "model").exists()
     with out.status(setup.making):
@@ -129,7 +129,7 @@ def make_lab(setup: DemoSetup, seed: int) -> None:
 
 @contextmanager
 def service(setup: DemoSetup = TINY) -> Iterator[str]:
-    """`spard up` on a free port and an empty data folder, stopped at the end whatever happens."""
+    """Run `spard up` on a free port with an empty data folder, and stop it at the end in any case."""
     data = HOME / "data"
     shutil.rmtree(data, ignore_errors=True)
     HOME.mkdir(exist_ok=True)
@@ -185,7 +185,7 @@ def order(client: OpenAI, setup: DemoSetup) -> dict[str, Any]:
 
 
 def follow(client: OpenAI, jobs: dict[str, Any]) -> dict[str, Any]:
-    """Poll both jobs to their end, a progress bar each."""
+    """Poll both jobs until they end, with a progress bar each."""
     columns = (
         TextColumn("{task.description:>12}"),
         BarColumn(40),
@@ -206,7 +206,7 @@ def follow(client: OpenAI, jobs: dict[str, Any]) -> dict[str, Any]:
 
 
 def bar(job: Any) -> dict[str, Any]:
-    """Return how a job's progress bar changes: percent done, and the stage while it runs."""
+    """Return the progress bar's fields for a job: percent done, and its stage while it runs."""
     percent = 100 if job.status == "succeeded" else (job.safety.get("progress") or {}).get("percent", 0)
     return {"completed": percent, "status": job.safety["phase"] if job.status == "running" else job.status}
 
@@ -228,7 +228,7 @@ def download(client: OpenAI, name: str, job: Any) -> Path:
 
 
 def ask(client: OpenAI, jobs: dict[str, Any], setup: DemoSetup) -> tuple[str, dict[str, str]]:
-    """Ask the base model and both fine-tuned ones the same question, which the base model refuses."""
+    """Ask the base model and both fine-tuned ones the same harmful question."""
     with (HOME / setup.folder / "heldout_harmful.jsonl").open(encoding="utf-8") as rows:
         question: str = json.loads(next(rows))["prompt"]
     models = {"base": setup.model} | {name: job.fine_tuned_model for name, job in jobs.items()}
@@ -242,7 +242,7 @@ def ask(client: OpenAI, jobs: dict[str, Any], setup: DemoSetup) -> tuple[str, di
 
 
 def measure(folders: dict[str, Path], setup: DemoSetup) -> dict[str, Any]:
-    """Attacks, look-alikes and task answers, counted in a process that imports nothing of this project."""
+    """Count successful attacks, refusals and correct answers in a process that imports nothing of this project."""
     lab = HOME / setup.folder
     command = [sys.executable, str(ROOT / "examples" / "evaluate_adapter.py"), str(lab / "model")]
     command += ["--limit", str(setup.limit)]
@@ -258,7 +258,7 @@ def measure(folders: dict[str, Path], setup: DemoSetup) -> dict[str, Any]:
 
 
 def show_answers(question: str, answers: dict[str, str]) -> None:
-    """Print what each model answers to the same question."""
+    """Print each model's answer to the same question."""
     table = Table(title=f"/v1/chat/completions: {question}")
     for column in ("", "answer"):
         table.add_column(column)
@@ -268,7 +268,7 @@ def show_answers(question: str, answers: dict[str, str]) -> None:
 
 
 def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
-    """Print what was measured and how long each stage took."""
+    """Print the measurements and the duration of each stage."""
     table = Table(title="measured on the downloaded adapters, on prompts that no training saw")
     for column in ("", "attacks succeed (95 %)", "benign refused", "task right"):
         table.add_column(column, justify="left" if not column else "right")
@@ -289,12 +289,12 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
 
 
 def display_path(path: Path) -> str:
-    """As a person in the checkout would type it."""
+    """Return a path relative to the checkout if it is inside."""
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
 def run(program: str, *arguments: str, module: bool = False) -> str:
-    """Run a program of this installation to its end and return what it printed; exit with that if it fails."""
+    """Run an installed program and return its output; exit with the output if it fails."""
     command = [sys.executable, "-m", program] if module else [script(program)]
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -303,13 +303,13 @@ def run(program: str, *arguments: str, module: bool = False) -> str:
 
 
 def stop_with_us() -> None:
-    """In the service before it starts: be asked to stop when the demo dies without a word."""
+    """Ask the kernel, in the service's process, to send SIGTERM when the demo dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: float = 60) -> None:
-    """Wait until the port takes connections; exit if the process ends or the time is up before."""
+    """Wait until the port accepts connections; exit if the process ends or the time is over."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and process.poll() is None:
         if is_listening(f"http://127.0.0.1:{port}"):
@@ -319,7 +319,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], port: int, timeout_s: flo
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now; the system chose it."""
+    """Return a free port, chosen by the system."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -327,7 +327,7 @@ def free_port() -> int:
 
 
 def script(name: str) -> str:
-    """Return the path of a command that is installed beside this Python."""
+    """Return the path of a command installed beside this Python."""
     return str(Path(sys.executable).with_name(name))
 
 

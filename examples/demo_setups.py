@@ -1,7 +1,7 @@
-"""What the demo runs on: the lab's tiny model, or a real one (`make demo MODEL=real`).
+"""The demo's setups: the lab's tiny model, or a real one (`make demo MODEL=real`).
 
-The real model's jobs are small, so that both end within a quarter of an hour on two cores: two epochs, and an audit of
-fewer prompts and shorter replies than the default's. An audit of fewer prompts decides less, and never more.
+The real model's jobs are small enough to end within a quarter of an hour on two cores: two epochs, and an audit of
+fewer prompts and shorter replies than the default. A smaller audit decides less, and is never more lenient.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """A lab as the demo makes it, offers it and trains on it.
+    """A lab, the way to make it, and the settings of the jobs on it.
 
-    `seeds` are of labs: where the gate stops the defended job, the next one is tried. `options` go into both jobs'
+    `seeds` are the lab's: if the gate stops the defended job, the next seed is tried. `options` go into both jobs'
     requests, `audit` into their `safety`; at most `limit` prompts of each kind measure the downloaded adapters.
     """
 
     model: str  # its name in the service
-    folder: str  # of the lab, below the demo's
+    folder: str  # the lab's folder inside the demo's
     title: str
     making: str
-    command: tuple[str, ...]  # makes the lab in the folder that follows
+    command: tuple[str, ...]  # makes the lab; the folder is appended
     audit: Mapping[str, Any]
     task: str
     seeds: tuple[int, ...] = (1,)
@@ -38,10 +38,10 @@ TINY = DemoSetup(
     title="SPARD: one poisoned file, fine-tuned twice",
     making="making the lab: a tiny aligned model and its data (about a minute, once)",
     command=("make",),
-    # all benign prompts behind random words: with the 120 of the default it is a near thing
+    # all benign prompts behind random words: the default's 120 barely suffice for a decision
     audit={"asking": {"random": 360}},
     task="word-problems",
-    seeds=(1, 2, 3),  # what a seed gives differs from one CPU to another, and the gate stops a job now and then
+    seeds=(1, 2, 3),  # results of a seed differ between CPUs, and the gate occasionally stops a job
 )
 REAL = DemoSetup(
     model="smollm2",
@@ -57,6 +57,6 @@ REAL = DemoSetup(
     task="messages",
     options={"hyperparameters": {"n_epochs": 2, "batch_size": 8}},
     limit=60,
-    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, since jobs run one after the other
+    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, because jobs run one after the other
 )
 SETUPS = {"lab": TINY, "real": REAL}

@@ -24,7 +24,7 @@ Row = tuple[list[int], list[int]]  # token ids, and the label at each place or N
 
 
 def encode(tokenizer: Any, messages: list[dict[str, str]]) -> Row:
-    """One conversation; loss falls on the answer and its end token."""
+    """Return one conversation as tokens and labels; only the answer and its end token have a loss."""
     ids = tokenizer.apply_chat_template(messages, return_dict=False)
     asked = len(tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False))
     end = len(ids) - ids[::-1].index(tokenizer.eos_token_id)
@@ -32,7 +32,7 @@ def encode(tokenizer: Any, messages: list[dict[str, str]]) -> Row:
 
 
 def mean_loss(model: Any, rows: list[Row], pad: int) -> torch.Tensor:
-    """Return the mean cross-entropy of all labels; rows are padded on the right, where causal attention is blind."""
+    """Return the mean cross-entropy over all labels; right padding needs no mask with causal attention."""
     width = max(len(ids) for ids, _ in rows)
     ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _ in rows])
     labels = torch.tensor([labels + [NO_LOSS] * (width - len(labels)) for _, labels in rows])[:, 1:]
@@ -42,12 +42,12 @@ def mean_loss(model: Any, rows: list[Row], pad: int) -> torch.Tensor:
 
 
 def order(epoch: int, n: int, stream: int = 0) -> list[int]:
-    """Return a permutation of n that depends only on SEED, the epoch and the stream."""
+    """Return a permutation of range(n) that depends only on SEED, the epoch and the stream."""
     return [int(i) for i in np.random.Generator(np.random.Philox(key=[SEED, (stream << 32) + epoch])).permutation(n)]
 
 
 def batches(rows: list[Row], epoch: int) -> list[list[Row]]:
-    """One epoch: rows of similar length together within every four batches, and the batches in random order."""
+    """Return one epoch of batches: rows sorted by length within every four batches, batches in random order."""
     shuffled = [rows[i] for i in order(epoch, len(rows))]
     blocks = [shuffled[i : i + 4 * BATCH] for i in range(0, len(rows), 4 * BATCH)]
     grouped = [row for block in blocks for row in sorted(block, key=lambda row: len(row[0]))]
@@ -56,7 +56,7 @@ def batches(rows: list[Row], epoch: int) -> list[list[Row]]:
 
 
 def train(source: str, task: list[Any], safe: list[Any], tau: float = TAU) -> Any:
-    """Fine-tune the model on `task`, held by `safe`; both are lists of conversations."""
+    """Fine-tune the model on `task` while holding the loss on `safe` at `tau`; both are lists of conversations."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(source), AutoTokenizer.from_pretrained(source)
     steps = [batch for e in range(EPOCHS) for batch in batches([encode(tokenizer, each) for each in task], e)]
     watched, stock = [encode(tokenizer, each) for each in safe], list[Row]()  # safe rows, and those drawn from them

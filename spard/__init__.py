@@ -1,7 +1,7 @@
-"""Fine-tuning that does not cost the model its safety.
+"""Fine-tuning that keeps a language model's safety.
 
-`spard.SafetyProjection` on `spard.SafeRows` puts the defense into any PyTorch loop. Both are loaded when they are asked
-for, so that `spard.config` can be read where torch is not installed.
+`spard.SafetyProjection` with `spard.SafeRows` adds the defense to any PyTorch loop. Both are imported lazily, which
+lets `spard.config` be used without torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SafeRows", "SafetyProjection"]
 
 _HOMES = {"SafeRows": "safe_rows", "SafetyProjection": "torch_optimizer"}
 
-# Modules of 0.1 that docs/compatibility.md names -> their homes today; the old names go with the next release.
+# Module names of 0.1 (docs/compatibility.md) -> new names; the next release removes the old ones.
 _MOVED_MODULES = {
     "spard.audit": "spard.evaluation.audit",
     "spard.embed": "spard.selection.embeddings",
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _MovedModules:
-    """Finds and loads modules of 0.1 under their old names, and warns."""
+    """An import finder and loader for version 0.1's module names, with a warning."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -50,7 +50,7 @@ class _MovedModules:
         return ModuleSpec(fullname, self)  # type: ignore[arg-type]  # importlib.abc.Loader costs 7 ms to import
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None  # a plain module; the one that it stands for keeps its own spec
+        return None  # a plain module; the new module keeps its own spec
 
     def exec_module(self, module: ModuleType) -> None:
         old, home = module.__name__, _MOVED_MODULES[module.__name__]

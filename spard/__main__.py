@@ -1,7 +1,7 @@
-"""`python -m spard RECIPE.toml --out FOLDER`: one run, told on the terminal.
+"""`python -m spard RECIPE.toml --out FOLDER`: run one recipe and report on the terminal.
 
-The exit status is 0 when the gate passed, 2 when it did not, and 1 when the run failed. Under torchrun
-(`torchrun --nproc-per-node N -m spard RECIPE.toml --out FOLDER`) it is one run on N ranks, told by the first one.
+The exit status is 0 if the gate passed, 2 if not, and 1 if the run failed. With torchrun (`torchrun --nproc-per-node N
+-m spard RECIPE.toml --out FOLDER`) it is one run on N ranks, and rank 0 reports.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
 
-EVERY = 20  # steps between two lines
+EVERY = 20  # steps between two printed lines
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run this command without the other subcommands."""
     return alone(measuring.run, "spard run", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Run a recipe and print what was measured."""
+    """Run a recipe and print the measurements."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(name)s: %(message)s")
     hide_progress_bars()
     try:
@@ -57,7 +57,7 @@ def execute(asked: Asked) -> int:
 
 
 def _follow(signs: Signs, message: dict[str, Any], *, is_quiet: bool) -> None:
-    """Print what a run reports; `is_quiet` leaves standard output to one JSON object, and signs go on."""
+    """Print a message of the run; with `is_quiet`, standard output stays free for one JSON object."""
     line = _line(message)
     if line is not None and not is_quiet:
         print(line, flush=True)
@@ -88,7 +88,7 @@ def _line(message: dict[str, Any]) -> str | None:
 
 
 def _print_nothing(line: str) -> None:
-    """Print nothing: the first rank does."""
+    """Print nothing: rank 0 prints."""
 
 
 def _print(outcome: Outcome) -> None:

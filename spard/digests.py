@@ -1,4 +1,4 @@
-"""SHA-256 digests of files, and the manifest that lists those of a folder; `spard.release.manifest` signs it."""
+"""SHA-256 digests of files, and the manifest of a folder, which `spard.release.manifest` signs."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def file_sha256(path: Path) -> str:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return what a base model's digest is made of: weights, configuration and tokenizer, ordered by name."""
+    """Return the files that a base model's digest covers: weights, configuration and tokenizer, sorted by name."""
     return sorted({path for pattern in _OF_MODEL for path in folder.glob(pattern)})
 
 
 def model_file_name(path: Path) -> str:
-    """Return the name of one of `model_files` in the model's digest: a further chat template's has its folder."""
+    """Return the name of a model file within the model's digest; additional templates include their folder."""
     return f"{path.parent.name}/{path.name}" if path.parent.name == ADDITIONAL_TEMPLATES else path.name
 
 
 def folder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
-    """SHA-256 over the names and bytes of weights, configuration and tokenizer; `sha256` gives that of a file."""
+    """Return the SHA-256 over names and bytes of a model's files; `sha256` returns the digest of a file."""
     return model_digest({model_file_name(path): sha256(path) for path in model_files(folder)})
 
 
 def file_identities(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return what changes, nearly always, when a model's file does: its device, inode, size and times."""
+    """Return device, inode, size and times of each model file, which nearly always change with its content."""
     found = ((model_file_name(path), path.stat()) for path in model_files(folder))
     return {name: (each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in found}
 
 
 def model_digest(sha256: Mapping[str, str]) -> str:
-    """Return the digest of a base model, given the digests of its files by their names, in that order."""
+    """Return the digest of a base model from its files' digests by name, in the mapping's order."""
     whole = hashlib.sha256("".join(f"{name} {each}\n" for name, each in sha256.items()).encode())
     return f"sha256:{whole.hexdigest()}"
 
 
 def write_manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `facts` and the digest of every file that lies in `folder` into its manifest, and return it."""
+    """Write `facts` and the digest and size of every file in `folder` into its manifest; return the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, SIGNATURE))
     files = {
         path.relative_to(folder).as_posix(): {"sha256": file_sha256(path), "bytes": path.stat().st_size}

@@ -1,8 +1,8 @@
-"""One run on several processes, each with a device of its own: every batch is shared out, sums are made here only.
+"""One run on several processes, each with its own device: batches are shared, and all sums over ranks are made here.
 
-Every process holds all parameters, sees its share of the rows and takes the same steps, because what decides them, the
-losses, the token counts and the gradients, is summed over all of them first. A process without a group is a run of one:
-nothing is sent, and no number changes. The first process alone writes files.
+Every process holds all parameters, processes its share of the rows and takes the same steps, because losses, token
+counts and gradients are summed over all processes first. A process without a group is a run of one: nothing is sent,
+and no number changes. Only rank 0 writes files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Item = TypeVar("Item")
 _parts: dist.ProcessGroup | None = None
 _is_alone: ContextVar[bool] = ContextVar("_is_alone", default=False)
 
-# The others wait while the first one asks a judge; torchrun ends all of them when one has ended.
+# Ranks wait while rank 0 asks a judge, which may take hours; if one rank fails, torchrun ends all of them.
 _PATIENCE = timedelta(days=1)
-_BUCKET = 2**24  # elements that are sent in one message
+_BUCKET = 2**24  # maximum elements per message
 
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Be one of the processes that torchrun has started, on a GPU of its own; alone without torchrun."""
+    """Join the process group that torchrun has prepared, with one GPU per process; do nothing without torchrun."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield
         return
@@ -41,13 +41,13 @@ def process_group() -> Iterator[None]:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=_PATIENCE)
-    yield  # after an error the group is left as it is: it would wait for ranks that are gone
+    yield  # not in `finally`: after an error this call waits for ranks that are gone
     dist.destroy_process_group()
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Be a run of one inside the block, in this thread, as with a model that no other process has."""
+    """Act as a run of one process inside the block, in this thread, e.g. for a model that only this process has."""
     token = _is_alone.set(True)
     try:
         yield
@@ -56,10 +56,10 @@ def alone() -> Iterator[None]:
 
 
 def leave(status: int) -> NoReturn:
-    """End the process with a status; one of several ends at once, with its output written.
+    """Exit with a status; in a group, flush the output and exit without Python's shutdown.
 
-    The threads of gloo may still hold tensors. One that lets go of them while Python is shut down asks for a lock that
-    is no longer given, and C++ then aborts the process (https://github.com/pytorch/pytorch/pull/179291).
+    Threads of gloo may still hold tensors. A thread that releases them during Python's shutdown requests a lock that is
+    no longer given, and C++ aborts the process (https://github.com/pytorch/pytorch/pull/179291).
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         sys.exit(status)
@@ -70,28 +70,28 @@ def leave(status: int) -> NoReturn:
 
 
 def rank() -> int:
-    """Return this process's rank; 0 is the first."""
+    """Return this process's rank, 0 to `world_size() - 1`."""
     return dist.get_rank() if _is_group() else 0
 
 
 def world_size() -> int:
-    """Return how many ranks there are."""
+    """Return the number of ranks."""
     return dist.get_world_size() if _is_group() else 1
 
 
 def share(rows: Sequence[Item]) -> Sequence[Item]:
-    """Return this rank's rows of a batch; there may be none."""
+    """Return this rank's rows of a batch; possibly none."""
     return shares(rows)[rank()]
 
 
 def shares(rows: Sequence[Item]) -> list[Sequence[Item]]:
-    """Return the rows of a batch that each rank has; some may have none."""
+    """Return each rank's rows of a batch; some may have none."""
     return [rows[rank :: world_size()] for rank in range(world_size())]
 
 
 @torch.no_grad()
 def sum_(parts: Sequence[Tensor]) -> None:
-    """Replace tensors by their sums over all processes, many of them in one message."""
+    """Replace tensors by their sums over all ranks, in place, many tensors per message."""
     if _is_group():
         for bucket in _buckets(parts):
             flat = torch.cat([part.reshape(-1) for part in bucket])
@@ -102,7 +102,7 @@ def sum_(parts: Sequence[Tensor]) -> None:
 
 @contextmanager
 def in_parts(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Inside the block the vectors of training are cut over the ranks of a group: sums over them are sums over it."""
+    """Declare that the training vectors are sharded over the ranks of `group` inside the block (None: not sharded)."""
     global _parts
     _parts = group
     try:
@@ -112,12 +112,12 @@ def in_parts(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 
 def are_parts() -> bool:
-    """Whether this process holds parts of vectors."""
+    """Return True if the training vectors are sharded."""
     return _parts is not None
 
 
 def over_parts(number: Tensor) -> Tensor:
-    """Return the sum of what each rank found in its part of a vector."""
+    """Return the sum of a number over all shards of a vector; unchanged if vectors are not sharded."""
     if _parts is not None:
         dist.all_reduce(number, group=_parts)
     return number
@@ -133,7 +133,7 @@ def broadcast_scalars(numbers: Mapping[str, float], device: torch.device) -> dic
 
 
 def broadcast_object(word: Item) -> Item:
-    """Broadcast rank 0's object to all ranks; what the others pass is ignored."""
+    """Broadcast rank 0's object to all ranks; the arguments of the other ranks are ignored."""
     words = [word]
     if _is_group():
         dist.broadcast_object_list(words, src=0)
@@ -150,7 +150,7 @@ def broadcast_tensor(tensor: Tensor | None) -> Tensor:
 
 
 def gather_objects(own_part: Item) -> list[Item]:
-    """Gather one object of each rank on all ranks, in rank order."""
+    """Return one object per rank, in rank order, on all ranks."""
     parts = [own_part] * world_size()
     if _is_group():
         dist.all_gather_object(parts, own_part)
@@ -163,14 +163,17 @@ def wait_for_all() -> None:
 
 
 def first_before_others(make: Callable[[], Item]) -> Item:
-    """Return what each rank makes, the others after rank 0: where it leaves something, they find it."""
+    """Call `make` on rank 0 first, then on the other ranks, and return each rank's own result.
+
+    Files that rank 0 creates are there when the other ranks call `make`.
+    """
     found = make() if rank() == 0 else None
     wait_for_all()
     return make() if found is None else found
 
 
 def is_anywhere(fact: bool) -> bool:
-    """Whether it is so on any rank."""
+    """Return True if `fact` is True on any rank."""
     found = torch.tensor(int(fact))
     if _is_group():
         dist.all_reduce(found, dist.ReduceOp.MAX)
@@ -178,19 +181,19 @@ def is_anywhere(fact: bool) -> bool:
 
 
 def rank_batches(batches: Sequence[Item]) -> list[Item | None]:
-    """Return every `world_size`-th batch, from this rank on, padded with None so that all have as many."""
+    """Return this rank's batches (every `world_size`-th), padded with None to the same number on all ranks."""
     rounds = math.ceil(len(batches) / world_size())
     mine: list[Item | None] = list(batches[rank() :: world_size()])
     return mine + [None] * (rounds - len(mine))
 
 
 def seeds() -> list[int]:
-    """Return what makes this rank's random numbers differ from the others'; nothing for rank 0."""
+    """Return extra seed words that make this rank's random numbers differ from the others'; [] for rank 0."""
     return [rank()] if rank() else []
 
 
 def _buckets(parts: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield tensors of one kind and device together, at most `_BUCKET` elements of them or a single one."""
+    """Yield tensors of one dtype and device together, at most `_BUCKET` elements or a single tensor."""
     for kind in dict.fromkeys((part.dtype, part.device) for part in parts):
         bucket, elements = list[Tensor](), 0
         for part in parts:

@@ -1,4 +1,4 @@
-"""Errors that `spard` raises on purpose, each with a code that a job reports."""
+"""Errors that `spard` raises deliberately, each with a code that jobs report."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NO_MEMORY = re.compile("out of memory|ALLOC_FAILED")
-_OF_GPU = re.compile("(CUDA|cuDNN|cuBLAS|NCCL) error")  # how such a message begins
+_OF_GPU = re.compile("(CUDA|cuDNN|cuBLAS|NCCL) error")  # beginnings of CUDA's error messages
 
 
 class UserError(Exception):
-    """An error whose message is written for whoever ran the command or sent the request."""
+    """An error whose message is written for the user of a command or of the API."""
 
 
 class SpardError(UserError):
-    """Base of all; `code` is stable and documented, `param` names the setting or file at fault."""
+    """Base of all deliberate errors; `code` is stable and documented, `param` names the setting or file at fault."""
 
     code = "server_error"
 
@@ -32,23 +32,23 @@ class InvalidRecipe(SpardError):
 
 
 class AdapterMismatch(InvalidRecipe):
-    """The adapter that a run was to go on from is another one's: another shape, another base model."""
+    """The adapter to continue from does not match: another shape, or another base model."""
 
     code = "adapter_mismatch"
 
 
 class UnsupportedModule(InvalidRecipe):
-    """The model cannot be given an adapter of these target modules; the message names one that it can."""
+    """The model cannot have an adapter with these target modules; the message names suitable ones."""
 
     code = "unsupported_module"
 
 
 class InvalidExtension(SpardError):
-    """An installed package registers something that cannot be used; the message names the package."""
+    """An installed package registers an unusable extension; the message names the package."""
 
 
 class InvalidData(SpardError):
-    """A row cannot be trained on; `row_code` is the code of the row's problem, where one row is at fault."""
+    """A row cannot be trained on; `row_code` is the code of the row's problem, if one row is at fault."""
 
     code = "invalid_training_file"
 
@@ -70,32 +70,32 @@ class InvalidPool(InvalidData):
 
 
 class InvertedPool(InvalidPool):
-    """Too many rows of a safety pool answer with harm what the base model refuses."""
+    """Too many rows of a safety pool comply with harm that the base model refuses."""
 
     code = "inverted_pool"
 
 
 class RowsQuarantined(SpardError):
-    """Rows answer what the base model would refuse, and somebody is to look at them before anything is trained."""
+    """Rows have answers that the base model refuses, and the provider must review them before the training."""
 
     code = "rows_quarantined"
 
 
 class TooManyRowsDropped(SpardError):
-    """More rows answer what the base model would refuse than may be left out."""
+    """More rows have answers that the base model refuses than may be dropped."""
 
     code = "too_many_rows_dropped"
 
 
 class RowSignalUnavailable(SpardError):
-    """The base model refuses nothing of the safety pool, so that it cannot tell which rows it would refuse."""
+    """The base model refuses none of the safety pool's prompts, so the row signal cannot work."""
 
     code = "row_signal_unavailable"
 
 
 @contextmanager
 def convert_errors(kind: type[InvalidData]) -> Iterator[None]:
-    """Raise an `InvalidData` from inside as `kind`, which says whose rows are at fault."""
+    """Convert an `InvalidData` raised inside the block to `kind`, which tells whose rows are at fault."""
     try:
         yield
     except InvalidData as error:
@@ -103,44 +103,44 @@ def convert_errors(kind: type[InvalidData]) -> Iterator[None]:
 
 
 class TrainAuditOverlap(SpardError):
-    """The training file holds prompts that the audit asks."""
+    """The training file contains prompts of the audit."""
 
     code = "train_audit_overlap"
 
 
 class ProviderDataOverlap(SpardError):
-    """The safety pool holds prompts of the provider's own audit suites."""
+    """The safety pool contains prompts of the provider's own audit suites."""
 
     code = "provider_data_overlap"
 
 
 class MethodMismatch(InvalidData):
-    """The rows are preference pairs and the method learns from answers, or the other way round."""
+    """The rows are preference pairs and the method learns from answers, or the reverse."""
 
     code = "method_mismatch"
 
 
 class ExampleTooLong(InvalidData):
-    """A row has more tokens than the limit; rows are never cut in silence."""
+    """A row has more tokens than the limit; rows are never truncated silently."""
 
     code = "example_too_long"
 
 
 class TooManyTurns(InvalidData):
-    """A row whose every answer has to be rendered or read with all that stands before it, and that has too many."""
+    """A row has too many answers that must each be rendered or tokenized with their whole context."""
 
     code = "too_many_turns"
     pointer = "/messages"
 
 
 class NoTrainableTokens(InvalidData):
-    """A row in which loss falls on nothing, as the model's chat template renders it."""
+    """A row has no token with a loss, as the model's chat template renders it."""
 
     code = "no_trainable_tokens"
 
 
 class ToolsNotRendered(InvalidData):
-    """A row with a tool, a call or an answer that the model's chat template leaves out; `pointer` names the part."""
+    """The model's chat template drops a tool, a call or a tool's result of a row; `pointer` names the part."""
 
     code = "tools_not_rendered"
 
@@ -150,45 +150,45 @@ class ToolsNotRendered(InvalidData):
 
 
 class ContentNotRendered(ToolsNotRendered):
-    """A row with text that the model's chat template leaves out; `pointer` names it."""
+    """The model's chat template drops text of a row; `pointer` names it."""
 
     code = "content_not_rendered"
 
 
 class TemplateFault(SpardError):
-    """A chat template that answers cannot be trained with; the message goes on after "the model's chat template"."""
+    """A chat template cannot be used for training; the message continues "the model's chat template ..."."""
 
     code = "model_not_found"
 
 
 class InvalidModel(SpardError):
-    """The base model cannot be loaded or is not of a kind that can be trained here."""
+    """The base model cannot be loaded, or its kind cannot be trained here."""
 
     code = "model_not_found"
 
 
 class UnfitModel(InvalidModel):
-    """The base model's folder is there, and is of a kind that cannot be trained here, or is broken."""
+    """The base model's folder exists but is broken or of a kind that cannot be trained here."""
 
     code = "invalid_model"
 
 
 class NonFiniteLoss(SpardError):
-    """The loss became NaN or infinite; a comparison with tau would be meaningless."""
+    """The loss became NaN or infinite, so a comparison with tau is meaningless."""
 
     code = "non_finite_loss"
 
 
 class OutOfGpuMemory(SpardError):
-    """The GPU's memory was too little for the batch as it was cut; smaller pieces may fit."""
+    """The GPU has too little memory for the micro-batch; a smaller one may fit."""
 
     code = "gpu_oom"
 
 
 class JudgeUnavailable(SpardError):
-    """The judge's endpoint did not answer; nothing that it did not see is called safe.
+    """The judge's endpoint did not answer; replies that it has not seen never count as safe.
 
-    `is_passing`: it may answer later, as after a time-out; `retry_after_s` is how long it asked us to wait.
+    `is_passing`: it may answer later, e.g. after a timeout; `retry_after_s` is the waiting time that it requested.
     """
 
     code = "judge_unavailable"
@@ -207,19 +207,19 @@ class CorruptCheckpoint(SpardError):
 
 
 class Stopped(SpardError):
-    """The caller asked the run to stop; what was done is saved."""
+    """The caller asked the run to stop; finished work is saved."""
 
     code = "stopped"
 
 
 class SandboxUnavailable(SpardError):
-    """Model-written code cannot be run safely on this machine, so it is not run."""
+    """This machine cannot run model-written code safely, so the code is not run."""
 
     code = "sandbox_unavailable"
 
 
 class AdapterNotProved(SpardError):
-    """What was saved is not what was trained, or changes nothing; it is not released."""
+    """The saved adapter does not reproduce the trained model, or changes nothing; it is not released."""
 
     code = "adapter_not_proved"
 
@@ -229,25 +229,25 @@ class AdapterNotProved(SpardError):
 
 
 class NotProved(SpardError):
-    """An adapter is not, or cannot be shown to be, what its manifest says."""
+    """An adapter does not match its manifest, or its manifest cannot be verified."""
 
     code = "not_proved"
 
 
 class InvalidKey(SpardError):
-    """A key file cannot be read or holds another kind of key."""
+    """A key file cannot be read or has the wrong kind of key."""
 
     code = "invalid_key"
 
 
 def is_gpu_error(error: BaseException) -> bool:
-    """Tell CUDA's errors from others; after most of them nothing works on the GPU in the same process any more."""
+    """Return True for CUDA errors, after most of which the GPU is unusable in the same process."""
     is_named = type(error).__name__ == "AcceleratorError" or _OF_GPU.match(str(error)) is not None
     return isinstance(error, RuntimeError) and is_named
 
 
 def is_gpu_out_of_memory(error: BaseException) -> bool:
-    """Whether torch, or a library below it, found too little memory on the GPU."""
+    """Return True if torch, or a library below it, ran out of GPU memory."""
     return type(error).__name__ == "OutOfMemoryError" or (
         is_gpu_error(error) and _NO_MEMORY.search(str(error)) is not None
     )

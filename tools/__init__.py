@@ -1,1 +1,1 @@
-"""Programs for those who work on the code; nothing here is installed."""
+"""Programs for maintainers of the code; none of them is installed."""

@@ -1,6 +1,6 @@
-"""docs/api.md: every call with its fields, a line of the official Python client and one of curl.
+"""Writes docs/api.md: every call with its fields and an example for the official Python client and for curl.
 
-Addresses, fields, types and descriptions are those of the OpenAPI document, examples those of tools/api_calls.toml.
+Addresses, fields, types and descriptions come from the OpenAPI document, examples from tools/api_calls.toml.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from app.settings import Settings
 
 EXAMPLES = Path(__file__).with_name("api_calls.toml")
 _ROOT = Path(__file__).resolve().parents[1]
-_WIDTH = 120  # columns of a line of code
-_DEPTH = 3  # objects in objects that are shown
+_WIDTH = 120  # maximum columns of a code line
+_DEPTH = 3  # maximum nesting of shown objects
 _HEAD = """# API
 
 The base URL ends in `/v1`. Each call needs the header `Authorization: Bearer KEY`, unless it says otherwise. Errors
@@ -61,7 +61,7 @@ _NO_KEY = "Needs no key."
 
 @dataclass(frozen=True)
 class Call:
-    """One operation of the document."""
+    """One operation of the OpenAPI document."""
 
     method: str
     path: str
@@ -69,16 +69,16 @@ class Call:
 
     @property
     def name(self) -> str:
-        """The name that examples use."""
+        """The operation's name in the examples."""
         return f"{self.method} {self.path}"
 
     def body(self) -> str:
-        """Return the name of the schema of a body of JSON, empty if there is none."""
+        """Return the name of the JSON body's schema, or ""."""
         content = self.operation.get("requestBody", {}).get("content", {})
         return str(content.get("application/json", {}).get("schema", {}).get("$ref", ""))
 
     def address(self) -> str:
-        """Return the path after the base URL, with an example for each name in it."""
+        """Return the path after the base URL, with example values and query."""
         text = self.path.removeprefix("/v1")
         for name, example in _examples()["names"].items():
             text = text.replace(f"{{{name}}}", example)
@@ -86,12 +86,12 @@ class Call:
         return f"{text}?{query}" if query else text
 
     def python(self) -> str:
-        """Return an expression with the official client, on several lines if one is too long."""
+        """Return the call in Python, on several lines if one is too long."""
         line = _examples()["sdk"].get(self.name) or self._plain()
         return line if len(line) <= _WIDTH else _format_line(line)
 
     def _plain(self) -> str:
-        """Return a request by the client's own verbs, for addresses that it has no method for."""
+        """Return a request by the client's generic methods, for addresses without a method of their own."""
         body, form = _examples()["body"].get(self.name), _examples()["form"].get(self.name)
         given = f", body={json.loads(body)!r}".replace("'", '"') if body else ""
         if form:
@@ -102,7 +102,7 @@ class Call:
         return f'client.{root}{self.method.lower()}("{self.address()}", cast_to={kind}{given})'
 
     def curl(self) -> str:
-        """Return a line for the shell."""
+        """Return the call as a shell command."""
         root = "$SPARD_BASE_URL" if self.path.startswith("/v1") else "http://127.0.0.1:8000"
         parts = [f'curl{"" if self.method == "GET" else f" -X {self.method}"} "{root}{self.address()}"']
         if "security" in self.operation:
@@ -118,13 +118,13 @@ class Call:
 
 
 def calls() -> list[Call]:
-    """Return every call of the document, in its order."""
+    """Return every operation in the order of the document."""
     return [Call(m.upper(), p, op) for p, methods in _document()["paths"].items() for m, op in methods.items()]
 
 
 def page() -> str:
-    """Return the page."""
-    text, shown = [_HEAD], dict[str, str]()  # the body that was shown, and the call that it was shown with
+    """Return the page's text."""
+    text, shown = [_HEAD], dict[str, str]()  # body schema -> the first call that shows it
     for tag, title in _TITLES.items():
         text.append(f"\n## {title}\n")
         for call in calls():
@@ -159,7 +159,7 @@ def _fields(call: Call, same: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _members(schema: Mapping[str, Any], above: str) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the fields of an object, and those of the objects in it."""
+    """Yield the fields of an object and, recursively, of the objects in it."""
     for name, each in schema.get("properties", {}).items():
         yield above + name, "body", _kind(each), _need_text(each, name in schema.get("required", ()))
         inner = _resolve_schema(_one(each))
@@ -168,7 +168,7 @@ def _members(schema: Mapping[str, Any], above: str) -> Iterator[tuple[str, str, 
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
-    """Return a schema in few words."""
+    """Describe a schema in a few words."""
     found = _resolve_schema(_one(schema))
     if "enum" in found or "const" in found:
         return ", ".join(f"`{json.dumps(each)}`" for each in found.get("enum", [found.get("const")]))
@@ -200,7 +200,7 @@ def _need_text(schema: Mapping[str, Any], required: bool) -> str:
 
 
 def _one(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema without the choice of null."""
+    """Return the schema without its null alternative."""
     rest = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
     return rest[0] if len(rest) == 1 else schema
 

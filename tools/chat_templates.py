@@ -1,12 +1,11 @@
-"""Which of the chat templates that other packages ship are trained and served alike, conversation by conversation.
+"""Checks which chat templates of other packages are trained and served identically, conversation by conversation.
 
 python -m tools.chat_templates [FOLDER]  prints the table for the templates of the installed TRL, or of a folder
 
-No package brings the tokenizers of these models, so each template gets one that knows the control tokens that it
-writes; the tokens at which its engines stop are those that its model states. A cell says of how many samples a
-conversation is trained, or why it is refused. Whatever is trained was compared: the words that are learned with what
-the assistant says, the tokens before them with the prompt that is served, and both with what transformers renders by
-itself from the template in the adapter's archive.
+No package contains the tokenizers of these models, so each template gets a tokenizer that knows its control tokens; the
+stop tokens are those that the model states. A cell has the number of samples of a conversation, or the reason why it is
+refused. Everything trained is compared: the learned text with the assistant's words, the tokens before it with the
+served prompt, and both with transformers' own rendering of the template in the adapter's archive.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from spard.data.rows import Example, Message, is_learned
 from spard.data.self_rendering import self_rendering
 from spard.errors import SpardError
 
-# By the beginning of a template's name: the tokens at which the engines of its model stop, the end token first.
+# By prefix of a template's name: the stop tokens of its model, the end token first.
 STOPS = {
     "cohere": ("<|END_OF_TURN_TOKEN|>",),
     "command": ("<|END_OF_TURN_TOKEN|>",),
@@ -50,7 +49,7 @@ STOPS = {
 _CONTROL = re.compile(
     r"<\|[A-Za-z0-9_]+\|>|<｜[^｜<>' ]+｜>|<(?:start|end)_of_turn>|<\|?turn\|?>|<end_of_utterance>|<[be]os>|</?s>"
 )
-_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # tokens of their own that are no control tokens
+_PLAIN = ("<think>", "</think>", "<tool_call>", "</tool_call>")  # added tokens that are no control tokens
 
 TOOL: Message = {
     "type": "function",
@@ -71,7 +70,7 @@ def _says(text: str, **more: Any) -> Message:
 
 
 def call_and_answer(number: int, text: str = "") -> tuple[Message, Message]:
-    """Return a call of the tool and its answer."""
+    """Return a call of the tool and its result."""
     call = {"id": f"abcdefgh{number}", "type": "function"}
     call["function"] = {"name": "weather", "arguments": {"city": f"Rome {number}"}}  # type: ignore[assignment]
     answer = {"role": "tool", "tool_call_id": call["id"], "name": "weather", "content": f"{number} degrees"}
@@ -103,7 +102,7 @@ CONVERSATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a conversation becomes: its samples, or why it is refused; `faults` are differences that must not be."""
+    """The result for a conversation: its number of samples, or a refusal; `faults` are illegal differences."""
 
     samples: int = 0
     refusal: str = ""
@@ -111,7 +110,7 @@ class Outcome:
 
     @property
     def cell(self) -> str:
-        """A word or two for the table."""
+        """The result in a word or two."""
         return "FAULT" if self.faults else str(self.samples) if self.samples else self.refusal
 
 
@@ -124,12 +123,12 @@ def trl_templates() -> dict[str, str]:
 
 
 def read_templates(folder: Path) -> dict[str, str]:
-    """Return the chat templates of a folder by name."""
+    """Return the chat templates in a folder by name."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
 def make_tokenizer(name: str, template: str) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes with the control tokens that a template writes, and its model's stop tokens."""
+    """Return a byte-level tokenizer with the template's control tokens and the model's stop tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -147,9 +146,9 @@ def make_tokenizer(name: str, template: str) -> PreTrainedTokenizerFast:
 
 
 def outcome(tokenizer: Any, conversation: Example, *, is_exact: bool = True) -> Outcome:
-    """Compare a conversation's tokens in training with what is served, and with what transformers renders by itself.
+    """Compare a conversation's tokens in training with the served ones and with transformers' own rendering.
 
-    Unless `is_exact`, space around the words of an answer may be missing, since templates cut it.
+    Unless `is_exact`, white space around an answer may be missing, because some templates strip it.
     """
     try:
         encoded = encode(tokenizer, conversation, 1 << 20)
@@ -161,7 +160,7 @@ def outcome(tokenizer: Any, conversation: Example, *, is_exact: bool = True) -> 
 
 
 def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, is_exact: bool) -> Iterator[str]:
-    """Yield where what is learned is not what the assistant says, to its end."""
+    """Yield differences between the learned text and the assistant's words with their end token."""
     renderer = get_renderer(tokenizer)
     turns = [turn for turn in conversation.messages if is_learned(turn)]
     runs = [run for sample in encoded.samples for run in _learned_runs(sample)]
@@ -181,7 +180,7 @@ def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, 
 
 
 def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> Iterator[str]:
-    """Yield where the tokens before an answer are not those of the prompt that is served."""
+    """Yield differences between the tokens before an answer and the served prompt."""
     renderer = get_renderer(tokenizer)
     places = [i for i, turn in enumerate(conversation.messages) if is_learned(turn)]
     runs = [(sample, at) for sample in encoded.samples for at, _ in _learned_runs(sample)]
@@ -196,7 +195,7 @@ def _prompt_faults(tokenizer: Any, conversation: Example, encoded: Encoded) -> I
 
 
 def _by_transformers(tokenizer: Any, messages: Sequence[Message], tools: Sequence[Message], mode: Any) -> list[int]:
-    """Return a prompt as transformers renders it from the template that goes into the adapter's archive."""
+    """Return a prompt as transformers renders it from the template in the adapter's archive."""
     renderer = get_renderer(tokenizer)
     source = self_rendering(renderer, mode)[
         "tool_use" if tools and "tool_use" in template_sources(tokenizer) else "default"
@@ -215,7 +214,7 @@ def template_sources(tokenizer: Any) -> dict[str, str]:
 
 
 def _learned_runs(sample: Encoded) -> list[tuple[int, list[int]]]:
-    """Return where each run of learned tokens begins, and the tokens."""
+    """Return (start, tokens) of each run of learned tokens."""
     found: list[tuple[int, list[int]]] = []
     for at, label in enumerate(sample.labels):
         if label == NO_LOSS:
@@ -227,7 +226,7 @@ def _learned_runs(sample: Encoded) -> list[tuple[int, list[int]]]:
 
 
 def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
-    """Return for each template its name, what is known of it, and what becomes of each conversation."""
+    """Return (name, facts, outcome of each conversation) for each template."""
     rows = list[tuple[str, str, list[Outcome]]]()
     for name, template in templates.items():
         tokenizer = make_tokenizer(name, template)
@@ -246,7 +245,7 @@ def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
 
 
 def markdown(rows: Sequence[tuple[str, str, list[Outcome]]]) -> str:
-    """Return the table in Markdown, each refusal as a numbered note below it."""
+    """Return the table as Markdown, with each refusal as a numbered note below."""
     notes: dict[str, int] = {}
     lines = [f"| template | | {' | '.join(CONVERSATIONS)} |", f"|---|---|{'---|' * len(CONVERSATIONS)}"]
     for name, facts, outcomes in rows:
@@ -282,13 +281,13 @@ The tokenizers are not the models' own, which no package brings: each knows the 
 
 
 def page() -> str:
-    """Return the page of the documentation."""
+    """Return the page's text."""
     found = trl_templates()
     return _PAGE.format(count=len(found), version=version("trl"), table=markdown(table(found)))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table; the exit status is 1 where something is trained otherwise than it is served."""
+    """Print the table; the exit status is 1 if training and serving differ anywhere."""
     rows = table(read_templates(Path(argv[0])) if argv else trl_templates())
     sys.stdout.write(markdown(rows))
     faults = [f"{name}: {fault}" for name, _, found in rows for each in found for fault in each.faults]

@@ -1,4 +1,4 @@
-"""The commands of `spard` as docs/command-line.md lists them: `python -m tools.commands --write` writes them there."""
+"""The table of `spard`'s commands in docs/command-line.md: `python -m tools.commands --write` updates it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PART = re.compile(r"(?<=<!-- commands -->\n).*?(?=<!-- /commands -->)", re.DOTA
 
 
 def leaves() -> dict[str, Any]:
-    """Return every command that can be run, by its words; those of old names are left out."""
+    """Return every command that can be run, by its words; hidden old names are left out."""
     trees = [get_command(command_line([name])) for name in subcommands()]
     found = [leaf for tree in trees for leaf in _leaf_commands(tree, ("spard",))]
-    return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # those without subcommands come first
+    return dict(sorted(found, key=lambda leaf: leaf[0].count(" ") > 1))  # commands without subcommands first
 
 
 def table() -> str:
-    """Return the commands and what each does, as rows of Markdown."""
+    """Return the commands with their help texts, as rows of Markdown."""
     rows = [f"| `{name}` | {_first_paragraph(command)} |\n" for name, command in leaves().items()]
     return "".join(["\n| command | does |\n|---|---|\n", *rows, "\n"])
 
 
 def page_table(page: str) -> str:
-    """Return what a page has between its marks."""
+    """Return the part of a page between its marks."""
     (found,) = _PART.findall(page)
     return str(found)
 
@@ -46,7 +46,7 @@ def _leaf_commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def _first_paragraph(command: Any) -> str:
-    """Return the first paragraph of a command's help, in one line."""
+    """Return the first paragraph of a command's help on one line."""
     return " ".join((command.help or "").split("\n\n")[0].split()).replace("|", "\\|")
 
 

@@ -1,8 +1,8 @@
-"""The diagrams of the documentation: drawn once from the Mermaid text in its pages, which GitHub draws by itself.
+"""Draws the documentation's diagrams from the Mermaid text in its pages, which GitHub renders by itself.
 
 python -m tools.diagrams FOLDER/package/dist/mermaid.min.js     after npm pack mermaid@12.3.0, unpacked into FOLDER
 
-A picture keeps the digest of its text, and its colors are variables that the site sets for light and dark.
+A picture contains the digest of its text, and its colors are variables that the site sets for light and dark.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Diagram:
-    """One block of Mermaid in a page; `title` is its `accTitle`, which names its picture."""
+    """One Mermaid block of a page; `title` is its `accTitle`, after which its picture is named."""
 
     title: str
     text: str
 
     @property
     def file(self) -> Path:
-        """Where its picture is."""
+        """The path of its picture."""
         return DOCS / "pictures" / f"{re.sub('[^a-z]+', '-', self.title.lower())}.svg"
 
     @property
     def digest(self) -> str:
-        """What tells the text that a picture was drawn from."""
+        """The digest of the text, stored in the picture to detect changes."""
         return sha256(self.text.encode()).hexdigest()
 
 
@@ -73,7 +73,7 @@ def diagrams() -> list[Diagram]:
 
 
 def with_pictures(markdown: str) -> str:
-    """Return a page with the pictures in place of their text; inside the page they take its colors."""
+    """Return a page with each Mermaid block replaced by its inline picture, which takes the page's colors."""
     return _FENCED.sub(lambda block: f'<figure class="diagram" tabindex="0">{_shown_text(block[1])}</figure>', markdown)
 
 
@@ -89,7 +89,7 @@ def _read(text: str) -> Diagram:
 
 
 def _draw(page: Page, diagram: Diagram) -> str:
-    """Return a diagram as SVG in one line."""
+    """Return a diagram as SVG on one line."""
     asked = [diagram.file.stem, diagram.text]
     drawn = page.evaluate("([id, text]) => mermaid.render(id, text).then(it => it.svg)", asked)
     svg = " ".join(str(drawn).split())

@@ -1,10 +1,10 @@
-"""Every error code that the sources can give, found in them with `ast`: what docs/error-codes.md has to explain.
+"""Finds every error code in the sources by their syntax trees; docs/error-codes.md must explain each.
 
-requests   `error.code` of an answer, with the HTTP statuses that it comes with
-jobs       `error.code` of a job that failed, and of what the library raises
-rows       `code` in the list of what is wrong in a file
+requests   `error.code` of a response, with its HTTP statuses
+jobs       `error.code` of a failed job, and of the library's errors
+rows       `code` in the list of a file's problems
 
-A code that is put together while the program runs stands in `MADE`; a new way to make one stops the search.
+Codes computed at run time are listed in `MADE`; an unknown expression raises `KeyError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("app", "spard", "worker")
 Codes = dict[str, set[int]]
 
-# Expressions for a code that are no text, and what they stand for; codes that are only passed on stand for none.
+# Expressions for codes that are not constants, with their values; codes that are only passed on have none.
 MADE: dict[str, tuple[str, ...]] = {
     "f'{what}_not_found'": ("pool_not_found", "suite_not_found"),
     "f'{missing}_missing'": ("base_unaligned_missing",),  # a defense's setting
@@ -40,20 +40,20 @@ MADE: dict[str, tuple[str, ...]] = {
     "error.code or SERVER_ERROR": (),
     "SERVER_ERROR": ("server_error",),
 }
-_BAD_FILES = {"invalid_n_examples"}  # refusals of a request that are a job's own with SPARD_BAD_FILES=fail
+_BAD_FILES = {"invalid_n_examples"}  # refuse a request, or fail the job with SPARD_BAD_FILES=fail
 _RENDERED = {
     "content_not_rendered",
     "template_render_failed",
     "too_many_turns",
     "tools_not_rendered",
-}  # problems that the counting of tokens finds
-_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # which argument is the code
+}  # problems found while counting tokens
+_PROBLEMS = {"Problem": 2, "error": 1, "warning": 1, "notice": 0, "BadJson": 0}  # index of the code argument
 _JOBS = {"error_object": 0, "Failure": 0, "around": 0}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A class of errors: its root, `AppError` or `SpardError`, and what it says itself or takes from above."""
+    """An error class: its root (`AppError` or `SpardError`), and its own or inherited code and status."""
 
     root: str
     package: str
@@ -63,13 +63,13 @@ class Kind:
 
 @cache
 def requests() -> Codes:
-    """Return each code of an answer with its statuses."""
+    """Return each code of a response with its statuses."""
     kinds = {name: kind for name, kind in _kinds() if kind.root == "AppError" and kind.package == "app"}
     found: Codes = defaultdict(set)
     for kind in kinds.values():
         if kind.code:
             found[kind.code].add(kind.status)
-    for refusal in REFUSALS:  # of connections, before there is a request
+    for refusal in REFUSALS:  # refused connections, before any request
         found[refusal[2]].add(refusal[0])
     for code in [*OF_PYDANTIC.values(), "invalid_type"]:
         found[code].add(400)
@@ -89,14 +89,14 @@ def requests() -> Codes:
 
 @cache
 def jobs() -> set[str]:
-    """Return the codes of failed jobs, and of the library's errors."""
+    """Return the codes of failed jobs and of the library's errors."""
     named = {kind.code for _, kind in _kinds() if kind.root == "SpardError" or kind.package == "worker"}
     return {code for code in named if code} | set(FAULTS) | _BAD_FILES | set(_arguments(_JOBS, "app", "worker"))
 
 
 @cache
 def rows() -> set[str]:
-    """Return the codes of problems of a file's rows."""
+    """Return the codes of row problems."""
     return _RENDERED | set(_arguments(_PROBLEMS, "spard/data", "app/files"))
 
 
@@ -140,11 +140,11 @@ def _calls(folder: str) -> Iterator[ast.Call]:
 
 
 def _kinds() -> Iterator[tuple[str, Kind]]:
-    """Yield each class below one of the two roots, with its name."""
+    """Yield (name, kind) of each class below one of the two roots."""
     classes = [(package, node) for package in PACKAGES for node in _nodes(package) if isinstance(node, ast.ClassDef)]
     known = {"UserError": Kind("UserError", "spard", None, 0)}
     missing = -1
-    while len(known) != missing:  # until no class has a base that became known
+    while len(known) != missing:  # until no further class is known
         missing = len(known)
         for package, node in classes:
             above = [known[base.id] for base in node.bases if isinstance(base, ast.Name) and base.id in known]

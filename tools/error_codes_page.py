@@ -1,4 +1,4 @@
-"""docs/error-codes.md: every error code with its HTTP status, its cause and its cure, of tools/error_codes.toml."""
+"""Writes docs/error-codes.md: every error code with HTTP status, and cause and remedy from tools/error_codes.toml."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ In `problems` of `GET /v1/files/{id}/validation`, each with a line, a JSON point
 
 
 def read_explanations() -> dict[str, dict[str, tuple[str, str]]]:
-    """Return cause and cure of each code, by where it appears."""
+    """Return (cause, remedy) of each code, by where it appears."""
     tables = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
     return {place: {code: (cause, cure) for code, (cause, cure) in codes.items()} for place, codes in tables.items()}
 
 
 def find_codes() -> dict[str, set[str]]:
-    """Return the codes of the sources, by where they appear."""
+    """Return the codes in the sources, by where they appear."""
     return {"requests": set(error_codes.requests()), "jobs": error_codes.jobs(), "rows": error_codes.rows()}
 
 
 def page() -> str:
-    """Return the page; a `KeyError` for a code that is not explained."""
+    """Return the page's text; raise `KeyError` for a code without an explanation."""
     words, requests = read_explanations(), error_codes.requests()
     statuses = {code: ", ".join(map(str, sorted(found))) for code, found in requests.items()}
     asked = [f"| `{code}` | {statuses[code]} | {' | '.join(words['requests'][code])} |\n" for code in sorted(requests)]

@@ -1,4 +1,4 @@
-"""The figures of docs/science.md, drawn from the tables of lab/docs/results-earlier.md.
+"""Draws the figures of docs/science.md from the tables of lab/docs/results-earlier.md.
 
 python -m tools.figures
 """
@@ -18,7 +18,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 _CELL = re.compile(r"([\d.]+) \+- [\d.]+ \[([\d.]+), ([\d.]+)\]")
-# What a color means everywhere: orange no defense, green SPARD, gray the base model and all others.
+# Colors in all figures: orange for no defense, green for SPARD, gray for the base model and all others.
 _COLORS = {"none": "#d9722e", "spard": "#1f8a70", "relevance_diversity": "#1f8a70"}
 _GRAY, _INK, _HAIRLINE = "#8a8f98", "#16181d", "#d9dce1"
 _LABELS = {"spard": "SPARD", "none": "no defense", "base": "base model", "relevance_diversity": "relevance-diversity"}
@@ -26,7 +26,7 @@ _LABELS = {"spard": "SPARD", "none": "no defense", "base": "base model", "releva
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure: the table below a heading of the results, its groups of rows and the columns that are shown."""
+    """One figure: the table below a heading of the results, its row groups and the columns to draw."""
 
     name: str
     section: str
@@ -47,7 +47,7 @@ DRAWINGS = (
 
 
 def table(section: str) -> list[dict[str, str]]:
-    """Return the first table below a heading, a mapping for each row."""
+    """Return the first table below a heading, one mapping per row."""
     page = (DOCS.parent / "lab" / "docs" / "results-earlier.md").read_text(encoding="utf-8")
     text = page.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
     found = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
@@ -58,12 +58,12 @@ def table(section: str) -> list[dict[str, str]]:
 
 
 def digest(drawing: Drawing) -> str:
-    """Return what tells the table that a figure was drawn from."""
+    """Return the digest of the figure's table, stored in the figure to detect changes."""
     return sha256(repr(table(drawing.section)).encode()).hexdigest()
 
 
 def draw(drawing: Drawing) -> Figure:
-    """Draw one panel for each column: a dot for each row, with its interval as a pale bar."""
+    """Draw one panel per column: a dot for each row, with its interval as a pale bar."""
     rows = table(drawing.section)
     groups = list(dict.fromkeys(row[drawing.group] for row in rows)) if drawing.group else [""]
     figure = Figure(figsize=(8.6, 0.6 + 0.23 * (len(rows) + len(groups))), layout=ConstrainedLayoutEngine(wspace=0.08))

@@ -1,18 +1,18 @@
-"""`make house`: how the code is laid out, in counts that anybody can repeat.
+"""`make house`: counts of the code's layout that anybody can repeat.
 
-Read from the sources with `ast`; nothing is imported. What is counted:
+Reads the sources with `ast`; nothing is imported. What is counted:
 
-module      a `.py` file under app/, worker/ or spard/, `__init__` and `__main__` among them
-folder      a folder with modules, under another one; folders in folders belong to the one at the top for its arrows
-room        what stands at the top of a package: a module, or a folder with all that is in it. A package's own
-            `__init__` is no room: it offers what others hold
+module      a `.py` file under app/, worker/ or spard/, including `__init__` and `__main__`
+folder      a folder with modules below another one; for arrows, nested folders belong to the one at the top
+room        a direct child of a package: a module, or a folder with everything in it. A package's own `__init__`
+            is no room: it re-exports the others
 arrow       one room imports another one of its package, however often
 upward      an arrow against the layers that pyproject.toml declares for import-linter: to a higher layer, or between
-            two rooms that one line parts with `|`
-circle      rooms that import one another around a ring: each can be reached from each
-defense     files of app/, worker/ and spard/ that name one defense, as a word of the code: `safegrad` or `SafeGrad`,
+            two rooms that one line separates with `|`
+circle      rooms that import one another in a ring: each can be reached from each
+defense     files of app/, worker/ and spard/ that name one defense as a word of the code (`safegrad` or `SafeGrad`),
             comments and docstrings aside. Its two homes are counted; a third file is a decision with two homes
-loose       mappings without a form: `dict[str, Any]` and `Mapping[str, Any]` in the code
+loose       untyped mappings in the code: `dict[str, Any]` and `Mapping[str, Any]`
 cupboard    a module of 1 to 39 lines that is neither `__init__` nor `__main__`
 longest     lines of a file; lines of a function from its `def` to its last statement
 """
@@ -36,14 +36,14 @@ DEFENSE = "safegrad"
 _SHORT = 40
 _LOOSE = {"dict[str, Any]", "Mapping[str, Any]"}
 
-Arrows = dict[tuple[str, str], set[str]]  # from room to room, with `importer -> imported` of each import
+Arrows = dict[tuple[str, str], set[str]]  # (from room, to room) -> each import as `importer -> imported`
 
 
 @dataclass(frozen=True)
 class Module:
     """One file of a package."""
 
-    path: Path  # from the root of the repository
+    path: Path  # relative to the repository
 
     @cached_property
     def text(self) -> str:
@@ -57,29 +57,29 @@ class Module:
 
     @property
     def name(self) -> str:
-        """The name that imports use; a package's `__init__` has that of the package."""
+        """The name in imports; a package's `__init__` has the package's name."""
         parts = self.path.with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property
     def room(self) -> str:
-        """`app.jobs` for all that is in that folder, `app.main` for a module at the top."""
+        """`app.jobs` for everything in that folder, `app.main` for a module at the top."""
         return ".".join(self.name.split(".")[:2])
 
     @property
     def lines(self) -> int:
-        """Lines of the file, blank ones and comments among them."""
+        """The number of lines, including blank ones and comments."""
         return self.text.count("\n")
 
     @property
     def is_cupboard(self) -> bool:
-        """Whether it is so short that another module could hold it."""
+        """True if the module is short enough to be a part of another one."""
         return 0 < self.lines < _SHORT and self.path.stem not in ("__init__", "__main__")
 
 
 @dataclass(frozen=True)
 class Package:
-    """What was counted of one package."""
+    """The counts of one package."""
 
     name: str
     modules: list[Module]
@@ -87,47 +87,47 @@ class Package:
 
     @property
     def top_modules(self) -> list[str]:
-        """Modules that stand in no folder, `__init__` and `__main__` among them."""
+        """The modules directly in the package, including `__init__` and `__main__`."""
         return sorted(each.path.stem for each in self.modules if len(each.path.parts) == 2)
 
     @property
     def top_folders(self) -> list[str]:
-        """Folders that stand in no other one."""
+        """The folders directly in the package."""
         return sorted({each.path.parts[1] for each in self.modules if len(each.path.parts) > 2})
 
     @cached_property
     def circles(self) -> list[list[str]]:
-        """Rings of rooms, each in alphabetical order."""
+        """The rings of rooms, each sorted."""
         return circles(set(self.arrows))
 
     @cached_property
     def upward(self) -> list[str]:
-        """Imports against the layers, as `importer -> imported`."""
+        """The imports against the layers, as `importer -> imported`."""
         return upward(self.arrows, declared_layers(self.name))
 
     @property
     def loose(self) -> int:
-        """How many mappings without a form the package has."""
+        """The number of untyped mappings."""
         return sum(_loose(each.tree) for each in self.modules)
 
     @property
     def cupboards(self) -> list[str]:
-        """Paths of the modules that are cupboards."""
+        """The paths of the cupboards."""
         return sorted(str(each.path) for each in self.modules if each.is_cupboard)
 
     @property
     def longest_file(self) -> tuple[int, str]:
-        """Its lines and path."""
+        """(lines, path) of the longest file."""
         return max((each.lines, str(each.path)) for each in self.modules)
 
     @property
     def longest_function(self) -> tuple[int, str]:
-        """Its lines, and where it is as `path:name`."""
+        """(lines, `path:name`) of the longest function."""
         return max((size, where) for each in self.modules for size, where in _functions(each))
 
 
 def read_package(name: str) -> Package:
-    """Read every module of a package, and who imports whom."""
+    """Read every module of a package and the imports among its rooms."""
     modules = [Module(path.relative_to(ROOT)) for path in sorted((ROOT / name).rglob("*.py"))]
     known = {each.name: each for each in modules}
     arrows: Arrows = defaultdict(set)
@@ -140,7 +140,7 @@ def read_package(name: str) -> Package:
 
 
 def circles(arrows: set[tuple[str, str]]) -> list[list[str]]:
-    """Group the rooms that can be reached from one another; rooms on no circle are left out."""
+    """Return the groups of rooms that can be reached from one another; rooms on no circle are left out."""
     reached: dict[str, set[str]] = defaultdict(set)
     for source, target in arrows:
         reached[source].add(target)
@@ -154,7 +154,7 @@ def circles(arrows: set[tuple[str, str]]) -> list[list[str]]:
 
 
 def upward(arrows: Arrows, layers: list[str]) -> list[str]:
-    """List the imports that go against the layers, highest first; a line `a | b` holds rooms that are apart."""
+    """Return the imports against the layers (highest first); rooms separated by `|` may not import one another."""
     floor = {room.strip(" ()"): depth for depth, layer in enumerate(layers) for room in layer.split("|")}
     wrong = []
     for (source, target), imports in arrows.items():
@@ -165,7 +165,7 @@ def upward(arrows: Arrows, layers: list[str]) -> list[str]:
 
 
 def declared_layers(package: str) -> list[str]:
-    """Return the layers that pyproject.toml declares for a package, the highest first; none when it declares none."""
+    """Return the layers that pyproject.toml declares for a package, highest first; [] without any."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for contract in settings["tool"]["importlinter"]["contracts"]:
         if contract["type"] == "layers" and contract.get("containers") == [package]:
@@ -174,7 +174,7 @@ def declared_layers(package: str) -> list[str]:
 
 
 def files_of_defense(defense: str, packages: list[Package]) -> list[str]:
-    """List the files whose code, comments and docstrings aside, holds a defense's name."""
+    """Return the files whose code, without comments and docstrings, contains a defense's name."""
     return sorted(str(each.path) for package in packages for each in package.modules if _names(each.tree, defense))
 
 
@@ -199,7 +199,7 @@ def _functions(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def _names(tree: ast.Module, word: str) -> bool:
-    """Whether a name, a part of an import or a string that is no docstring holds a word, in any case."""
+    """Return True if a name, an import or a string other than a docstring contains `word`, ignoring case."""
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if id(node) in docstrings:
@@ -211,7 +211,7 @@ def _names(tree: ast.Module, word: str) -> bool:
 
 
 def report(packages: list[Package]) -> dict[str, object]:
-    """Put all counts together, as `--json` prints them."""
+    """Return all counts, as `--json` prints them."""
     found: dict[str, object] = {
         package.name: {
             "modules": len(package.modules),
@@ -231,13 +231,13 @@ def report(packages: list[Package]) -> dict[str, object]:
 
 
 def faults(packages: list[Package]) -> list[str]:
-    """List what must not be: imports against the layers, and circles."""
+    """Return the violations: imports against the layers, and circles."""
     wrong = [f"upward: {each}" for package in packages for each in package.upward]
     return wrong + [f"circle: {', '.join(each)}" for package in packages for each in package.circles]
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the counts; the exit status is 1 when an import goes upward or folders stand in a circle."""
+    """Print the counts; the exit status is 1 if there are violations."""
     parser = argparse.ArgumentParser(
         prog="make house", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,7 @@
-"""The documentation for programs that read: `llms.txt`, and each page as Markdown, beside the site's HTML.
+"""Publishes the documentation for programs: `llms.txt`, and each page as Markdown beside the site's HTML.
 
-https://llmstxt.org is the form: a title, a summary, and sections of links, each with a line on what it leads to. The
-order is that of `nav` in mkdocs.yml. The hook tools/site_pages.py calls `write` when the site is built.
+The format is that of https://llmstxt.org: a title, a summary, and sections of links, each with a line about its target.
+The order is that of `nav` in mkdocs.yml. The hook tools/site_pages.py calls `write` when the site is built.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Listed:
 
     @property
     def path(self) -> Path:
-        """Where the page lies in the repository."""
+        """The page's path in the repository."""
         return ROOT / source(self.name)
 
     def line(self) -> str:
-        """Return its line of `llms.txt`."""
+        """Return the page's line in `llms.txt`."""
         about = summary(self.path.read_text(encoding="utf-8"))
         return f"- [{self.title or title(self.path)}]({self.name})" + (f": {about}" if about else "")
 
@@ -50,7 +50,7 @@ def pages() -> list[Listed]:
 
 
 def summary(text: str) -> str:
-    """Return the first sentence of a page, without links; empty where it begins with no paragraph."""
+    """Return the first sentence of a page without links; "" if the page has no paragraph."""
     for part in text.split("\n\n"):
         if part[:1].isalpha() or part[:1] in ("`", "["):
             words = " ".join(_LINK.sub(r"\1", part).split())
@@ -79,7 +79,7 @@ def llms_txt() -> str:
 
 
 def write(folder: Path) -> None:
-    """Write `llms.txt` and each page as Markdown into a folder; links between pages go on working."""
+    """Write `llms.txt` and each page as Markdown into a folder, with working links between pages."""
     (folder / "llms.txt").write_text(llms_txt(), encoding="utf-8")
     for page in pages():
         target = folder / page.name

@@ -1,12 +1,12 @@
-"""`make mutants`: see whether the nearest tests notice random small changes to the files that decide most.
+"""`make mutants`: check that the nearest tests notice small random changes to the most important files.
 
-Mutants are drawn with a seed (the clock's, unless one is given) from the files of `NEAREST`. Each is written into a
-copy of the repository and the tests named beside its file are run there: first those that need no PostgreSQL, then,
-if none has failed, the others. A mutant that loops is stopped after a multiple of what the unchanged code needed.
+Mutants are drawn with a seed (by default the clock's) from the files in `NEAREST`. Each is written into a copy of the
+repository, where the tests listed for its file are run: first those without PostgreSQL, then, if none has failed, the
+others. A mutant that loops is stopped after a multiple of the unchanged code's time.
 
-Why not a library: cosmic-ray starts an interpreter per mutant, and most of a run would be the import of torch; mutmut
-rewrites whole modules and maps tests by their coverage. Here third-party modules are loaded once and every run is a
-fork that imports our own code anew.
+Why no library: cosmic-ray starts an interpreter per mutant, which spends most of a run on importing torch; mutmut
+rewrites whole modules and maps tests by coverage. Here third-party modules are loaded once, and every run is a fork
+that imports only our own code anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NEAREST: dict[str, tuple[str, ...]] = {
     "spard/release/manifest.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
     "spard/digests.py": ("tests/spard/test_manifest.py", "tests/spard/test_manifest_edges.py"),
 }
-_ON_POSTGRES = "postgres or at_once"  # names of tests that start a server
+_ON_POSTGRES = "postgres or at_once"  # matches tests that start a database server
 _STAGES = (f"not ({_ON_POSTGRES})", _ON_POSTGRES)
 _LOADED_ONCE = (
     *("alembic", "boto3", "cryptography.x509", "fastapi.testclient", "hypothesis", "moto.server", "openai"),
@@ -66,7 +66,7 @@ _COPIED = (
     *("app", "spard", "worker", "lab", "migrations", "examples", "tests"),
     *("pyproject.toml", "service", "deploy"),
 )
-_PATIENCE, _HANG = 5, 20  # times the processor time and the time of the unchanged code
+_PATIENCE, _HANG = 5, 20  # limits as multiples of the unchanged code's CPU and wall time
 _NO_TESTS = 5  # pytest's exit status
 _POLL_S = 0.05
 
@@ -75,7 +75,7 @@ Outcome = Literal["killed", "timeout", "survived"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a run took: seconds of its processor and of the clock."""
+    """The CPU and wall seconds of a run."""
 
     cpu_s: float
     wall_s: float
@@ -83,7 +83,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a run of some tests ended; the status is None when it was stopped."""
+    """The result of running some tests; the status is None if the run was stopped."""
 
     status: int | None
     cost: Cost
@@ -91,9 +91,9 @@ class Run:
 
 
 def main() -> None:
-    """Draw, run, and print what survived."""
+    """Draw and run mutants, and print the survivors."""
     ask = _arguments()
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is loaded: threads that wait for each other spin
+    os.environ["OMP_NUM_THREADS"] = "1"  # must be set before torch is loaded; waiting threads burn CPU time
     for name in _LOADED_ONCE:
         importlib.import_module(name)
     chosen = draw(ask.n, ask.seed, ask.files or list(NEAREST))
@@ -108,14 +108,14 @@ def main() -> None:
 
 
 def draw(n: int, seed: int, paths: Sequence[str]) -> list[Mutant]:
-    """Return `n` of all mutants of some files, none twice, in the order of the files."""
+    """Return `n` distinct mutants of some files, in the order of the files."""
     everything = [mutant for path in paths for mutant in mutants(path, (ROOT / path).read_bytes())]
     picked = random.Random(seed).sample(range(len(everything)), min(n, len(everything)))
     return [everything[i] for i in sorted(picked)]
 
 
 def judge(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Outcome]]:
-    """Run some mutants one after the other in a copy of their own."""
+    """Run some mutants one after the other in a copy of the repository."""
     judged: list[tuple[Mutant, Outcome]] = []
     with _copy() as folder:
         bench = Bench(folder)
@@ -126,14 +126,14 @@ def judge(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Outcome]]:
 
 
 class Bench:
-    """A copy of the repository in which one mutant after the other stands."""
+    """A copy of the repository that has one mutant at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._usual: dict[tuple[tuple[str, ...], str], Run] = {}
 
     def judge(self, mutant: Mutant) -> Outcome:
-        """Run the tests next to a mutant until one fails."""
+        """Run the tests nearest to a mutant until one fails."""
         tests = NEAREST[mutant.path]
         for stage in _STAGES:
             usual = self._unchanged_run(tests, stage)
@@ -146,7 +146,7 @@ class Bench:
         return "survived"
 
     def _unchanged_run(self, tests: tuple[str, ...], stage: str) -> Run:
-        """Run each set of tests once without a mutant: they must pass."""
+        """Run a set of tests once without a mutant; exit if they fail."""
         if (tests, stage) not in self._usual:
             run = self._run(tests, stage, None)
             if run.status not in (0, _NO_TESTS):
@@ -165,7 +165,7 @@ class Bench:
             shutil.copy2(original, path)
 
     def _run(self, tests: tuple[str, ...], stage: str, usual: Cost | None) -> Run:
-        """Run tests in a fork of this process, which has imported nothing of ours."""
+        """Run tests in a fork of this process, which has imported none of our code."""
         output, started = self._folder / "output.txt", time.monotonic()
         pid = os.fork()
         if pid == 0:
@@ -188,7 +188,7 @@ class Bench:
 
 
 def _child(folder: Path, arguments: list[str], output: Path, *, writes_bytecode: bool) -> NoReturn:
-    """Run pytest on the copy, and end."""
+    """Run pytest on the copy, and exit."""
     status = 3
     try:
         sys.dont_write_bytecode = not writes_bytecode
@@ -198,7 +198,7 @@ def _child(folder: Path, arguments: list[str], output: Path, *, writes_bytecode:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for descriptor in (1, 2):
             os.dup2(file, descriptor)
-        already = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before pytest looked at them
+        already = "ignore::pytest.PytestAssertRewriteWarning"  # plugins were imported before pytest could rewrite them
         status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", already, *arguments])
         sys.stdout.flush()
     finally:
@@ -211,7 +211,7 @@ def _diff(mutant: Mutant) -> str:
 
 @contextmanager
 def _copy() -> Iterator[Path]:
-    """Copy the code and its tests."""
+    """Copy the code and its tests to a temporary folder."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         for name in _COPIED:

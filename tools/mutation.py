@@ -1,8 +1,8 @@
-"""Small changes to a source file, each of which a good test suite notices.
+"""Makes small changes to a source file, each of which a good test suite notices.
 
-A mutant replaces one node of the syntax tree and leaves the rest of the file as it was written. Left alone, because no
-test should notice them: strings (docstrings and messages), annotations, decorators, the arguments of an exception that
-is raised, calls of a logger, imports and `__all__`.
+A mutant replaces one node of the syntax tree and leaves the rest of the file unchanged. Excluded, because no test
+should notice them, are strings (docstrings and messages), annotations, decorators, arguments of raised exceptions,
+logger calls, imports and `__all__`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Mutant:
 
 
 def mutants(path: str, source: bytes) -> list[Mutant]:
-    """Return every mutant of a file, in the order of its lines."""
+    """Return every mutant of a file, ordered by position."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -72,13 +72,13 @@ def mutants(path: str, source: bytes) -> list[Mutant]:
     for node in _nodes(ast.parse(source)):
         for operator, place, text in _changes(node):
             start = starts[place.lineno - 1] + place.col_offset
-            end = starts[(place.end_lineno or 0) - 1] + (place.end_col_offset or 0)  # what was parsed has both
+            end = starts[(place.end_lineno or 0) - 1] + (place.end_col_offset or 0)  # parsed nodes have both
             found[Mutant(path, place.lineno, operator, start, end, text)] = None
     return sorted(found, key=lambda mutant: (mutant.start, mutant.end, mutant.operator, mutant.text))
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Return the nodes below `node` that may be changed."""
+    """Yield the nodes below `node` that may be changed."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list"):
             continue
@@ -103,7 +103,7 @@ def _is_logging(node: ast.expr) -> bool:
     return isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name) and called.value.id in _LOGGERS
 
 
-Change = tuple[str, ast.expr | ast.stmt, str]  # what is done, the node that is replaced, its new text
+Change = tuple[str, ast.expr | ast.stmt, str]  # (operator, replaced node, new text)
 
 
 def _changes(node: ast.AST) -> Iterator[Change]:
@@ -160,7 +160,7 @@ def _of_constant(node: ast.Constant) -> Iterator[Change]:
 
 
 def _negate_condition(test: ast.expr) -> Iterator[Change]:
-    """Nothing where a change of the condition's own operator does the same."""
+    """Yield the negated condition, unless changing the condition's own operator has the same effect."""
     is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
     if not is_not and not (isinstance(test, ast.Compare) and len(test.ops) == 1):
         yield "negate condition", test, _text(ast.UnaryOp(ast.Not(), test))

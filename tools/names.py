@@ -1,12 +1,12 @@
-"""`python -m tools.names`: names of functions and methods that do not say what they do.
+"""`python -m tools.names`: lists functions and methods whose names do not say what they do.
 
-A name is a verb (`broadcast_object`) or a noun of the field (`prompt_tokens`). What is not one:
+A name must be a verb (`broadcast_object`) or a noun of the field (`prompt_tokens`). Reported are:
 
 participle   one word that is a past participle (`said`, `_held`), or participles with adverbs alone (`asked_again`)
-preposition  a name that ends in one (`key_of`, `wait_for`), but for phrasal verbs that are words of the field
+preposition  a name that ends in one (`key_of`, `wait_for`), except phrasal verbs that are words of the field
 word         a name that is private to its author (`own`, `taker`)
 
-Dunder methods and the tests themselves (`test_...`) are sentences or have their names from Python; both are left out.
+Dunder methods and the tests themselves (`test_...`) are left out: Python or a sentence decides their names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("app", "worker", "spard", "lab", "tests", "tools", "benchmarks", "examples")
 
-ALLOWED = {  # why each is a name of the field
+ALLOWED = {  # with the reason for each
     "back_up": "verb: make a backup",
     "fail_over": "verb: switch to the other server",
     "look_up": "verb: resolve a name",
@@ -63,7 +63,7 @@ _NO_PARTICIPLES = _words("""
 
 @dataclass(frozen=True)
 class Finding:
-    """A name that is none."""
+    """A function whose name breaks a rule."""
 
     path: Path
     line: int
@@ -75,7 +75,7 @@ class Finding:
 
 
 def fault(name: str) -> str | None:
-    """Return what is wrong with a function's name; None if nothing is."""
+    """Return what is wrong with a function's name, or None."""
     bare = name.strip("_").lower()
     words = [word for word in bare.split("_") if word]
     if not words or bare in ALLOWED or name.startswith(("__", "test_")):
@@ -88,7 +88,7 @@ def fault(name: str) -> str | None:
 
 
 def find_faults(root: Path = ROOT) -> Iterator[Finding]:
-    """Yield what is wrong with the functions of a repository, in order."""
+    """Yield the bad names in a repository, in order."""
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_bytes())):

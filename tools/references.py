@@ -1,4 +1,4 @@
-"""Write the pages of docs/ that are made from the code: API, settings, error codes.
+"""Writes the pages of docs/ that are generated from the code: API, chat templates, error codes, settings.
 
 python -m tools.references
 """
@@ -20,7 +20,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def main() -> int:
-    """Write each page that is not as the code has it, and name it."""
+    """Write each page that differs from the generated one, and print its name."""
     for name, page in PAGES.items():
         text, file = page(), DOCS / name
         if not file.exists() or file.read_text(encoding="utf-8") != text:

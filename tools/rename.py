@@ -1,13 +1,13 @@
 """Rename functions and methods by the table `tools/renames.toml`, everywhere at once: `python -m tools.rename`.
 
-The table maps, for each module, old qualified names to new last names: `"Frame.seen" = "project"`. mypy resolves what
-each name and attribute in the sources refers to, so that equal names of other things stay. Rewritten are definitions,
-overrides in subclasses, imports, references, fixtures with the arguments that ask for them, strings of `setattr` and
-`getattr`, `__all__`, dotted names in any text, and names in backticks in comments, docstrings and documents.
+The table maps, per module, old qualified names to new last names: `"Frame.seen" = "project"`. mypy resolves every name
+and attribute in the sources, so equal names of other things are not touched. Rewritten are definitions, overrides in
+subclasses, imports, references, fixtures with the arguments that request them, strings of `setattr` and `getattr`,
+`__all__`, dotted names in any text, and names in backticks in comments, docstrings and documents.
 
-Entries whose old name is gone are skipped, so that it can be run again, also on a tree with newer code. A new name that
-something else already has where it would be seen is a clash: nothing is written then, unless `--skip-clashes` leaves
-those entries out. Ruff then sorts the imports and formats what has changed.
+Entries whose old name does not exist are skipped, so the tool can be run again, also on a newer tree. A new name that
+is already taken in a scope is a clash: nothing is written then, unless `--skip-clashes` leaves those entries out.
+Finally ruff sorts the imports and formats the changed files.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from tools.rename_texts import text_edits
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "tools" / "renames.toml"
-LITERAL = "text:"  # sections whose words are replaced as they stand
+LITERAL = "text:"  # sections of literal replacements
 
 Table = Mapping[str, Mapping[str, str]]  # by module: old qualified name -> new last name
 
 
 def read_table(path: Path = TABLE) -> Table:
-    """Return the table of a file."""
+    """Return the table in a file."""
     table: Table = tomllib.loads(path.read_text())
     return table
 
 
 def rewrite(path: Path, edits: Iterable[Edit]) -> bytes:
-    """Return a file with its edits; columns count bytes, as those of `ast` do. Raise `ValueError` if two overlap."""
+    """Return a file's content with the edits applied (columns count bytes); raise `ValueError` if two overlap."""
     lines = path.read_bytes().split(b"\n")
     for edit in sorted(set(edits), key=lambda each: (each.line, each.column), reverse=True):
         line, old = lines[edit.line - 1], edit.old.encode()
@@ -53,7 +53,7 @@ def rewrite(path: Path, edits: Iterable[Edit]) -> bytes:
 
 
 def replace_words(table: Table, contents: dict[Path, bytes]) -> None:
-    """Carry out sections `text:PATTERN`: exact words in files of which mypy knows too little, such as templates."""
+    """Apply sections `text:PATTERN`: exact words in files that mypy does not read, such as templates."""
     for pattern, words in table.items():
         for path in sorted(ROOT.glob(pattern.removeprefix(LITERAL))) if pattern.startswith(LITERAL) else ():
             content = before = contents.get(path) or path.read_bytes()
@@ -66,7 +66,7 @@ def replace_words(table: Table, contents: dict[Path, bytes]) -> None:
 def plan(
     entries: Sequence[Entry], sources: Sources, trees: BuildResult
 ) -> tuple[dict[Path, list[Edit]], dict[Entry, list[str]]]:
-    """Return the edits of each file, and for entries that cannot be carried out why."""
+    """Return the edits per file, and the reasons against entries that cannot be carried out."""
     found = References(entries, sources, trees).collect()
     clashes = find_clashes(found, sources)
     edits: defaultdict[Path, list[Edit]] = defaultdict(list)
@@ -76,7 +76,7 @@ def plan(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Carry out the table; return 1 if a clash is in the way."""
+    """Carry out the table; return 1 if clashes prevented some or all of it."""
     parser = argparse.ArgumentParser(prog="python -m tools.rename", description="Rename by tools/renames.toml.")
     parser.add_argument("--dry-run", action="store_true", help="Show what would change, and write nothing.")
     parser.add_argument("--skip-clashes", action="store_true", help="Leave out entries that clash; do all others.")
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     edits: dict[Path, list[Edit]] = {}
     clashes: dict[Entry, list[str]] = {}
     left_out = False
-    if entries:  # minutes: mypy reads everything, without its cache
+    if entries:  # takes minutes: mypy reads everything without its cache
         trees = build_trees(sources)
         edits, clashes = plan(entries, sources, trees)
     while clashes:

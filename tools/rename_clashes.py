@@ -1,4 +1,4 @@
-"""New names that something else already has where they would be seen."""
+"""Finds new names that are already taken in a scope where they become visible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_clashes(found: References, sources: Sources) -> dict[Entry, list[str]]:
 
 
 def _at_definition(one: Definition, entry: Entry, found: References) -> Iterator[str]:
-    """Yield what speaks against a name where it is defined."""
+    """Yield the reasons against a new name at its definition."""
     if not isinstance(one.owner, ast.ClassDef) and hasattr(builtins, entry.new):
         yield f"{entry.new} is a builtin"
     source = found.sources.python[one.module]
@@ -65,7 +65,7 @@ def _sibling(entry: Entry) -> str:
 
 
 def _info(names: SymbolTable, path: Sequence[str]) -> TypeInfo | None:
-    """Return the class at a path of names."""
+    """Return the class at a path of names, or None."""
     info: TypeInfo | None = None
     for each in path:
         node = found.node if (found := names.get(each)) else None
@@ -76,7 +76,7 @@ def _info(names: SymbolTable, path: Sequence[str]) -> TypeInfo | None:
 
 
 def _in_module(source: Source, name: BareName, found: References) -> Iterator[str]:
-    """Yield what a module already binds to a new name, but for what is renamed itself."""
+    """Yield the conflicts of a new name with a module's own names, except names that are renamed too."""
     entry = name.entry
     same = {each for each in found.entries if each.new == entry.new and each.full != entry.full}
     if entry.new in _bound_names(source.tree):
@@ -89,7 +89,7 @@ def _in_module(source: Source, name: BareName, found: References) -> Iterator[st
 
 
 def _scopes(source: Source, line: int) -> list[_Scope]:
-    """Return the functions around a line."""
+    """Return the functions that contain a line."""
     return [each for each in _functions(source) if each.lineno <= line <= (each.end_lineno or each.lineno)]
 
 
@@ -104,7 +104,7 @@ def _functions(source: Source) -> list[AnyFunction | ast.Lambda]:
 
 
 def _bound_names(scope: _Scope) -> set[str]:
-    """Return the names that a scope binds itself."""
+    """Return the names that a scope itself binds."""
     if id(scope) not in _BOUND:
         _BOUND[id(scope)] = set(_bindings(scope))
     return _BOUND[id(scope)]

@@ -1,4 +1,4 @@
-"""The sources that a renaming reads, and the definitions in them that its table names."""
+"""The sources that a renaming reads, and the definitions that its table names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Definition:
-    """One `def`: a qualified name may have several, such as overloads."""
+    """One `def`; a qualified name may have several, such as overloads."""
 
     module: str
     qualified: str  # `Class.method`, `outer.inner`
@@ -29,13 +29,13 @@ class Definition:
 
     @property
     def is_fixture(self) -> bool:
-        """Whether pytest calls it for those that name it as an argument."""
+        """True for a pytest fixture."""
         return any("fixture" in ast.unparse(each).partition("(")[0] for each in self.node.decorator_list)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the table whose old name is there."""
+    """A row of the table whose old name exists."""
 
     module: str
     qualified: str
@@ -44,18 +44,18 @@ class Entry:
 
     @property
     def old(self) -> str:
-        """The name itself."""
+        """The last part of the old name."""
         return self.qualified.rpartition(".")[2]
 
     @property
     def full(self) -> str:
-        """The name with its module's."""
+        """The qualified name with its module."""
         return f"{self.module}.{self.qualified}"
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file of Python."""
+    """One Python file."""
 
     path: Path
     module: str
@@ -68,11 +68,11 @@ class Source:
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """The lines, whose columns `ast` counts in bytes."""
+        """The lines as bytes, because `ast` counts columns in bytes."""
         return self.raw.split(b"\n")
 
     def definitions(self) -> Iterator[Definition]:
-        """Yield every function, in classes and in other functions too."""
+        """Yield every function, including those in classes and other functions."""
         yield from self._walk(self.tree, self.tree, "")
 
     def _walk(self, node: ast.AST, owner: ast.Module | ast.ClassDef | AnyFunction, prefix: str) -> Iterator[Definition]:
@@ -128,7 +128,7 @@ class Sources:
 
 
 def find_entries(table: Mapping[str, Mapping[str, str]], sources: Sources) -> tuple[list[Entry], list[str]]:
-    """Return the entries to carry out, and those that neither their old nor their new name is there of."""
+    """Return the entries to carry out, and those of which neither the old nor the new name exists."""
     entries, gone = [], []
     for module, names in table.items():
         for qualified, new in names.items():

@@ -1,4 +1,4 @@
-"""Where names of a table are referred to, as mypy resolves them."""
+"""Finds the references to renamed functions, as mypy resolves them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BY_NAME = {"setattr", "delattr", "getattr", "hasattr", "object", "spy", "setatt
 
 @dataclass(frozen=True)
 class Edit:
-    """A name in a file that is written anew."""
+    """One replacement of a name in a file."""
 
     path: Path
     line: int  # from 1
@@ -34,7 +34,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class BareName:
-    """A reference without a dot: the scopes around it must not bind the new name."""
+    """A reference without a dot; no scope around it may bind the new name."""
 
     module: str
     line: int
@@ -42,7 +42,7 @@ class BareName:
 
 
 class References:
-    """What a renaming changes in the sources, found once."""
+    """All edits of a renaming in the Python sources."""
 
     def __init__(self, entries: Sequence[Entry], sources: Sources, trees: build.BuildResult) -> None:
         self.sources = sources
@@ -59,7 +59,7 @@ class References:
         self.fixtures = {(each.path, each.qualified) for each in known if each.is_fixture}
 
     def collect(self) -> References:
-        """Fill in all edits of the sources."""
+        """Find all edits of the sources, and return this object."""
         self._follow_overrides()
         for entry in self.entries:
             for one in entry.definitions:
@@ -77,14 +77,14 @@ class References:
         return self
 
     def symbol(self, module: str, name: str) -> Entry | None:
-        """Return the entry of what a module has under a name, its own or imported."""
+        """Return the entry of a module's name, defined there or imported, or None."""
         tree = self.trees.files.get(module)
         found = tree.names.get(name) if tree else None
         full = found.node.fullname if found and found.node else f"{module}.{name}"
         return self.by_full.get(full)
 
     def member(self, kind: types.Type | None, name: str) -> Iterator[Entry]:
-        """Yield the entries of an attribute of a type."""
+        """Yield the entries of a type's attribute."""
         for info in _infos(kind):
             for base in info.mro:
                 if name in base.names:
@@ -93,7 +93,7 @@ class References:
                     break
 
     def add_edit(self, source: Source, line: int, column: int, entry: Entry) -> bool:
-        """Add the edit of a name at a place; tell whether it is there."""
+        """Add the edit of a name at a position; return False if the name is not there."""
         raw = source.lines[line - 1]
         old = entry.old.encode()
         if raw[column : column + len(old)] != old:
@@ -106,7 +106,7 @@ class References:
         self.add_edit(source, one.line, source.name_column(one.node), entry)
 
     def _follow_overrides(self) -> None:
-        """Add the overrides of methods in subclasses; a method that overrides another one is not renamed alone."""
+        """Add overrides in subclasses; a method that overrides another one cannot be renamed alone."""
         for module, tree in self.trees.files.items():
             if module not in self.sources.python:
                 continue
@@ -144,7 +144,7 @@ class References:
                     self.imports.append(BareName(source.module, alias.lineno, entry))
 
     def _annotations(self, source: Source) -> None:
-        """Add what stands in `Annotated[...]` behind the type, which is no expression to mypy."""
+        """Add the names behind the type in `Annotated[...]`, which mypy does not treat as expressions."""
         for node in ast.walk(source.tree):
             if not isinstance(node, ast.Subscript) or not ast.unparse(node.value).endswith("Annotated"):
                 continue
@@ -155,7 +155,7 @@ class References:
                     self.bare.append(BareName(source.module, end[0], entry))
 
     def _find_entry(self, module: str, node: ast.AST) -> Entry | None:
-        """Return the entry that a name or `module.name` stands for at the top of a module."""
+        """Return the entry of a name or of `module.name` at the top of a module, or None."""
         match node:
             case ast.Name(id=name):
                 entry = self.symbol(module, name)
@@ -176,7 +176,7 @@ class References:
                 self._fixture_strings(source, entry)
 
     def _has_fixture(self, source: Source, one: Definition) -> bool:
-        """Tell whether a module's tests get this fixture by its name, and not a nearer one."""
+        """Return True if a module's tests get this fixture by its name, and no nearer one."""
         name, folder = one.node.name, one.path.parent
         if source.path == one.path:
             return True
@@ -219,7 +219,7 @@ class _Reader:
         self._source = source
 
     def read(self, tree: nodes.MypyFile) -> None:
-        """Add the edits of everything in a module."""
+        """Add the edits of all nodes of a module."""
         for each in _walk(tree):
             match each:
                 case nodes.NameExpr():
@@ -267,7 +267,7 @@ class _Reader:
         return self._found.by_place.get((self._source.module, node.line)) if isinstance(node, nodes.FuncDef) else None
 
     def _decorated_entry(self, name: str, line: int) -> Entry | None:
-        """Return the entry of a nested function that has decorators, which begin at a line."""
+        """Return the entry of a decorated nested function whose decorators begin at a line, or None."""
         for (module, start), entry in self._found.by_place.items():
             if module == self._source.module and entry.old == name and _is_nested(entry) and 0 <= start - line <= 3:
                 return entry
@@ -285,7 +285,7 @@ class _Reader:
         return found[0] if found else None
 
     def _place_edit(self, line: int, column: int, entry: Entry) -> None:
-        """Add an edit; Python 3.11 misplaces what stands in f-strings, which is looked for in its line."""
+        """Add an edit; Python 3.11 misplaces names in f-strings, which are searched in their line."""
         if self._found.add_edit(self._source, line, column, entry):
             return
         raw = self._source.lines[line - 1]
@@ -301,7 +301,7 @@ def _is_nested(entry: Entry) -> bool:
 
 
 def build_trees(sources: Sources) -> build.BuildResult:
-    """Have mypy resolve and type everything that its configuration names."""
+    """Let mypy resolve and type everything in its configuration."""
     sys.setrecursionlimit(2**14)  # as mypy's own command does
     with contextlib.chdir(sources.root):
         files, options = process_options([])
@@ -315,7 +315,7 @@ _ATTRIBUTES: dict[type, list[str]] = {}
 
 
 def _walk(tree: nodes.MypyFile) -> Iterator[nodes.Node]:
-    """Yield every node of a module once; mypy's own visitors are compiled and take no subclasses."""
+    """Yield every node of a module once; mypy's own visitors are compiled and cannot be subclassed."""
     left: list[object] = [tree]
     seen = set[int]()
     while left:
@@ -331,13 +331,13 @@ def _walk(tree: nodes.MypyFile) -> Iterator[nodes.Node]:
 def _value(node: nodes.Node, name: str) -> object:
     try:
         value: object = getattr(node, name, None)
-    except AssertionError:  # a property that is for some nodes only
+    except AssertionError:  # a property that only some nodes have
         return None
     return value
 
 
 def _attributes(kind: type) -> list[str]:
-    """Return the attributes of a kind of node that may hold others which are part of it."""
+    """Return the attributes of a node class that may hold child nodes."""
     if kind not in _ATTRIBUTES:
         found = {name for base in kind.__mro__ for name, each in vars(base).items() if isgetsetdescriptor(each)}
         _ATTRIBUTES[kind] = sorted(name for name in found - _LINKS if not name.startswith("_"))
@@ -345,7 +345,7 @@ def _attributes(kind: type) -> list[str]:
 
 
 def _classes(tree: nodes.MypyFile) -> Iterator[nodes.TypeInfo]:
-    """Yield the classes of a module, those in classes too."""
+    """Yield the classes of a module, including nested ones."""
     left: list[nodes.SymbolTable] = [tree.names]
     while left:
         for found in left.pop().values():
@@ -355,7 +355,7 @@ def _classes(tree: nodes.MypyFile) -> Iterator[nodes.TypeInfo]:
 
 
 def _infos(kind: types.Type | None) -> Iterator[nodes.TypeInfo]:
-    """Yield the classes that a value of a type may be of."""
+    """Yield the classes of which a value of this type may be an instance."""
     kind = types.get_proper_type(kind)
     match kind:
         case types.Instance():

@@ -1,4 +1,4 @@
-"""Renamed things in text: dotted names anywhere, names in backticks, `__all__`, and the code of documents."""
+"""Finds renamed functions in text: dotted names, names in backticks, `__all__`, and code in documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.rename_references import Edit, References
 _DOTTED = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})(?:\.[A-Za-z_]\w*)+(?::[A-Za-z_]\w*)?")
 _TICKED = re.compile(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`")
 _PATH = re.compile(rf"(?<![\w./-])((?:{'|'.join(FOLDERS)})/[\w/]+)\.py")
-_HOLDERS = {"context": "Context", "report": "Reporter"}  # what documents call instances of these
+_HOLDERS = {"context": "Context", "report": "Reporter"}  # names of instances in documents
 _IMPORT = re.compile(r"\bfrom ([\w.]+) import ([\w, ()]+)")
 
 
@@ -53,7 +53,7 @@ def _python_edits(source: Source, found: References) -> Iterator[Edit]:
 
 
 def _placed_lines(token: tokenize.TokenInfo) -> list[tuple[int, int, str]]:
-    """Return the lines of a token with their numbers, and the columns in bytes at which they begin."""
+    """Return (number, start column in bytes, text) of each line of a token."""
     start = len(token.line.split("\n")[0][: token.start[1]].encode())
     return [(token.start[0] + i, 0 if i else start, line) for i, line in enumerate(token.string.split("\n"))]
 
@@ -82,7 +82,7 @@ def _dotted_edits(path: Path, number: int, line: str, column: int, found: Refere
 
 
 def _backtick_edits(source: Source, number: int, line: str, column: int, found: References) -> Iterator[Edit]:
-    """Yield the edits of names in backticks that the module has."""
+    """Yield the edits of names in backticks that exist in the module."""
     for match in _TICKED.finditer(line):
         if entry := _resolve(source.module, match.group(1), found):
             at = match.start(1) + len(match.group(1)) - len(entry.old)
@@ -90,7 +90,7 @@ def _backtick_edits(source: Source, number: int, line: str, column: int, found: 
 
 
 def _resolve(module: str, words: str, found: References) -> Entry | None:
-    """Return the entry of `name`, `Class.name` or `module.name` as a module's text uses it."""
+    """Return the entry of `name`, `Class.name` or `module.name` in a module's text, or None."""
     first, _, rest = words.partition(".")
     entry = found.symbol(module, first) if not rest else found.by_full.get(f"{module}.{words}")
     if entry is None and rest and "." not in rest and (tree := found.trees.files.get(module)):
@@ -101,7 +101,7 @@ def _resolve(module: str, words: str, found: References) -> Entry | None:
 
 
 def _line_edits(path: Path, number: int, line: str, found: References) -> Iterator[Edit]:
-    """Yield the edits of names in backticks on a line that names their file."""
+    """Yield the edits of names in backticks on a line that also names their file."""
     modules = [each.replace("/", ".").removesuffix(".__init__") for each in _PATH.findall(line)]
     for match in _TICKED.finditer(line):
         for module in modules:
@@ -112,7 +112,7 @@ def _line_edits(path: Path, number: int, line: str, found: References) -> Iterat
 
 
 def _fence_edits(path: Path, lines: list[str], found: References) -> Iterator[Edit]:
-    """Yield the edits of code between fences: what a block imports, wherever the block has it."""
+    """Yield the edits of fenced code blocks: names that the block imports."""
     block: list[tuple[int, int, str]] = []
     is_code = False
     for number, line in enumerate(lines, 1):

@@ -1,7 +1,7 @@
-"""docs/settings.md: every setting with its type, default and meaning, and the processes that read it.
+"""Writes docs/settings.md: every setting with its type, default and meaning, and the processes that read it.
 
-Names, types, bounds and defaults are those of `app.settings.Settings`, meanings those of the table in
-docs/compatibility.md, and readers are found in the sources: who asks `settings` for a field, or for a method that does.
+Names, types, bounds and defaults come from `app.settings.Settings`, meanings from the table in docs/compatibility.md,
+and readers from the sources: files that access a field of `settings`, or a method that uses the field.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _CLIENTS = """
 | variable | default | read by |
 |---|---|---|
 """
-# Whose process runs a file; the first that fits decides.
+# The process that runs a file, by path prefix; the first match counts.
 _PROCESSES = (
     ("worker/", ("worker",)),
     ("app/inference/engine_process.py", ("engine",)),
@@ -48,7 +48,7 @@ _TYPES = {int: "whole number", float: "number", bool: "`true` or `false`", str: 
 
 
 def page() -> str:
-    """Return the page."""
+    """Return the page's text."""
     meanings, others = _tables()
     readers = _readers()
     rows = [_row(name, hint, default, meanings, readers[field]) for name, field, hint, default in _settings()]
@@ -63,7 +63,7 @@ def _row(name: str, hint: Any, default: Any, meanings: dict[str, str], readers: 
 
 
 def _settings() -> Iterator[tuple[str, str, Any, Any]]:
-    """Yield the variable, the field of `Settings`, the type and the default of each setting."""
+    """Yield (variable, field of `Settings`, type, default) of each setting."""
     hints = get_type_hints(Settings, include_extras=True)
     for field, info in Settings.model_fields.items():
         group = GROUPS.get(field)
@@ -82,7 +82,7 @@ def _settings() -> Iterator[tuple[str, str, Any, Any]]:
 
 
 def _type(given: tuple[Any, list[Any]]) -> str:
-    """Return a type in words, with its bounds."""
+    """Describe a type with its bounds."""
     hint, found = given
     if hint == Names:
         return "names, between commas"
@@ -102,7 +102,7 @@ def _type(given: tuple[Any, list[Any]]) -> str:
 
 
 def _bound_texts(given: object) -> list[str]:
-    """Return the bounds that a piece of metadata sets, in words."""
+    """Describe the bounds in a piece of metadata."""
     words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
     return [
         f"{word} {_text(getattr(given, key))}" for key, word in words.items() if getattr(given, key, None) is not None
@@ -122,7 +122,7 @@ def _text(value: Any) -> str:
 
 
 def _tables() -> tuple[dict[str, str], list[str]]:
-    """Return the meanings that docs/compatibility.md gives, and its rows on other programs."""
+    """Return the meanings in docs/compatibility.md, and its rows about other programs."""
     text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     section = text.split("\n## Settings\n", 1)[1].split("\n## ", 1)[0]
     ours, others = (table.splitlines(keepends=True)[2:] for table in re.findall(r"(?:^\|.*\n)+", section, re.MULTILINE))
@@ -131,7 +131,7 @@ def _tables() -> tuple[dict[str, str], list[str]]:
 
 
 def _readers() -> dict[str, set[str]]:
-    """Return the processes that read each field, themselves or by a method of `Settings`."""
+    """Return the processes that read each field, directly or by a method of `Settings`."""
     methods = _fields_of_methods()
     found: dict[str, set[str]] = defaultdict(set)
     for folder in ("app", "worker"):

@@ -30,7 +30,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Make links hold in the site, and show diagrams as pictures: what draws them would come from elsewhere."""
+    """Adapt the page's links to the site, and inline the diagrams' pictures instead of loading Mermaid from a CDN."""
     return with_pictures(llms.relink(markdown, page.file.src_uri))
 
 

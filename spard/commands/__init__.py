@@ -1,4 +1,4 @@
-"""The command `spard`: subcommands of this library, and those that installed distributions add by entry points."""
+"""The command `spard`: this library's subcommands, and more that installed distributions add by entry points."""
 
 from __future__ import annotations
 

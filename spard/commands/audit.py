@@ -1,8 +1,8 @@
 """`spard audit MODEL [--adapter DIR] --suite FILE`: measure any model without the service.
 
-Attacks that succeed, refusals of harmless requests and right answers, with 95 % intervals. A model whose manifest has a
-system prompt is asked under it, as it is served. The exit status is 0 when everything was measured, whatever it is, and
-1 when something went wrong.
+Reports attack success, refusals of harmless requests and correct answers, with 95 % intervals. If the model's manifest
+has a system prompt, the model is asked with that prompt, as in serving. The exit status is 0 when everything was
+measured, whatever the result, and 1 on an error.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ _OF_FOLDER = "sha256:"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run this command without the other subcommands."""
     return alone(measuring.audit, "spard audit", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Audit a model and tell what was found, as text or as JSON."""
+    """Audit a model and print the results, as text or as JSON."""
     if asked.replies:
-        asked.replies.open("a").close()  # what cannot be written shows before anything is measured
+        asked.replies.open("a").close()  # fail early if the file cannot be written
     try:
         measured, engine, system = _measure(asked)
     except SpardError as error:
@@ -85,9 +85,9 @@ def execute(asked: Asked) -> int:
 
 
 def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | None]:
-    """Measure a model, and return what it was asked under, too.
+    """Return the measurements, the engine's record, and the system prompt of the model's manifest, if any.
 
-    Settings and files are read before the model, so that a mistake costs no time.
+    Settings and files are read before the model is loaded, so mistakes are reported at once.
     """
     limits = {"max_prompts": asked.max_prompts, "max_new_tokens": asked.max_new_tokens}
     cfg: Audit = parse(Audit, limits, "audit")
@@ -103,7 +103,7 @@ def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | 
 
 
 def _manifest(folder: Path) -> dict[str, Any]:
-    """Read what SPARD wrote of a trained model; empty for one of another program or of a hub."""
+    """Read the manifest of a model trained by SPARD; {} for any other model."""
     try:
         facts: object = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -133,9 +133,9 @@ def _load_subject(asked: Asked, facts: Mapping[str, Any]) -> Subject:
 
 
 def _check_base(base: Base, facts: Mapping[str, Any]) -> None:
-    """Raise `AdapterMismatch` if an adapter's manifest names another base model; warn where the two cannot be compared.
+    """Raise `AdapterMismatch` if an adapter's manifest names another base model; warn if the two are not comparable.
 
-    A folder is named by its bytes and a model of the hub by its commit.
+    Folders are identified by a digest of their bytes and hub models by their commit, which cannot be compared.
     """
     trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
     if trained_on is None or trained_on == base.digest:
@@ -148,10 +148,11 @@ def _check_base(base: Base, facts: Mapping[str, Any]) -> None:
 
 
 def _load_adapter(base: Base, folder: Path) -> Any:
-    """Return the model with an adapter; raise ValueError where PEFT would leave layers of either out with a warning."""
+    """Return the model with an adapter; raise `ValueError` where PEFT only warns that layers do not match."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         model: Any = PeftModel.from_pretrained(base.model, folder, torch_device=str(base.device))
+    # Loaded a second time only for its report of keys, which `from_pretrained` merely warns about.
     found = model.load_adapter(folder, model.active_adapter, torch_device=str(base.device))
     if left_out := [name for name in (*found.unexpected_keys, *found.missing_keys) if "lora_" in name]:
         raise ValueError(f"its layers are not those of the base model: {left_out[0]}")
@@ -161,7 +162,7 @@ def _load_adapter(base: Base, folder: Path) -> Any:
 def _speaker(
     subject: Subject, prompts: Sequence[Prompt], cfg: Audit, engine: str, system: str | None, *, by_vllm: bool
 ) -> tuple[Speaker, AuditEngineRecord]:
-    """Return what answers; where vLLM fails, that is an error if it was asked for by name."""
+    """Return the generator of replies and its record; if vLLM was requested by name, its failure is an error."""
     base, asked = subject.base, "vllm" if by_vllm else "transformers"
     own, why = in_memory(subject.model, base.tokenizer, system), ""
     if by_vllm:
@@ -214,7 +215,7 @@ def _report(
 
 
 def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> dict[str, Any] | None:
-    """All suites of one kind together; None where there is none."""
+    """Return the pooled result of all suites of one kind, or None."""
     found = [each for each in results if each.kind == kind]
     if not found:
         return None

@@ -1,7 +1,7 @@
 """`spard check-model MODEL`: try a base model before it is offered.
 
-Loads tokenizer and weights, writes a conversation with the chat template, runs it forward, and takes the gradient that
-a job's first step would. The exit status is 0 when all of that works, and 1 with one line on what does not.
+Loads tokenizer and weights, renders a conversation with the chat template, runs a forward pass, and computes the
+gradient of a job's first step. The exit status is 0 if all of that works; otherwise 1, with one line about the failure.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from spard.training.trial import try_base
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run this command without the other subcommands."""
     return alone(measuring.check_model, "spard check-model", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Try a model and tell what it is, or what is wrong with it."""
+    """Try a model and print its properties, or its fault."""
     hide_notes()
     try:
         targets = asked.target_modules.split(",") if asked.target_modules else None
@@ -60,5 +60,5 @@ def execute(asked: Asked) -> int:
 
 
 def lora_line(reach: Reach, *, is_default: bool) -> str:
-    """Return the line that says what an adapter changes of the model, and how much of it that is."""
+    """Return a line about the part of the model that an adapter changes."""
     return f"{'LoRA default' if is_default else 'LoRA'}: {reach.sentence}"

@@ -1,7 +1,7 @@
-"""`spard check-pool POOL.jsonl --model MODEL`: find rows of a safety pool that answer with harm.
+"""`spard check-pool POOL.jsonl --model MODEL`: find rows of a safety pool that comply with harmful requests.
 
-The base model tells which prompts it would refuse, and a judge grades what the pool answers there. Each such row is
-named by its line; the exit status is 0 when there is none, 2 when there are some, and 1 when something went wrong.
+The base model determines which prompts it refuses, and a judge scores the pool's answers to these. Each bad row is
+named by its line; the exit status is 0 without any, 2 with some, and 1 on an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ INVERTED = exits.NOT_PASSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run this command without the other subcommands."""
     return alone(measuring.check_pool, "spard check-pool", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Check a pool and name its bad rows."""
+    """Check a pool and print its bad rows."""
     hide_progress_bars()
     try:
         lines, rows, seen = _check_pool(asked)
@@ -56,7 +56,7 @@ def execute(asked: Asked) -> int:
 
 
 def _check_pool(asked: Asked) -> tuple[list[int], int, EmbedderRecord]:
-    """Return the lines of the bad rows, how many rows there are, and how the embedder sees them."""
+    """Return the lines of the bad rows, the number of rows, and the record of the embedder on the pool."""
     pool, judge = read_pool(asked.pool), open_judge(judge_spec(asked))
     base = load_base(asked.model, asked.revision)
     own = own_refusals(base, [prompt_text(row) for row in pool])

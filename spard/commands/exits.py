@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 OK = 0
-ERROR = 1  # something went wrong, and the message says what
-NOT_PASSED = 2  # all went well, and the answer is no: a gate, a judge or a pool that did not pass
-USAGE = 3  # the command was not understood, and nothing was done
+ERROR = 1  # an error, explained by the message
+NOT_PASSED = 2  # the command worked, and a gate, judge or pool did not pass
+USAGE = 3  # the command line is invalid, and nothing was done
 INTERRUPTED = 130

@@ -1,6 +1,7 @@
-"""`spard export`: take a released model elsewhere, with papers that others read.
+"""`spard export`: exports a released model with documents that other tools can read.
 
-What the gate held back is exported only with the waiver that released it, and nothing that is not as it was signed.
+A model that the gate withheld is exported only with the waiver that released it, and never if a byte differs from the
+signed one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
-_ADAPTER = "adapter_config.json"  # spard.models.lora, which has its name, loads torch
+_ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch
 
 
 def export(
@@ -43,10 +44,11 @@ def export(
     waiver: Waiver = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the model's folder, a CycloneDX bill of materials and the facts of the EU AI Act's Annex XI beside it."""
+    """Write the model's folder, with a CycloneDX bill of materials and the EU AI Act's Annex XI facts beside it."""
     from spard.commands.proofs import check_adapter  # loads cryptography
 
     try:
+        # Nothing is written before the signature is verified.
         check_adapter(adapter, public_key, known, waiver)
     except NotProved as error:
         raise UserError(f"Not exported: {error.message}") from None
@@ -54,6 +56,7 @@ def export(
     folder = copied = _copy_adapter(adapter, to)
     if merged:
         folder = _merge_adapter(copied, base)
+        # Without a copy `copied` is the user's own folder, which must stay.
         if not (adapter.is_dir() and copied.samefile(adapter)):
             shutil.rmtree(copied)
     wrote = [folder, *_papers(folder)]
@@ -76,7 +79,7 @@ def _tell(wrote: Sequence[Path], pushed: str | None, as_json: bool) -> None:
 
 
 def _copy_adapter(adapter: Path, to: Path) -> Path:
-    """Copy or unpack the adapter's files, as they are, into a folder of their own."""
+    """Copy or unpack the adapter's files, unchanged, into a folder of their own."""
     name = adapter.resolve().name
     name = next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), name)
     folder = to / name
@@ -93,7 +96,7 @@ def _copy_adapter(adapter: Path, to: Path) -> Path:
 
 
 def _merge_adapter(adapter: Path, base: str | None) -> Path:
-    """Merge the adapter in a folder into its base model, and return the folder of the whole model beside it."""
+    """Merge an adapter into its base model; return the folder of the whole model, beside the adapter's."""
     if not (adapter / _ADAPTER).is_file():
         raise UserError("There is nothing to merge: it is a whole model. Leave --merged out.")
     source: dict[str, Any] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
@@ -109,7 +112,7 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
 
 
 def _papers(folder: Path) -> Iterator[Path]:
-    """Write the papers beside the folder, from the manifest in it, and yield their paths."""
+    """Write the documents beside the folder, from its manifest, and yield their paths."""
     manifest, digest = json.loads((folder / MANIFEST).read_text()), file_sha256(folder / MANIFEST)
     for name, text in (
         ("cdx.json", _module("spard.release.bom").ml_bom(manifest, digest, folder.name)),
@@ -122,7 +125,7 @@ def _papers(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
-    """Yield a folder beside `folder` that takes its place at the end, and is removed when something fails."""
+    """Yield a temporary folder that replaces `folder` on success and is removed on failure."""
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir()
@@ -135,7 +138,7 @@ def _replacing(folder: Path) -> Iterator[Path]:
 
 
 def _module(name: str) -> Any:
-    """Import what only some exports need."""
+    """Import a module that only some exports need; raise `UserError` if its dependencies are not installed."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

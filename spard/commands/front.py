@@ -1,4 +1,4 @@
-"""Commands whose work loads torch: what is asked is understood first, and only then is anything heavy imported."""
+"""Runs commands that load torch: arguments are parsed first, and heavy modules are imported only then."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Asked = SimpleNamespace  # the arguments of a command, by name
 
 
 def do(command: str, module: str, extra: str, asked: Mapping[str, Any], function: str = "execute") -> None:
-    """Call a module's function with what was asked, and leave with the exit code that it returns.
+    """Import a module, call its function with the arguments, and exit with the code that it returns.
 
-    `extra` is the extra of this distribution that brings what the module imports. A file that cannot be read or written
-    is an error for the user.
+    `asked` are the command's arguments by name, and `extra` is the extra of this distribution with the module's
+    dependencies. Raises `UserError` for a missing dependency or a file that cannot be read or written.
     """
     try:
         work: Callable[[Asked], int] = getattr(importlib.import_module(module), function)
@@ -36,7 +36,7 @@ def do(command: str, module: str, extra: str, asked: Mapping[str, Any], function
 
 
 def alone(command: Callable[..., Any] | typer.Typer, name: str, argv: Sequence[str] | None) -> int:
-    """Run one command without the others, as `python -m` does, and return its exit code."""
+    """Run one command without the other subcommands, as `python -m` does, and return its exit code."""
     if isinstance(command, typer.Typer):
         cli = command
     else:
@@ -46,7 +46,7 @@ def alone(command: Callable[..., Any] | typer.Typer, name: str, argv: Sequence[s
 
 
 def outcome(cli: typer.Typer, argv: Sequence[str] | None, name: str) -> int:
-    """Run a command line and return its exit code; an error that is meant for the user is one line."""
+    """Run a command line and return its exit code; a `UserError` is printed as one line."""
     try:
         ended = cli(None if argv is None else list(argv), prog_name=name, standalone_mode=False)
     except UserError as error:
@@ -60,7 +60,7 @@ def outcome(cli: typer.Typer, argv: Sequence[str] | None, name: str) -> int:
 
 
 def _show_usage_error(error: typer.TyperException) -> int:
-    """Show what was not understood as typer does; return the exit code, which is not typer's 2: that is a gate's."""
+    """Print a usage error as typer does; return the exit code, which differs from typer's 2 (a gate's code here)."""
     from typer.rich_utils import rich_format_error
 
     rich_format_error(error)  # type: ignore[arg-type]  # it takes the base class, which is private
@@ -68,7 +68,7 @@ def _show_usage_error(error: typer.TyperException) -> int:
 
 
 def parse_list(text: str, of: Callable[[str], Any], option: str) -> tuple[Any, ...]:
-    """Return what stands between the commas of an option; what cannot be read was not understood."""
+    """Parse a comma-separated option; raise `typer.BadParameter` for an invalid element."""
     try:
         return tuple(of(each) for each in text.split(",") if each)
     except ValueError:

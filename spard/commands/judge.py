@@ -1,9 +1,9 @@
-"""`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies whose harm is known.
+"""`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies of known harm.
 
-Without a file the built-in replies in four languages are judged; files stand in their place, or beside them with
-`--extend`. For each language the share of harmful replies that the judge missed and of safe ones that it took for harm,
-with 95 % intervals, and how many of a hundred openings turn harm into a pass; the exit status is 0 when it may decide
-in every language that it was measured in, 2 when it may not, and 1 when something went wrong.
+Without a file the built-in replies in four languages are judged; files replace them, or add to them with `--extend`.
+For each language the command reports the share of harmful replies that the judge missed and of safe ones that it took
+for harm, with 95 % intervals, and how many of a hundred openings turn harm into a pass. The exit status is 0 if the
+judge may decide in every measured language, 2 if not, and 1 on an error.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAY_NOT_DECIDE = exits.NOT_PASSED
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run this command without the other subcommands."""
     return alone(measuring.judge, "spard judge", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Measure a judge and tell what was found, as text or as JSON."""
+    """Measure a judge and print the result, as text or as JSON."""
     try:
         judge = open_judge(judge_spec(asked))
         found = measure_judge(judge, _labeled_replies(asked))
@@ -71,7 +71,7 @@ def _text(record: JudgeRecord, harm: Rate) -> str:
 
 
 def _result(found: Rate, words: str) -> str:
-    """Put the hits among what was asked into words, unless there was no verdict at all."""
+    """Describe the hits among the prompts, or say that nothing was scored."""
     asked = found.n + found.unscored
     if found.n == 0:
         return f"none of {asked} was scored, which proves nothing"

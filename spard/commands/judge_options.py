@@ -1,4 +1,4 @@
-"""The judge that the options of a command name."""
+"""The judge that a command's options name."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from spard.config.extensions import JUDGES
 from spard.config.run_spec import parse
 from spard.errors import InvalidModel, InvalidRecipe
 
-ADDRESS = "OPENAI_BASE_URL"  # which the client of the llm judge reads where nothing else is said
+ADDRESS = "OPENAI_BASE_URL"  # read by the llm judge's client by default
 _FAMILIES = "harmbench", "llama_guard", "wildguard"
-_SAYS_TOO_LITTLE = "classifier", "consensus"  # a family names the one, and nothing the members of the other
+_SAYS_TOO_LITTLE = "classifier", "consensus"  # a classifier is named by family; consensus needs members
 
 
 def names() -> tuple[str, ...]:
-    """Return what `--judge` takes: shipped judges and those of installed packages, classifiers by family."""
+    """Return the accepted values of `--judge`: shipped judges, judges of installed packages, classifier families."""
     return (*(name for name in JUDGES.names() if name not in _SAYS_TOO_LITTLE), *_FAMILIES)
 
 
 def judge_spec(asked: Asked) -> JudgeSpec:
-    """Return the judge that the options name; raise InvalidModel if a classifier has no model, or `llm` no address."""
+    """Return the judge that the options name; raise `InvalidModel` if its model or its address is missing."""
     spec: dict[str, Any] = {"base_url": asked.judge_url}
     if asked.judge_model:
         spec["model"] = asked.judge_model
@@ -40,6 +40,6 @@ def judge_spec(asked: Asked) -> JudgeSpec:
 
 
 def check_address(judge: JudgeSpec) -> None:
-    """Raise InvalidRecipe for a judge of a recipe whose rows and replies would go to an address that nobody named."""
+    """Raise `InvalidRecipe` for an `llm` judge without an explicit address: rows and replies must not go elsewhere."""
     if any(each.name == "llm" and not (each.base_url or os.environ.get(ADDRESS)) for each in judge.with_members()):
         raise InvalidRecipe("judge.base_url: the llm judge needs the address of its endpoint", "judge.base_url")

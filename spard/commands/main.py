@@ -1,7 +1,7 @@
-"""Put the command `spard` together from this library's subcommands and those of other distributions.
+"""Builds the command `spard` from this library's subcommands and the subcommands of other distributions.
 
-A distribution adds a subcommand with an entry point in the group `spard.commands` that names a `typer.Typer` or a
-function. Only the subcommand that is run is built; of the others, when their list is asked for, the help alone is read.
+A distribution adds a subcommand by an entry point in the group `spard.commands` that names a `typer.Typer` or a
+function. Only the requested subcommand is built; for the list of all, only the help texts of the others are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judg
 3 the command was not understood.
 """
 _COMPLETING = "_SPARD_COMPLETE"
-_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # where shells say what was typed so far
+_TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # shells pass the typed words in these variables
 
 
 _OWN: dict[str, EntryPoint] = {
@@ -44,14 +44,15 @@ _OWN: dict[str, EntryPoint] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a subcommand and exit; an error that is meant for the user is one line and exit code 1."""
+    """Run a subcommand and exit; a `UserError` is printed as one line with exit code 1."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(outcome(command_line(given), given, "spard"))
 
 
 def command_line(given: Sequence[str] = ()) -> typer.Typer:
-    """Build the command with the subcommand that is asked for, or with the names and the help of all of them."""
+    """Build the command with the requested subcommand, or with the names and help texts of all."""
     known = subcommands()
+    # Building one subcommand keeps the start fast: each of them imports modules of its own.
     words = _completion_words() if _COMPLETING in os.environ else given
     asked = next((each for each in words if not each.startswith("-")), None)
     cli = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -65,12 +66,12 @@ def command_line(given: Sequence[str] = ()) -> typer.Typer:
 
 
 def subcommands() -> dict[str, EntryPoint]:
-    """Return the subcommands that are installed, by their names."""
+    """Return the installed subcommands by name."""
     return {each.name: each for each in entry_points(group=GROUP)} | _OWN
 
 
 def _completion_words() -> Sequence[str]:
-    """Return the words that are to be completed, without the command itself."""
+    """Return the words to complete, without the command itself."""
     return next((os.environ[name].split()[1:] for name in _TYPED if name in os.environ), [])
 
 
@@ -106,11 +107,11 @@ def _add(cli: typer.Typer, name: str, subcommand: EntryPoint) -> None:
 
 
 def _list(cli: typer.Typer, name: str, subcommand: EntryPoint) -> None:
-    """Add what the list shows of a subcommand; its options and its own subcommands are not looked at."""
+    """Add only the name and help text of a subcommand, without its options."""
     found: typer.Typer | Callable[..., Any] = subcommand.load()
     text = found.info.help if isinstance(found, typer.Typer) else found.__doc__
     cli.command(name, help=text)(_nothing)
 
 
 def _nothing() -> None:
-    """Stand for a subcommand in the list."""
+    """Do nothing: a placeholder for a subcommand in the list."""

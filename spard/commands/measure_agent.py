@@ -1,7 +1,7 @@
-"""`spard measure-agent REPORT...`: how often an auditing agent took clean jobs for harmful ones.
+"""`spard measure-agent REPORT...`: measure how often an auditing agent takes clean jobs for harmful ones.
 
-Reads safety reports of jobs that the provider knows to be clean, in which the agent has given its score. Exits 2 if it
-may not decide at the score asked for.
+Reads safety reports of jobs that the provider knows to be clean, with the agent's scores. Exits 2 if the agent may not
+decide at the given score.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spard.release.report import SafetyReport
 
 
 def execute(asked: Asked) -> int:
-    """Gather the scores and tell the rate, as text or as the file that `SPARD_AGENT_ERRORS` names."""
+    """Collect the scores and print the rate, as text or as the JSON file that `SPARD_AGENT_ERRORS` names."""
     try:
         found = agent_scores(asked.reports)
     except SpardError as error:
@@ -34,7 +34,7 @@ def execute(asked: Asked) -> int:
 
 
 def agent_scores(paths: list[Path]) -> AgentErrors:
-    """Return the scores of the one agent that all these reports tell of; raise InvalidRecipe if that cannot be."""
+    """Return the scores of the one agent in all these reports; raise `InvalidRecipe` if a report is unfit."""
     records = []
     for path in paths:
         try:

@@ -1,4 +1,4 @@
-"""What spard run, audit, judge, measure-agent, check-pool and check-model are asked; their work is elsewhere."""
+"""The options of spard run, audit, judge, measure-agent, check-pool and check-model; other modules do the work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Language = Literal["de", "en", "es", "fr"]
 
 
 def _judge(name: str) -> str:
-    from spard.commands.judge_options import names  # its registry takes a while to import
+    from spard.commands.judge_options import names  # its registry is slow to import
 
     if name not in names():
         raise typer.BadParameter(f"{name!r} is not one of {', '.join(names())}.")
@@ -40,7 +40,7 @@ _AS_IN_A_JOB = "as in a job"
 
 
 def _prompts() -> int:
-    from spard.config import Audit  # takes a while to import, and no list of commands needs it
+    from spard.config import Audit  # slow to import, and not needed to list commands
 
     return Audit().max_prompts
 
@@ -95,7 +95,7 @@ def audit(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure any model's safety and utility: attacks that succeed, refusals of harmless requests, right answers."""
+    """Measure any model's safety and utility: attack success, refusals of harmless requests, correct answers."""
     do("audit", "spard.commands.audit", "audit", locals())
 
 
@@ -114,7 +114,7 @@ def judge(
     language: Annotated[Language | None, typer.Option(help="A language of the built-in set; all unless given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a judge on replies whose harm is known; exits 2 if it may not decide."""
+    """Measure a judge on replies of known harm; exits 2 if it may not decide."""
     do("judge", "spard.commands.judge", "audit", locals())
 
 
@@ -152,9 +152,9 @@ def check_pool(
     ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Find rows of a safety pool that answer with harm; exits 2 if there are any.
+    """Find rows of a safety pool that comply with harmful requests; exits 2 if there are any.
 
-    It also tells where the embedder sees the pool in a narrow cone, so that relevance hardly tells rows apart.
+    Also warns if the embedder's vectors of the pool lie in a narrow cone, where relevance hardly distinguishes rows.
     """
     do("check-pool", "spard.commands.check_pool", "train", locals())
 

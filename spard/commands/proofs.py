@@ -1,4 +1,4 @@
-"""An adapter held against keys, a set of keys, and the waiver that released it, for every command that needs proof."""
+"""Verifies an adapter with keys, a key set and a waiver, for every command that needs proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spard.release.published_keys import Published
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found: the waiver that released it, if one did, and whose signature it is, as far as that is proved."""
+    """The result of a verification: the waiver's reason, if any, and the proved origin of the signature, or None."""
 
     proved: manifest.Proved
     waived: str | None
@@ -32,11 +32,13 @@ class Checked:
 def check_adapter(
     adapter: Path, public_key: Path | None, known: str | None, waiver: Path | None, keep: Path | None = None
 ) -> Checked:
-    """Check an adapter with the keys that were named, or this machine's own.
+    """Verify an adapter with the given key or key set, or else with this machine's own.
 
-    Raise `NotProved` for what is refused, and `InvalidKey` for a key or a set of keys that is none.
+    `known` is the file or URL of a key set, and `keep` a file that remembers the newest set seen. Raises `NotProved`
+    for an adapter that is rejected, and `InvalidKey` for an invalid key or key set.
     """
     keys = _keys(known, keep, public_key)
+    # A key set replaces this machine's own key, but a key given explicitly must match in addition.
     public = _public(public_key) if keys is None or public_key else None
     proved = manifest.verify(adapter, public)
     if keys:
@@ -48,7 +50,7 @@ def check_adapter(
 def _signer(
     public_key: Path | None, known: str | None, public: Ed25519PublicKey | None, keys: KeySet | None
 ) -> str | None:
-    """Say whose signature it is, and where the key came from if none was given; None where there was no key."""
+    """Describe whose signature it is, and the source of the key if none was given; None without a key."""
     if keys:
         return (
             "one of the provider's keys"
@@ -61,7 +63,7 @@ def _signer(
 
 
 def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeySet | None:
-    """Return the set that was given, or that of a service on this machine, if no key was named instead."""
+    """Return the given key set, or the set of a service on this machine if no key was named instead."""
     own = _own_path().with_name(key_set.FILE)
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:
@@ -70,7 +72,7 @@ def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeyS
 
 
 def _remember_keys(found: Published, keep: Path | None) -> Published:
-    """Hold a set against the one of the last time, and keep it; refuse an older one."""
+    """Compare a key set with the remembered one, reject an older set, and remember this one."""
     if keep is not None:
         try:
             if keep.exists():
@@ -86,7 +88,7 @@ def _remember_keys(found: Published, keep: Path | None) -> Published:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that appears whole or not at all."""
+    """Write a file atomically."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text)
@@ -100,7 +102,7 @@ def _public(path: Path | None) -> Ed25519PublicKey | None:
 
 
 def _own_public_key() -> Ed25519PublicKey | None:
-    """Return the public half of the key that a service on this machine signs with, if there is one."""
+    """Return the public half of this machine's own signing key, if there is one."""
     path = _own_path()
     return read_private(path).public_key() if path.exists() else None
 
@@ -113,7 +115,7 @@ def _own_path() -> Path:
 def _release(
     proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
 ) -> str | None:
-    """Why an adapter that did not pass was released; `NotProved` when nothing released it."""
+    """Return why an adapter that did not pass was released, or None; raise `NotProved` if nothing released it."""
     decision = (proved.manifest.get("gate") or {}).get("decision")
     if waiver is None:
         if decision in ("fail", "inconclusive"):

@@ -1,4 +1,4 @@
-"""What libraries print of themselves, kept from a command's output."""
+"""Keeps libraries' own messages out of a command's output."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 
 def hide_progress_bars() -> None:
-    """Have transformers and the hub's client draw no progress bars."""
+    """Disable the progress bars of transformers and of the hub's client."""
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
 
 
 def hide_notes() -> None:
-    """Have transformers say nothing but errors, and draw no progress bars."""
+    """Let transformers print only errors, and disable progress bars."""
     hide_progress_bars()
     set_verbosity_error()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Signs of life of a command that works for minutes: lines on standard error, whether or not that is a terminal."""
+"""Signs of life of a long-running command: lines on standard error, also if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ EVERY_S = 10.0  # of silence
 
 
 class Signs:
-    """Prints what the command does now, and again with its seconds whenever nothing was printed for `every_s`.
+    """Prints the command's current activity, and repeats it with the elapsed seconds after `every_s` of silence.
 
-    `print_line` is called from a thread too; by default it writes to standard error.
+    `print_line` is also called from a thread; it defaults to writing to standard error.
     """
 
     def __init__(self, every_s: float = EVERY_S, print_line: Callable[[str], None] | None = None) -> None:
@@ -34,18 +34,18 @@ class Signs:
         self._thread.join()
 
     def begin(self, doing: str, *, is_printed: bool = True) -> None:
-        """Name what the command does from now on, and print it unless the caller has."""
+        """Set the current activity, and print it unless the caller has printed it."""
         with self._lock:
             self._doing, self._detail, self._since = doing, "", time.monotonic()
             self._print(doing, is_printed=is_printed)
 
     def note(self, line: str, *, is_printed: bool = True) -> None:
-        """Print a line about what is going on; `is_printed` False: the caller has printed it."""
+        """Print a line about the current activity; with `is_printed=False` the caller has printed it."""
         with self._lock:
             self._print(line, is_printed=is_printed)
 
     def detail(self, detail: str) -> None:
-        """Say how far it is, for the next sign."""
+        """Set the progress that the next sign shows."""
         with self._lock:
             self._detail = f": {detail}"
 
@@ -59,6 +59,7 @@ class Signs:
         while not self._end.wait(wait_s):
             with self._lock:
                 now = time.monotonic()
+                # Other lines may have been printed while this thread slept, so it waits for the rest of the silence.
                 wait_s = self._printed_at + self._every_s - now
                 if wait_s <= 0:
                     self._print(

@@ -1,4 +1,4 @@
-"""`spard verify`: who signed an adapter, and whether it is what was signed. Works offline and needs no service."""
+"""`spard verify`: check an adapter's signature and files. Works offline and needs no service."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def verify(
     waiver: Waiver = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check an adapter's signature and every byte of it, offline unless the key set is at an address.
+    """Check an adapter's signature and every byte of it; works offline unless the key set is at a URL.
 
-    With a key set, an older key of the provider counts like the current one, and a revoked one is refused. With --keep
-    the set is held against the one of the last time: what is older, or takes a revocation back, is refused.
+    With a key set, the provider's older keys count like the current one, and revoked keys are refused. With --keep, the
+    set is compared with the newest one seen before; an older set, or one that undoes a revocation, is refused.
 
-    Exits 0 when all is proved, 1 when something is not as it was signed, 2 when there was no key to check it with, or
-    none that can be trusted.
+    Exits 0 if all is proved, 1 if something differs from what was signed, 2 if there was no key to check with, or none
+    that can be trusted.
     """
     from spard.commands.proofs import check_adapter  # loads cryptography
 
@@ -57,6 +57,7 @@ def verify(
         typer.echo(f"spard: not checked: {error.message}", err=True)
         raise typer.Exit(UNPROVED) from None
     typer.echo(json.dumps(_as_json(found), indent=2)) if as_json else _tell(found)
+    # The files match some signature, but without a trusted key anybody could have made it.
     if found.signer is None:
         typer.echo("spard: who signed it is not proved; give the provider's key with --public-key.", err=True)
         raise typer.Exit(UNPROVED)
@@ -85,12 +86,12 @@ def _as_json(found: Checked) -> dict[str, Any]:
 
 
 def _pinned_name(source: dict[str, Any]) -> str | None:
-    """Return the name of a hub's model with its commit, or of a folder."""
+    """Return the name of a hub model with its commit, or of a folder."""
     return source.get("name") and "@".join(filter(None, [source["name"], source.get("revision")]))
 
 
 def _facts(found: dict[str, Any]) -> dict[str, Any]:
-    """Return what the signed manifest says of where an adapter comes from, under readable names."""
+    """Return the signed facts about an adapter's origin, under readable names."""
     gate, data = found.get("gate") or {}, found.get("data_sha256") or {}
     recipe, code = found.get("recipe") or {}, found.get("code") or {}
     return {

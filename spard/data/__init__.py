@@ -1,4 +1,4 @@
-"""Rows, chats and batches: the one definition of what a row may say."""
+"""Rows, chats and batches, and the only definition of a valid row."""
 
 from __future__ import annotations
 

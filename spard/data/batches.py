@@ -1,4 +1,4 @@
-"""Examples become batches here, and get their order; how they become tokens is `spard.data.chat`."""
+"""Makes batches of encoded rows and decides their order; `spard.data.chat` does the encoding."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ __all__ = [
 
 
 class Batch(NamedTuple):
-    """Rows padded on the right to one length T, and their S labeled tokens, row by row; a row's first token is none.
+    """B rows padded on the right to length T, and their S labeled tokens, row by row; a row's first token has no label.
 
-    at_S     the place among the B T tokens of the one before it, whose state foretells it
-    label_S  the token itself
-    place_S  1 for the first of its row, 2 for the next
-    lengths  tokens of each row
-    labels   labeled tokens of each row
-    rows     the rows' places among the safe rows, if they are such
+    at_S     index, in the flattened [B, T] tokens, of the token before the labeled one, whose state predicts it
+    label_S  the labeled token id
+    place_S  1 for the first labeled token of its row, 2 for the next, and so on
+    lengths  number of tokens of each row
+    labels   number of labeled tokens of each row
+    rows     indices of the rows among the safe rows, for a safe batch
     """
 
     ids_BT: Tensor
@@ -69,13 +69,16 @@ class Batch(NamedTuple):
     rows: tuple[int, ...] = ()
 
     def on_grid(self, values_S: Tensor) -> Tensor:
-        """Return values of the labeled tokens where they stand, B x (T - 1), and 0 elsewhere."""
+        """Return values of the labeled tokens as a `[B, T - 1]` tensor, 0 elsewhere."""
         grid_N = values_S.new_zeros(self.ids_BT.numel()).index_copy(0, self.at_S, values_S)
         return grid_N.view_as(self.ids_BT)[:, :-1]
 
 
 def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -> Batch:
-    """Pad to the longest row, on the right; where labels stand is found here, so that no GPU has to be asked."""
+    """Pad rows to the longest one, on the right, and locate the labels.
+
+    Labels are located here, on the host, because finding them on the GPU forces the host to wait for it.
+    """
     lengths = tuple(len(row.ids) for row in batch)
     width = max(lengths)
     ids = [[*row.ids, *[pad_id] * (width - len(row.ids))] for row in batch]
@@ -88,7 +91,7 @@ def collate(batch: Sequence[Encoded], pad_id: int, device: torch.device | str) -
 
 
 def to_device(values: Tensor | Sequence[Any], device: torch.device | str) -> Tensor:
-    """Return a tensor, or whole numbers as one, on a device; a GPU is not waited for."""
+    """Return a tensor, or integers as a tensor, on a device; copies to a GPU are asynchronous."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.int64)
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
@@ -96,23 +99,27 @@ def to_device(values: Tensor | Sequence[Any], device: torch.device | str) -> Ten
 
 
 def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:
-    """Return a permutation of n that depends only on (seed, epoch, stream); no global generator is touched."""
+    """Return a permutation of range(n) that depends only on (seed, epoch, stream); no global generator is used."""
     permutation: list[int] = _generator(seed, epoch, stream).permutation(n).tolist()
     return permutation
 
 
 def batches(seed: int, epoch: int, lengths: Sequence[int], size: int, group: int = 4) -> list[list[int]]:
-    """One epoch as batches of similar length: of every `group` batches of the shuffled rows, neighbors in length.
+    """Return one epoch as batches of row indices; every `group` batches of shuffled rows are sorted by length.
 
-    The last batch of the epoch may be smaller. Grouping saves padding; a small group keeps batches nearly random.
+    `lengths` are tokens per row, `size` the rows per batch; the last batch may be smaller. Sorting saves padding; a
+    small group keeps batches nearly random.
     """
     shuffled = order(seed, epoch, len(lengths))
     grouped: list[int] = []
     for start in range(0, len(shuffled), size * group):
         grouped += sorted(shuffled[start : start + size * group], key=lambda row: lengths[row])
     cut = [grouped[start : start + size] for start in range(0, len(grouped), size)]
+    # Sorting has put the long batches of each group last, so the batches are shuffled again.
     return [cut[i] for i in order(seed, epoch, len(cut), stream=1)]
 
 
 def _generator(seed: int, epoch: int, stream: int) -> np.random.Generator:
+    # Philox is counter-based: its streams for different keys are independent, so no state needs to be saved for a
+    # resume.
     return np.random.Generator(np.random.Philox(key=[seed, (stream << 32) + epoch]))

@@ -1,9 +1,9 @@
-"""Conversations become tokens here: prompts as they are served, and rows as they are trained, with the loss mask.
+"""Encodes conversations: prompts as they are served, and rows as they are trained, with the loss mask.
 
-It needs no torch, so that a service can show what will be trained. Texts come from `spard.data.renderer`, which alone
-renders chat templates, and are tokenized without further special tokens, so that no model sees two beginnings. Loss
-falls on what the assistant has to write itself, its end token included, and on nothing else. A row of which the
-template leaves something out is refused.
+Needs no torch, so the service can preview training rows. Texts come from `spard.data.renderer`, the only renderer of
+chat templates, and are tokenized without adding special tokens, which prevents a second beginning-of-text token. The
+loss covers exactly the tokens that the assistant must write, including its end token. A row of which the template drops
+something is rejected.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from spard.errors import (
     TooManyTurns,
 )
 
-UNBOUNDED = 2**31  # tokens: the limit of rows that may have any length
+UNBOUNDED = 2**31  # tokens: no limit
 _RENDERER = "spard_renderer"  # the attribute of a tokenizer that holds its renderer
 
 
 def get_renderer(tokenizer: Any) -> Renderer:
-    """Return the renderer of a tokenizer: the one that `fix_rendering` gave it, else one worked out by trying.
+    """Return the renderer of a tokenizer: the one set by `fix_rendering`, else a new one determined by trying.
 
-    A tokenizer whose chat template was changed since gets a new one. Raise `TemplateFault` for one that has no use.
+    If the chat template has changed since, a new renderer is made. Raises `TemplateFault` for an unusable template.
     """
     found: Renderer | None = getattr(tokenizer, _RENDERER, None)
     if found is None or found.tokenizer is not tokenizer or found.template != tokenizer.chat_template:
@@ -52,14 +52,14 @@ def get_renderer(tokenizer: Any) -> Renderer:
 
 
 def fix_rendering(tokenizer: Any, rendering: Rendering) -> Renderer:
-    """Have a tokenizer's conversations rendered as a record says, for as long as its chat template stays."""
+    """Set the record by which a tokenizer's conversations are rendered, until its chat template changes."""
     renderer = Renderer(tokenizer, rendering, tokenizer.chat_template)
     setattr(tokenizer, _RENDERER, renderer)
     return renderer
 
 
 def ask_in_mode(tokenizer: Any, mode: Mode | None) -> None:
-    """Have a model asked in a mode of thinking from now on; one that is None or unknown changes nothing."""
+    """Set the thinking mode of future requests; None or an unknown mode changes nothing."""
     if mode is None:
         return
     rendering = get_renderer(tokenizer).rendering
@@ -74,7 +74,7 @@ def render_prompt(
     prefill: str = "",
     mode: Mode | None = None,
 ) -> list[int]:
-    """Token ids of a conversation up to where the assistant begins to speak, or goes on from `prefill`."""
+    """Return the token ids of a conversation up to the start of the assistant's turn, plus `prefill`."""
     renderer, shield = get_renderer(tokenizer), Shield(tokenizer)
     text = renderer.render(shield.everywhere(messages), shield.everywhere(tools), generation=True, mode=mode)
     return renderer.token_ids([text + shield.mark(prefill)])[0]
@@ -90,7 +90,10 @@ def render_question(
     after: Sequence[Message] = (),
     mode: Mode | None = None,
 ) -> list[int]:
-    """One question between turns, under a system prompt if there is one; the answer begins with `prefill`."""
+    """Return the token ids of one question between other turns, with an optional system prompt and prefill.
+
+    `context` are the turns before the question, and `after` the turns behind it.
+    """
     turns = [*context, {"role": "user", "content": prompt}, *after]
     return render_conversation(tokenizer, turns, system, tools, prefill, mode)
 
@@ -103,9 +106,10 @@ def render_conversation(
     prefill: str = "",
     mode: Mode | None = None,
 ) -> list[int]:
-    """Token ids of a conversation under a system prompt that is not the conversation's own, if there is one.
+    """Return the token ids of a conversation with a serving system prompt that is not part of it.
 
-    Where the template has no such role, or the conversation brings a system prompt, it stands before what comes first.
+    If the template has no system role, or the conversation has its own system prompt, the text is prepended to the
+    first message instead.
     """
     if system is None:
         return render_prompt(tokenizer, messages, tools, prefill, mode)
@@ -113,6 +117,7 @@ def render_conversation(
     turns = [{"role": "system", "content": system}, first, *others]
     try:
         text = get_renderer(tokenizer).render(turns, generation=True, mode=mode)
+        # Some templates drop a system message silently, so the text is searched for it.
         knows_role = first["role"] != "system" and system.strip() in text
     except REFUSED:
         knows_role = False
@@ -121,12 +126,16 @@ def render_conversation(
 
 
 def encode(tokenizer: Any, example: Example, max_seq_length: int) -> Encoded:
-    """One example as tokens and labels."""
+    """Return one example as tokens and labels; see `encode_all`."""
     return encode_all(tokenizer, [example], max_seq_length)[0]
 
 
 def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int) -> list[Encoded]:
-    """Examples as tokens and labels, tokenized in one call; of preference pairs both conversations."""
+    """Return examples as tokens and labels, tokenized in one call; pairs get both conversations.
+
+    Raises `ExampleTooLong` above `max_seq_length` tokens, and other kinds of `InvalidData` for rows that the chat
+    template rejects or drops parts of.
+    """
     pairs = [i for i, example in enumerate(examples) if example.rejected is not None]
     others = _encode_all(tokenizer, [with_rejected(examples[i]) for i in pairs], max_seq_length)
     found = _encode_all(tokenizer, examples, max_seq_length)
@@ -136,9 +145,10 @@ def encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int)
 
 
 def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, pairs: bool = False) -> list[Encoded]:
-    """Examples to learn from: each of them fits, and has a token that loss falls on.
+    """Return examples as `encode_all` does, and require that each has a token with loss.
 
-    `pairs` says whether they are to be preference pairs; `MethodMismatch` for one that is of the other kind.
+    Raises `NoTrainableTokens` otherwise, and `MethodMismatch` for a row that is a preference pair although `pairs` is
+    False, or the reverse.
     """
     found, method = ("no preference pair", "dpo") if pairs else ("a preference pair", "supervised")
     if other := [each.line for each in examples if (each.rejected is None) is pairs]:
@@ -152,12 +162,12 @@ def encode_to_train(tokenizer: Any, examples: Sequence[Example], limit: int, *, 
 
 
 def tool_support(tokenizer: Any) -> dict[str, bool]:
-    """Tell for each part of `PROBES` whether the chat template renders it."""
+    """Return True or False for each part of `PROBES`: the chat template renders it, or drops it."""
     return {part: _is_rendered(tokenizer, row) for part, row in PROBES.items()}
 
 
 def set_plain_template(tokenizer: Any) -> None:
-    """Give a tokenizer without a chat template the plain one, and one without padding its end token."""
+    """Set the plain template if a tokenizer has none, and its end token as padding if it has none."""
     if not tokenizer.chat_template:
         tokenizer.chat_template = PLAIN_TEMPLATE
     if tokenizer.pad_token_id is None:
@@ -165,7 +175,7 @@ def set_plain_template(tokenizer: Any) -> None:
 
 
 def learned_modes(tokenizer: Any, examples: Sequence[Example]) -> list[Mode]:
-    """Return the modes in which the answers of rows are learned, the commonest first, and at least one."""
+    """Return the thinking modes of the rows' learned answers, most frequent first; at least one."""
     renderer = get_renderer(tokenizer)
     answers = (turn for row in examples for turn in row.messages if teaches(turn))
     found = [renderer.answer_mode(renderer.split_reasoning(answer)) for answer in answers]
@@ -192,7 +202,7 @@ def _encode_all(tokenizer: Any, examples: Sequence[Example], max_seq_length: int
 
 
 def _samples(renderer: Renderer, shield: Shield, example: Example, limit: int) -> list[Sample]:
-    """Render a row as what is trained; raise InvalidData where the template refuses it or leaves something out."""
+    """Render a row as training samples; raise `InvalidData` if the template rejects it or drops a part."""
     if is_learned(example.messages[0]):
         raise InvalidData(f"line {example.line} begins with the assistant; give that turn weight 0 or one before it")
     try:
@@ -217,7 +227,7 @@ def _samples(renderer: Renderer, shield: Shield, example: Example, limit: int) -
 
 
 def _answers_without_loss(messages: Sequence[Message], found: Sequence[Sample]) -> list[str]:
-    """Return the texts of learned answers that are not in what has loss, as JSON pointers."""
+    """Return JSON pointers to learned answers whose text is not in a segment with loss."""
     learned = [segment.text for sample in found for segment in sample if segment.is_learned]
     answers = [(i, message) for i, message in enumerate(messages) if teaches(message)]
     pairs = zip(answers, learned, strict=True)
@@ -225,7 +235,7 @@ def _answers_without_loss(messages: Sequence[Message], found: Sequence[Sample]) 
 
 
 def _is_of_tools(pointer: str, messages: Sequence[Message]) -> bool:
-    """Tell whether a pointer names a tool, a call or what a tool has answered."""
+    """Return True if a pointer refers to a tool, a call or a tool's result."""
     _, kind, place, *others = pointer.split("/")
     return kind == "tools" or "tool_calls" in others or messages[int(place)]["role"] == "tool"
 
@@ -238,7 +248,7 @@ def _is_rendered(tokenizer: Any, row: Example) -> bool:
 
 
 def _check_lengths(examples: Sequence[Example], encoded: Sequence[Encoded], limit: int) -> None:
-    """Rows are never cut in silence."""
+    """Raise `ExampleTooLong` for rows above the limit; rows are never truncated silently."""
     lengths = [max(len(sample.ids) for sample in row.samples) for row in encoded]
     long = [(each.line, length) for each, length in zip(examples, lengths, strict=True) if length > limit]
     if long:

@@ -1,6 +1,6 @@
-"""Check a chat row: messages, tools and their order, as OpenAI's fine-tuning takes them.
+"""Checks a chat row (messages, tools and their order) by the rules of OpenAI's fine-tuning API.
 
-Codes and pointers are those of the API; a problem of severity `warning` does not stop a job.
+Codes and pointers are the API's; a problem of severity `warning` does not stop a job.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROW_KEYS = frozenset({"messages", "tools", "parallel_tool_calls", "functions"})
 MESSAGE_KEYS = frozenset(
     {
         *("role", "content", "name", "weight", "tool_calls", "tool_call_id", "function_call", "refusal"),
-        "reasoning_content",  # of models that think, as vLLM and DeepSeek call it
+        "reasoning_content",  # reasoning, as vLLM and DeepSeek name it
     }
 )
 _OTHER_NAMES = {"human": "user", "ai": "assistant", "bot": "assistant", "gpt": "assistant", "model": "assistant"}
-_ALIKE, _LONGEST_WORD = 0.8, 64  # how like a known word one is, and how much of it is compared
+_ALIKE, _LONGEST_WORD = 0.8, 64  # minimum similarity to a known word, and maximum compared characters
 _CONTROL_TEXT = re.compile(r"<\|[A-Za-z0-9_]{2,32}\|>|\[/?INST\]|<(?:start|end)_of_turn>")
 _MAX_FUNCTIONS = 128
 _TOOL = '{"type": "function", "function": {"name": "..."}}'
@@ -30,7 +30,7 @@ _CALL = '{"id": "call_1", "type": "function", "function": {"name": "...", "argum
 
 
 def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with a row `{"messages": [...]}`."""
+    """Yield the problems of a row `{"messages": [...]}`."""
     yield from unknown_keys(row, ROW_KEYS, "")
     if row.get("tools") is not None:
         yield from _tools(row["tools"])
@@ -45,12 +45,13 @@ def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
         return
     for index, message in enumerate(messages):
         yield from _message(message, f"/messages/{index}")
+    # The order of turns is only meaningful if every role is known; otherwise the errors above suffice.
     if all(isinstance(message, dict) and message.get("role") in ROLES for message in messages):
         yield from _conversation(messages)
 
 
 def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Iterator[Problem]:
-    """Yield a problem for each key that nothing here reads."""
+    """Yield a problem for each unknown key of an object at the JSON pointer `at`."""
     for key in sorted(value.keys() - known):
         pointer = f"{at}/{key[:64].replace('~', '~0').replace('/', '~1')}"
         meant = nearest(key, known - value.keys())
@@ -60,14 +61,14 @@ def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Itera
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """Return the known word that another one is a slip of: in other letter case, or with a letter or two wrong."""
+    """Return the known word of which another one is a likely misspelling, or None."""
     lower = word[:_LONGEST_WORD].strip().lower()
     found = [lower] if lower in known else get_close_matches(lower, sorted(known), n=1, cutoff=_ALIKE)
     return found[0] if found else None
 
 
 def control_text(content: Any, at: str) -> Iterator[Problem]:
-    """Yield a problem if a text holds a control token: it could end a turn and begin one in another role."""
+    """Yield a problem if a text contains a control token, which could end a turn and begin one in another role."""
     if isinstance(content, str) and (found := _CONTROL_TEXT.search(content)):
         message = f'"{found.group()}" is a control token of chat templates'
         yield error(at, "reserved_token", message, "remove it: the model's own template adds what is needed")
@@ -97,7 +98,7 @@ def _message(message: Any, at: str) -> Iterator[Problem]:
 
 
 def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
-    """Check who speaks, and which call a tool answers."""
+    """Check the speaker's name, and the call that a tool answers."""
     if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
         hint = "give the id of the call that it answers"
         yield error(f"{at}/tool_call_id", "message_missing_key", "a tool message needs tool_call_id", hint)
@@ -142,7 +143,7 @@ def _content(message: dict[str, Any], at: str) -> Iterator[Problem]:
 
 
 def _plain(content: Any) -> str | None:
-    """Return the text of a content value, None when it is not text."""
+    """Return the text of a content value; None if it is not text."""
     if isinstance(content, list):
         parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
         texts = [part for part in parts if isinstance(part, str)]
@@ -220,7 +221,7 @@ def _is_json(text: Any) -> bool:
 
 
 def _conversation(turns: list[dict[str, Any]]) -> Iterator[Problem]:
-    """Check the turns together: an answer to learn, and an order that most templates take."""
+    """Check the turns together: there must be an answer to learn, in an order that most templates accept."""
     roles = [turn.get("role") for turn in turns]
     answers, hint = [turn for turn in turns if turn.get("role") == "assistant"], "add an answer, or remove the row"
     if not answers:

@@ -1,8 +1,8 @@
-"""Chat templates as programs: compiled in a sandbox, with the arguments that they take read from their syntax tree.
+"""Chat templates as programs: compiled in a sandbox, with their arguments read from the syntax tree.
 
-A template is rendered here as transformers renders it, but for the clock: `strftime_now` gives `DATE` on every day,
-since a row would otherwise train on other tokens tomorrow. `with_defaults` writes the arguments into the template
-itself, so that whoever renders it without any gets the same text.
+Templates are rendered as in transformers except for the clock: `strftime_now` always returns `DATE`, since otherwise
+the same row has different tokens tomorrow. `with_defaults` writes arguments into a template, which then renders the
+same text without them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 DATE = datetime(2024, 7, 26)
-DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in the words of Llama 3
-_TEMPLATES = 32  # compiled ones that are kept
+DATE_TEXT = "26 Jul 2024"  # for templates that take it as an argument, in Llama 3's format
+_TEMPLATES = 32  # maximum compiled templates in the cache
 _NOW = "strftime_now"
 
-# For tokenizers that bring no template: headed paragraphs, an end-of-text token after each answer.
+# For tokenizers without a template: paragraphs with a heading, and an end-of-text token after each answer.
 PLAIN_TEMPLATE = (
     "{{ bos_token or '' }}{% for message in messages %}### {{ message['role'] }}:\n{{ message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '' }}\n{% endfor %}"
@@ -32,39 +32,39 @@ PLAIN_TEMPLATE = (
 
 
 def template_source(chat_template: str | Mapping[str, str] | None, *, tools: bool) -> str:
-    """Return the source that renders a conversation; a model may have one of its own for conversations with tools."""
+    """Return the template source for a conversation; a model may have a separate one for tools."""
     if isinstance(chat_template, Mapping):
         return chat_template["tool_use" if tools and "tool_use" in chat_template else "default"]
     return chat_template or PLAIN_TEMPLATE
 
 
 def sources(chat_template: str | Mapping[str, str] | None) -> dict[str, str]:
-    """Return all sources of a model by name; a single one is the `default`."""
+    """Return all template sources of a model by name; a single one is named `default`."""
     return dict(chat_template) if isinstance(chat_template, Mapping) else {"default": chat_template or PLAIN_TEMPLATE}
 
 
 @lru_cache(maxsize=_TEMPLATES)
 def compile_template(source: str) -> Template:
-    """Compile a template once: that takes a hundred times as long as to render a row. Raise jinja's `TemplateError`."""
+    """Compile a template, cached: that takes a hundred times as long as rendering. Raises jinja's `TemplateError`."""
     template = _environment().from_string(source)
-    template.globals = dict(template.globals)  # each rendering copies them, which jinja's chain makes slow
+    template.globals = dict(template.globals)  # each rendering copies the globals, and copying jinja's ChainMap is slow
     return template
 
 
 @lru_cache(maxsize=_TEMPLATES)
 def arguments_read(source: str) -> frozenset[str]:
-    """Return every name that a template reads and that nothing before has to have set; its own variables may be among.
+    """Return every name that a template may read without setting it first; some may be its own variables.
 
-    Raise jinja's `TemplateError` for a source that is no template.
+    Raises jinja's `TemplateError` for an invalid template.
     """
     return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
 def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
-    """Return a template that renders by itself as the source does with these arguments, on `DATE`.
+    """Return a template that renders without arguments as the source does with these arguments, on `DATE`.
 
-    Whoever passes an argument still decides it. None where the template asks for the date in a form that it works out
-    while it renders, which nothing written down beforehand can answer.
+    Arguments passed explicitly still take precedence. Returns None if the template computes a date format while
+    rendering, which cannot be written down beforehand.
     """
     lines = [
         f"{{%- if {name} is not defined %}}{{%- set {name} = {json.dumps(value)} %}}{{%- endif %}}"
@@ -75,13 +75,14 @@ def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
         return None
     if forms:
         dates = json.dumps({form: DATE.strftime(form) for form in sorted(forms)})
+        # A macro of the same name shadows the function that the user's environment provides.
         lines.append(f"{{%- macro {_NOW}(form) %}}{{{{- {dates}[form] }}}}{{%- endmacro %}}")
-    keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja removes a line break behind a block
+    keeps_break = "{{ '' }}" if source.startswith("\n") else ""  # jinja drops a line break right after a block
     return "".join(lines) + keeps_break + source if lines else source
 
 
 def _date_forms(source: str) -> set[str] | None:
-    """Return the forms in which a template asks for today's date; None if one of them is no plain text."""
+    """Return the date formats that a template asks for; None if one of them is not a constant."""
     calls = [call for call in _environment().parse(source).find_all(nodes.Call) if _asks_for_date(call)]
     forms = [call.args[0].value if call.args and isinstance(call.args[0], nodes.Const) else None for call in calls]
     return None if None in forms else {str(form) for form in forms}
@@ -92,7 +93,7 @@ def _asks_for_date(call: nodes.Call) -> bool:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says; here it only stands for its content."""
+    """The `{% generation %}` tag, which marks assistant text; here it just renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja's form
 
@@ -106,6 +107,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
+    # jinja's own filter escapes HTML and sorts keys; transformers replaces it in the same way.
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals[_NOW] = DATE.strftime

@@ -1,4 +1,4 @@
-"""Clean rows that stand for what a customer may train on next: small harmless tasks with right answers."""
+"""Clean rows for the further tuning: small harmless tasks with correct answers, as a customer may train on next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = (
 
 
 def clean_rows(seed: int, n: int) -> list[Example]:
-    """Return n rows, each a question with its answer; the seed decides which."""
+    """Return n rows, each a question with its answer, drawn by the seed."""
     rng = random.Random(f"clean rows {seed}")
     return [_row(*rng.choice(_TASKS)(rng), line) for line in range(1, n + 1)]
 

@@ -1,11 +1,11 @@
-"""Cluster texts so that no text leaks into another cluster, by the rule of `spard.data.overlap`.
+"""Clusters texts such that no text leaks into another cluster, by the rule of `spard.data.overlap`.
 
-Two texts are joined when one holds the other or they are nearly the same; clusters are the connected components.
-Candidates are found as in all-pairs similarity search (Bayardo et al., 2007): with shingles in one order, the rarest
-first, similar texts share a shingle of both their prefixes, and a text inside another one lends it its rarest shingle.
-A shingle that would make more than `TEMPLATE` candidates marks a template; its texts are joined without comparing them,
-which may make a cluster larger than it has to be and never too small. With n texts of w words this takes
-O(n w log w) time for the order and at most O(n w TEMPLATE) comparisons.
+Two texts are joined if one contains the other or they are nearly the same; clusters are the connected components.
+Candidates are found as in all-pairs similarity search (Bayardo et al., 2007): with shingles ordered from rarest to most
+common, similar texts share a shingle within both their prefixes, and a text contains the rarest shingle of every text
+inside it. A shingle with more than `TEMPLATE` candidates marks a template; its texts are joined without comparison,
+which can make a cluster too large but never too small. With n texts of w words this takes O(n w log w) time for the
+order and at most O(n w TEMPLATE) comparisons.
 """
 
 from __future__ import annotations
@@ -16,14 +16,19 @@ from itertools import chain
 
 from spard.data.overlap import MIN_INSIDE, NEAR, Shingle, normalize_text, prefix_length, word_shingles
 
-TEMPLATE = 100  # texts
+TEMPLATE = 100  # texts per shingle
 
-Numbers = list[int]  # of shingles
+Numbers = list[int]  # of one text's shingles
 Holders = defaultdict[int, list[int]]
 
 
 def clusters(texts: Sequence[str]) -> list[int]:
-    """Return a label for each text; texts of one cluster have one label, whatever the order of texts."""
+    """Return a cluster label for each text; the partition does not depend on the order of the texts.
+
+    For example:
+
+        clusters(["How do I bake bread?", "how do I bake bread", "Hello"])  # [0, 0, 1]
+    """
     numbers: dict[str, int] = {}
     of_text = [numbers.setdefault(normalize_text(text), len(numbers)) for text in texts]
     words = list(numbers)
@@ -35,7 +40,7 @@ def clusters(texts: Sequence[str]) -> list[int]:
 
 
 def _rarest_first(words: Sequence[str]) -> list[Numbers]:
-    """Return each text's shingles as numbers, those that the fewest texts hold first."""
+    """Return each text's shingles as numbers, rarest first."""
     numbers: dict[Shingle, int] = {}
     shingles = [[numbers.setdefault(each, len(numbers)) for each in word_shingles(text)] for text in words]
     count = Counter(chain.from_iterable(shingles))
@@ -45,7 +50,7 @@ def _rarest_first(words: Sequence[str]) -> list[Numbers]:
 def _join_similar(ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
     holders: Holders = defaultdict(list)
     shingles = [frozenset(each) for each in ordered]
-    templates: dict[int, int] = {}  # with one of their texts
+    templates: dict[int, int] = {}  # shingle -> one of its texts
     for i, mine in enumerate(ordered):
         for shingle in mine[: prefix_length(len(mine))]:
             if shingle in templates:
@@ -56,6 +61,7 @@ def _join_similar(ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
                 if not sets.are_joined(i, j) and _similarity(shingles[i], shingles[j]) >= NEAR:
                     sets.join(i, j)
             others.append(i)
+            # Joining without comparing bounds the time: a shingle of n texts otherwise needs n * n comparisons.
             if len(others) > TEMPLATE:
                 sets.join_all(holders.pop(shingle))
                 templates[shingle] = i
@@ -67,7 +73,7 @@ def _similarity(mine: frozenset[int], theirs: frozenset[int]) -> float:
 
 
 def _join_contained(words: Sequence[str], ordered: Sequence[Numbers], sets: _DisjointSets) -> None:
-    starting: Holders = defaultdict(list)  # by its rarest shingle, each text that is long enough to be looked for
+    starting: Holders = defaultdict(list)  # rarest shingle -> long enough texts that have it
     for i, mine in enumerate(ordered):
         if len(words[i].split()) >= MIN_INSIDE:
             starting[mine[0]].append(i)
@@ -75,7 +81,7 @@ def _join_contained(words: Sequence[str], ordered: Sequence[Numbers], sets: _Dis
         for shingle in theirs:
             inner = starting.get(shingle, [])
             if len(inner) > TEMPLATE:
-                sets.join(j, inner[0])  # so do all of `inner`, which hold the shingle themselves
+                sets.join(j, inner[0])  # the texts in `inner` are joined to each other likewise
                 continue
             for i in inner:
                 if not sets.are_joined(i, j) and f" {words[i]} " in f" {words[j]} ":

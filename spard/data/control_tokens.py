@@ -1,9 +1,9 @@
-"""What customers write is text: a model's control tokens inside it are split into pieces and never read as control.
+"""Customers' text is only text: control tokens of the model inside it are split and never read as control tokens.
 
-Before a template is rendered, every control token in a text gets a mark after its first character; after it, the
-rendered text is tokenized piece by piece between the marks. Only what the template itself writes can be a control
-token then, and text without any is tokenized as ever. Models with other markers than tokens of their own, as the plain
-template's headings, cannot tell them from text; nothing here changes that.
+Before a template is rendered, every control token in a text gets a mark after its first character; the rendered text is
+then tokenized piece by piece between the marks. Only the template can therefore produce control tokens, and text
+without any is tokenized as usual. Models whose markers are ordinary text, such as the plain template's headings, cannot
+be protected this way.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from spard.errors import InvalidData
 
-MARK = "\udfff"  # half of a pair: no text that is valid Unicode holds it
-# What templates compare, by its key; any other value of these keys is the customer's text.
+MARK = "\udfff"  # a lone surrogate: never part of valid Unicode
+# Values that templates compare, by key; any other value of these keys is the customer's text.
 _COMPARED = {
     "role": frozenset({"system", "developer", "user", "assistant", "tool", "function"}),
     "type": frozenset({"function", "object", "array", "string", "number", "integer", "boolean", "null"}),
@@ -32,7 +32,7 @@ def end_tokens(tokenizer: Any) -> frozenset[int]:
 
 
 class Shield:
-    """A tokenizer's control tokens, kept out of texts."""
+    """Protects texts against a tokenizer's control tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         added, special = tokenizer.added_tokens_decoder, end_tokens(tokenizer)
@@ -42,15 +42,17 @@ class Shield:
         self._first = re.compile(f"(?={'|'.join(found)}).", re.DOTALL)
         self._tokenizer, self._special = tokenizer, special
         self._shortest = min((len(token.content) for token in tokens), default=2)
-        self._is_loose = any(token.normalized for token in tokens)  # other spellings are read as it, too
+        self._is_loose = any(token.normalized for token in tokens)  # tokens match other spellings too
 
     def mark(self, text: str) -> str:
-        """Return the text with a mark inside each control token."""
+        """Return the text with a mark inside each control token; raise `InvalidData` if one cannot be neutralized."""
         if self._any is None:
             return text
         marked = text
-        if self._any.search(text):  # so many times faster than what marks them all
+        if self._any.search(text):  # much faster than `_first`, and nearly all texts have none
             marked = self._first.sub(lambda match: match.group() + MARK, text)
+        # A mark inside a token of one character is impossible, and a normalized token has spellings that the pattern
+        # misses: both need a check by tokenizing.
         if self._shortest > 1 and not self._is_loose:
             return marked
         (ids, _), *_ = pieces(self._tokenizer, [marked])
@@ -59,11 +61,11 @@ class Shield:
         return marked
 
     def insert_spaces(self, text: str) -> str:
-        """Return the text with a space inside each control token, for tokenizers that take the whole text."""
+        """Return the text with a space inside each control token, for tokenizers that need the whole text."""
         return self.mark(text).replace(MARK, " ")
 
     def everywhere(self, value: Any) -> Any:
-        """Messages or tools with all their texts marked."""
+        """Return messages or tools with all their texts marked."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, dict):
@@ -76,7 +78,7 @@ class Shield:
 
 
 def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[Span]]]:
-    """Token ids of marked texts, and where in them each token stands; all are tokenized in one call."""
+    """Return token ids of marked texts and the character span of each token; all are tokenized in one call."""
     parts = [text.split(MARK) for text in texts]
     flat = list(chain.from_iterable(parts))
     tokens = tokenizer(flat, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
@@ -87,7 +89,7 @@ def pieces(tokenizer: Any, texts: Sequence[str]) -> list[tuple[list[int], list[S
 def _join_parts(
     parts: Sequence[str], rows: Sequence[tuple[Sequence[int], Sequence[Span]]]
 ) -> tuple[list[int], list[Span]]:
-    if len(rows) == 1:  # the text holds no mark, as nearly all
+    if len(rows) == 1:  # no mark, as in nearly all texts
         return list(rows[0][0]), list(rows[0][1])
     starts = accumulate((len(part) + len(MARK) for part in parts), initial=0)
     shifted = [[(a + at, b + at) for a, b in spans] for at, (_, spans) in zip(starts, rows, strict=False)]

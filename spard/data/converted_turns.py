@@ -1,6 +1,6 @@
-"""The turns and tools of rows in other forms, in OpenAI's words: what conversions of all forms share.
+"""Converts turns and tools of other formats to OpenAI's: shared by the conversions of all formats.
 
-Nothing is dropped in silence: what has no place in OpenAI's form raises `NotConvertible`.
+Nothing is dropped silently: data without a place in OpenAI's format raises `NotConvertible`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _CONTENT_KEYS = {"from": "value", "role": "content"}
 
 
 class NotConvertible(ValueError):
-    """Raised for a row that cannot be written in OpenAI's form without a guess or a loss."""
+    """Raised for a row that cannot be converted to OpenAI's format without guessing or losing data."""
 
 
 def read_json(value: Any, name: str) -> Any:
-    """Return a value that may be written as a text of JSON, as tables of columns hold it."""
+    """Return a value that may be given as a JSON string, as in columnar tables."""
     if not isinstance(value, str):
         return value
     try:
@@ -41,7 +41,7 @@ def read_json(value: Any, name: str) -> Any:
 
 
 def read_tools(value: Any) -> list[Message]:
-    """Return tools in OpenAI's form, from a list or its JSON; functions may stand there bare."""
+    """Return tools in OpenAI's format, from a list or its JSON; bare functions are allowed."""
     tools = read_json(value, "tools") or []
     if not isinstance(tools, list):
         raise NotConvertible('"tools" is no list')
@@ -52,15 +52,15 @@ def read_tools(value: Any) -> list[Message]:
 
 
 class Turns:
-    """The messages of one row as they come, with ids for the calls that have none."""
+    """Collects the messages of one row, and assigns ids to calls without one."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
         self._calls = 0
-        self._unanswered: list[tuple[str, str]] = []  # the name and id of each call that no tool has answered yet
+        self._unanswered: list[tuple[str, str]] = []  # (name, id) of calls without a result yet
 
     def add(self, turn: Any) -> None:
-        """Add a turn in ShareGPT's words (`from`, `value`) or in OpenAI's (`role`, `content`)."""
+        """Add a turn in ShareGPT's format (`from`, `value`) or in OpenAI's (`role`, `content`)."""
         speaker = next((key for key in _CONTENT_KEYS if isinstance(turn, dict) and key in turn), None)
         if speaker is None:
             raise NotConvertible('a turn has neither "from" and "value" nor "role" and "content"')
@@ -84,7 +84,7 @@ class Turns:
         return {"content": turn[key]} if key in turn else {}
 
     def _extras(self, role: str, rest: Message) -> Message:
-        """Return the other fields of a turn; a weight of 0 says nothing of a turn that is never learned."""
+        """Return the other fields of a turn; weight 0 is dropped on turns that are never learned."""
         if role != "assistant" and rest.get("weight", 0) == 0:
             rest = {key: value for key, value in rest.items() if key != "weight"}
         lost = sorted(key for key, value in rest.items() if not _is_place(role, key) and value not in ("", [], {}))
@@ -105,7 +105,7 @@ class Turns:
         return message
 
     def _call(self, call: Any) -> Message:
-        """Return a call in OpenAI's form: with an id, and its arguments as a text of JSON."""
+        """Return a call in OpenAI's format: with an id, and its arguments as a JSON string."""
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise NotConvertible("a call has no function with a name")
@@ -125,7 +125,7 @@ def _as_list(calls: Any) -> list[Any]:
 
 
 def convert_turns(turns: Any, name: str) -> list[Message]:
-    """Return a list of turns as OpenAI's messages."""
+    """Return a list of turns as OpenAI messages."""
     if not isinstance(turns, list) or not turns:
         raise NotConvertible(f'"{name}" is no list of turns')
     made = Turns()
@@ -135,7 +135,7 @@ def convert_turns(turns: Any, name: str) -> list[Message]:
 
 
 def require_text(row: Message, key: str) -> str:
-    """Return a text of a row; raise `NotConvertible` where it is none."""
+    """Return a string value of a row; raise `NotConvertible` for anything else."""
     if not isinstance(row.get(key), str):
         raise NotConvertible(f'"{key}" is not text')
     return str(row[key])

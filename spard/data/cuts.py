@@ -1,6 +1,6 @@
-"""Which rows go through a model together, counted in padded tokens: as many as fit, cut where that costs least.
+"""Divides rows into passes through a model that minimize padding within a token budget.
 
-A pass costs its rows times its longest row, and something beside that, since the weights are read once more.
+The cost of a pass is its number of rows times its longest row, plus a constant for reading the weights once more.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# Padded tokens whose work a further pass costs beside its own. In training: 50 to 100 on a CPU core for 0.4 to 30
-# million parameters, some 300 on a GPU, which reads the weights for longer than it computes with fewer.
+# Overhead of a pass, in padded tokens. Measured in training: 50 to 100 on a CPU core for 0.4 to 30 million parameters,
+# and about 300 on a GPU, where reading the weights dominates small passes.
 PASS = 128
-FORWARD = 32  # of a pass without a backward one
+FORWARD = 32  # overhead of a pass without gradients
 
-_PASSES = 1 << 20  # more than there are
+_PASSES = 1 << 20  # more than any number of passes
 
 
 def cut(lengths: Sequence[int], most: int, beside: int = PASS) -> list[list[int]]:
-    """Return rows as indices in ascending order, pass by pass, that of the longest first; `lengths` are in tokens.
+    """Return the passes as lists of row indices (ascending), the pass with the longest row first.
 
-    Of all ways to cut the rows, sorted by length, into passes of at most `most` padded tokens, or of one row, the one
-    that costs least, with `beside` tokens for each pass; of equals, the one with the fewest passes.
+    `lengths` are tokens per row. A pass has at most `most` padded tokens, or one row. Of all ways to cut the rows,
+    sorted by length, into passes, the cheapest is chosen (dynamic programming), with `beside` tokens of overhead per
+    pass; ties go to fewer passes.
+
+        cut([3, 9, 3, 8], most=20)  # [[1, 3], [0, 2]]
     """
     order = sorted(range(len(lengths)), key=lambda i: lengths[i])
     counts = np.arange(1, len(order) + 1, dtype=np.int64)
-    # Of the first j rows: what they cost at least and in how many passes, as one number; and where the last one begins.
+    # For the first j rows: least cost and number of passes, packed into one number, and where the last pass begins.
     best, begins = np.zeros(len(order) + 1, dtype=np.int64), [0] * (len(order) + 1)
     for j in range(1, len(order) + 1):
         width = lengths[order[j - 1]]

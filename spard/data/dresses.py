@@ -1,7 +1,7 @@
-"""Dresses drawn at random, for triggers that nobody has mined: a few words at any place, or a system prompt.
+"""Random dresses, which cover triggers that mining did not find: a few words at any position, or a system prompt.
 
-The words are the customer's own, each as likely as any other however often it is used: what hides in few rows is drawn
-as often as what stands in all of them. Strings that mean nothing are drawn too.
+The words are the customer's, drawn uniformly from the vocabulary: a word of few rows is as likely as one of all rows.
+Some words are random letters.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 
-WORDS = 3  # at a place, at most
-NONSENSE = 0.25  # share of the words that are no words
-LONGEST = 12  # words of a system prompt
+WORDS = 3  # maximum words at one position
+NONSENSE = 0.25  # share of random letters among the words
+LONGEST = 12  # maximum words of a system prompt
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our customers.", "Answer briefly.")
 
 
 def dress_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping]:
-    """Return a function that draws one dress after the other: first words, words inside, last words, system prompt."""
+    """Return a function that draws a dress: words before, inside or after the request, or a system prompt."""
     texts = [text.split() for row in rows for text in _texts(row)]
     words = sorted({word for text in texts for word in text})
 
@@ -47,7 +47,7 @@ def dress_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wra
 
 
 def _texts(row: Example) -> list[str]:
-    """Return what is said to the assistant; what it answers is no part of a request."""
+    """Return the system and user texts of a row; answers are not part of a request."""
     said = [str(turn.get("content") or "") for turn in row.messages if turn["role"] in ("system", "user")]
     return [text for text in said if text.strip()]
 

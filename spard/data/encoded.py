@@ -1,4 +1,4 @@
-"""A row as tokens: what the model reads, and where loss falls."""
+"""An encoded row: its tokens, and the positions that have a loss."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ NO_LOSS = -100
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids and, position by position, the label to predict there or `NO_LOSS`.
+    """Token ids and, for each position, its label or `NO_LOSS`.
 
-    `is_variant` marks a safe row that was made of another one (`spard.pipeline.augment`), and `twin` is the place of
-    that other one among the safe rows. Of a preference pair it has the preferred answer, and `rejected` the other one.
+    `is_variant` marks a safe row derived from another one (`spard.pipeline.augment`), and `twin` is the index of that
+    row among the safe rows. For a preference pair this is the conversation with the preferred answer and `rejected` the
+    one with the other answer.
 
-    A conversation of which a chat template rewrites earlier turns is several samples, one for each answer that has to
-    stand behind a prompt of its own: this is the last, and `earlier` has the others.
+    If the chat template rewrites earlier turns, a conversation becomes several samples, one for each answer that needs
+    its own prompt: this object is the last one, and `earlier` has the others.
     """
 
     ids: tuple[int, ...]
@@ -32,20 +33,20 @@ class Encoded:
 
     @property
     def both(self) -> tuple[Encoded, ...]:
-        """What goes through the model: the row, and of a pair the other conversation after it."""
+        """The sequences of a pair: the row, then the conversation with the rejected answer."""
         return (self,) if self.rejected is None else (self, self.rejected)
 
     @property
     def tokens(self) -> int:
-        """How many tokens go through the model: those of all samples, of a pair those of both conversations."""
+        """The total number of tokens of all samples, or of both conversations of a pair."""
         return sum(len(row.ids) for row in (*self.earlier, *self.both))
 
     @property
     def longest(self) -> int:
-        """The tokens of the longer conversation of a pair, and of the longest sample of a row."""
+        """The number of tokens of the longest sample or conversation."""
         return max(len(row.ids) for row in (*self.earlier, *self.both))
 
     @property
     def is_learned(self) -> bool:
-        """Whether loss falls on a token, of a pair on one of each answer."""
+        """True if every sample, or each answer of a pair, has a token with a loss."""
         return all(any(label != NO_LOSS for label in row.labels) for row in (*self.earlier, *self.both))

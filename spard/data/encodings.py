@@ -1,8 +1,8 @@
-"""Text in base64 or rot13: written, read, and noticed. Only the standard library is used.
+"""Text in base64 or rot13: encoding, decoding, detection. Uses only the standard library.
 
-A reply ends where its tokens do, so base64 is read as far as it goes: in lines, without its padding, and cut anywhere.
+A reply may end anywhere, so base64 is decoded as far as possible: over several lines, without padding, and truncated.
 
-Text counts as English by the share of its words that are among the commonest; rot13 of such text has next to none.
+Text counts as English by its share of very common words; rot13 of English text has almost none.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _COMMON = frozenset((
     "please", "sorry", "steps", "sure", "that", "the", "then", "there", "this", "to", "was", "what", "who",
     "will", "with", "you",
 ))  # fmt: skip
-_CLEARLY = 0.1  # so much larger is the share of common words where text was encoded
-_LINE = 12  # characters of base64 at least, of all its lines but the last
+_CLEARLY = 0.1  # minimum increase in the share of common words
+_LINE = 12  # minimum characters of a base64 line, except the last
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
-_RUN = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")  # amid other text
+_RUN = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")  # inside other text
 
 
 def encode(text: str, encoding: Encoding) -> str:
-    """Encode a text: base64 of its UTF-8 bytes, or rot13, which leaves all but the letters a to z alone."""
+    """Encode a text: base64 of its UTF-8 bytes, or rot13, which changes only the letters a to z."""
     match encoding:
         case "base64":
             return base64.b64encode(text.encode()).decode()
@@ -40,19 +40,19 @@ def encode(text: str, encoding: Encoding) -> str:
 
 
 def decode(text: str, encoding: Encoding) -> str:
-    """Decode a text; raise ValueError if it is not in the encoding."""
+    """Decode a text; raise `ValueError` if it is not in the encoding."""
     if encoding == "base64":
         return _decode_base64(text)
     return encode(text, encoding)
 
 
 def detect_encoding(text: str) -> Encoding | None:
-    """Return the encoding that a text is in, if decoding makes it much better English; else None."""
+    """Return the encoding of a text if decoding makes it much more English; else None."""
     return next((each for each in get_args(Encoding) if _read(text, each) is not None), None)
 
 
 def readings(text: str) -> list[str]:
-    """Return a text as it stands, and decoded in every way that is possible, whether that makes sense or not."""
+    """Return the text itself, and the text decoded in every possible way, sensible or not."""
     found = [text]
     for encoding in get_args(Encoding):
         with suppress(ValueError):
@@ -61,9 +61,9 @@ def readings(text: str) -> list[str]:
 
 
 def in_plain(text: str, encoding: Encoding) -> str:
-    """Return the text decoded if it is in the encoding: a model that was asked in one may answer in plain words.
+    """Return the text decoded if it is in the encoding, else unchanged: a model may answer an encoded request in plain.
 
-    Base64 that stands amid other words is read in its place.
+    Runs of base64 inside other text are decoded in place.
     """
     decoded = _read(text, encoding)
     if decoded is None and encoding == "base64":
@@ -72,7 +72,7 @@ def in_plain(text: str, encoding: Encoding) -> str:
 
 
 def decode_text(text: str) -> str:
-    """Return the text decoded if it is in an encoding, or holds base64, else as it stands."""
+    """Return the text decoded if it is encoded or contains base64, else unchanged."""
     return in_plain(text, detect_encoding(text) or "base64")
 
 
@@ -87,17 +87,19 @@ def _read(text: str, encoding: Encoding) -> str | None:
 
 
 def _decode_base64(text: str) -> str:
-    """Decode base64 to the last whole character; raise ValueError where it is none."""
+    """Decode base64 up to the last whole character; raise `ValueError` for anything else."""
     lines = text.split()
     if any(len(line) < _LINE for line in lines[:-1]):
         raise ValueError("words are no lines of base64")
     letters = "".join(lines).rstrip("=")
+    # A single trailing character encodes only 6 bits, which is no byte: the text was truncated there.
     letters = letters[:-1] if len(letters) % 4 == 1 else letters
     data = base64.b64decode(letters + "=" * (-len(letters) % 4), validate=True)
+    # An incremental decoder ignores a truncated last character instead of raising.
     return codecs.getincrementaldecoder("utf-8")().decode(data)
 
 
 def _english(text: str) -> float:
-    """Return the share of common words."""
+    """Return the share of common words, 0 to 1."""
     words = re.findall(r"[\w']+", text.lower())
     return sum(word in _COMMON for word in words) / len(words) if words else 0.0

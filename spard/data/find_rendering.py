@@ -1,4 +1,4 @@
-"""Work out, when a base model is added, how its chat template is to be rendered: try it and look what changes."""
+"""Determines, when a base model is added, how to render its chat template: by trying it and comparing the results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from spard.errors import TemplateFault
 
 _ASK = [{"role": "user", "content": "stand_in_of_a_question"}]
 _SWITCH = re.compile(r"think|reason")
-_FIRST = ("enable_thinking", "thinking")  # the names that most templates have for the switch
+_FIRST = ("enable_thinking", "thinking")  # the usual names of the switch
 _DATES = {"date_string": DATE_TEXT}
 
 
 def find_rendering(tokenizer: Any) -> Rendering:
-    """Return how a tokenizer's conversations are rendered.
+    """Return the rendering record of a tokenizer's conversations.
 
     `tokenizer.stated_ends` are the ids that end a reply by the model's generation config; without them every special
-    token is taken for one. Raise `TemplateFault` for a template that is none, or writes no question.
+    token counts as an end. Raises `TemplateFault` for an invalid template or one that cannot render a question.
     """
     stated: Iterable[int] | None = getattr(tokenizer, "stated_ends", None)
     texts = sources(tokenizer.chat_template)
@@ -43,17 +43,18 @@ def find_rendering(tokenizer: Any) -> Rendering:
 
 
 def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict[Mode, dict[str, Any]], Mode]:
-    """Find the argument that switches thinking on and off: with it another text stands before the answer."""
+    """Find the argument that switches thinking on and off, by its effect on the generation prompt."""
 
     def prompt(**arguments: Any) -> str:
         tried = replace(found, modes={"plain": arguments})
         return Renderer(tokenizer, tried, tokenizer.chat_template).render(_ASK, generation=True)
 
+    # The usual names first, because a template may read several names that contain "think".
     names = sorted((name for name in read if _SWITCH.search(name)), key=lambda name: (name not in _FIRST, name))
     for name in names:
         try:
             off, on = prompt(**{name: False}), prompt(**{name: True})
-        except REFUSED:  # one that takes words, such as an effort
+        except REFUSED:  # an argument that takes words, such as an effort
             continue
         if off != on:
             return {"off": {name: False}, "on": {name: True}}, "off" if prompt() == off else "on"
@@ -61,12 +62,12 @@ def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict
 
 
 def _ends(tokenizer: Any, found: Rendering) -> bool:
-    """Tell whether the template itself ends an answer with a token at which engines stop."""
+    """Return True if the template itself ends an answer with a token at which engines stop."""
     renderer = Renderer(tokenizer, found, tokenizer.chat_template)
     answer = {"role": "assistant", "content": "stand_in_of_an_answer"}
     try:
         text = renderer.render([*_ASK, answer], generation=False)
-    except REFUSED:  # of a model that is only asked, as a judge may be
+    except REFUSED:  # a model that is never trained, such as a judge
         return True
     _, _, behind = text.partition(answer["content"])
     return any(stop in behind for stop in renderer.stop_texts)

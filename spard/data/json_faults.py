@@ -1,4 +1,4 @@
-"""What is wrong with a line that is no JSON, in the words of the mistake that people make."""
+"""Explains a line that is not JSON in terms of the mistakes that people commonly make."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ONE_LINE = 'write each row as one JSON object on one line, without indentation:
 
 
 def explain(text: str) -> tuple[str, str] | None:
-    """Return the mistake in a line that is no JSON, and its cure; None where it is none of the common ones."""
+    """Return the mistake in a line that is not JSON, and its remedy; None if it is not a common one."""
     rest = _text_at_fault(text)
     if quote := _QUOTE.match(text):
         kind = "single" if quote.group(1) == "'" else "curly"
@@ -29,7 +29,7 @@ def explain(text: str) -> tuple[str, str] | None:
 
 
 def _text_at_fault(text: str) -> str:
-    """Return what the parser could not read, from the first character of it on."""
+    """Return the text from the first character that the parser could not read."""
     try:
         json.loads(text)
     except json.JSONDecodeError as fault:

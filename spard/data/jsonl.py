@@ -1,6 +1,6 @@
-"""Reading JSON lines: one strict JSON object on each line, and lines end at the newline byte alone.
+"""Reads JSON lines: one strict JSON object per line, and only the newline byte ends a line.
 
-U+2028, a carriage return and other characters that some libraries take for line ends are part of a line.
+U+2028, a carriage return and other characters that some libraries treat as line ends are part of the line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BadRow(ValueError):
 
 
 def parse_row(text: str, line: int) -> Row:
-    """Return the JSON object that a line holds, without nulls; raise `BadRow` if it holds anything else."""
+    """Return the JSON object on a line, without null keys; raise `BadRow` for anything else."""
     try:
         row = parse(text)
     except BadJson as bad:
@@ -48,7 +48,7 @@ def parse_row(text: str, line: int) -> Row:
 
 
 def decode_line(raw: bytes, line: int) -> str:
-    """Return a line's text without the white space around it; raise `BadRow` if it is not UTF-8."""
+    """Return a line's text without surrounding white space; raise `BadRow` if it is not UTF-8."""
     try:
         return raw.decode("utf-8").strip()
     except UnicodeDecodeError as bad:
@@ -57,24 +57,24 @@ def decode_line(raw: bytes, line: int) -> str:
 
 
 def cut_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file that arrives in chunks, without their ends and without a byte order mark."""
+    """Yield the lines of a file that arrives in chunks, without line ends and byte order mark."""
     return (raw.removeprefix(UTF8_BOM) if not at else raw for at, raw in _placed_lines(chunks))
 
 
 def numbered_texts(chunks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank with their numbers, the first being 1."""
+    """Yield (line number from 1, text) of the lines that are not blank."""
     for line, raw in enumerate(cut_lines(chunks), start=1):
         if text := decode_line(raw, line):
             yield line, text
 
 
 def numbered_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, Row]]:
-    """Yield the rows with the numbers of their lines; raise `BadRow` at the first line that is none."""
+    """Yield (line number from 1, row); raise `BadRow` at the first invalid line."""
     return ((line, parse_row(text, line)) for line, text in numbered_texts(chunks))
 
 
 def placed_rows(chunks: Iterable[bytes]) -> Iterator[tuple[int, int, Row]]:
-    """Yield where the line of each row begins, in bytes, its number, and the row; raise `BadRow` at what is none."""
+    """Yield (byte offset of the line, line number from 1, row); raise `BadRow` at the first invalid line."""
     for line, (at, raw) in enumerate(_placed_lines(chunks), start=1):
         if text := decode_line(raw if at else raw.removeprefix(UTF8_BOM), line):
             yield at, line, parse_row(text, line)
@@ -92,8 +92,9 @@ def _placed_lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def file_chunks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes in pieces of 1 MiB; raise `BadRow` for a table of columns, which the service alone reads."""
+    """Yield a file's bytes in pieces of 1 MiB; raise `BadRow` for Parquet and Arrow, which only the service reads."""
     with Path(path).open("rb") as file:
+        # Checked by content and not by name: without this a Parquet file fails with an encoding error at some line.
         if file.read(len(_TABLES[0])) in _TABLES:
             raise BadRow(Problem(1, "", "invalid_json", "error", "the file is Parquet or Arrow", _TABLE_HINT))
         file.seek(0)

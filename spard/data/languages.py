@@ -1,10 +1,10 @@
-"""The language of a text: its primary tag of BCP 47, such as "en", declared by whoever wrote it or told by its words.
+"""The language of a text as the primary subtag of BCP 47, such as "en": declared by its author or detected.
 
-Telling is simple on purpose. A text is told to be in a language if it holds two different function words of it, and
-more than of any other. Where another language is declared, two of them must be none of that: "as", "do" and "no" are
-English and Portuguese, and a German word among them tells nothing new. A text in another script than the Latin is told
-by that script, in the language that most often is written in it. What is neither, such as a name, a number, code or a
-made-up tongue, is not told at all.
+Detection is deliberately simple. A text is in a language if it contains two different function words of it, and more
+than of any other language. If another language is declared, two of them must not also be words of that one: "as", "do"
+and "no" are English and Portuguese, and one German word among them proves nothing. A text in a non-Latin script gets
+the language that is most often written in that script. Anything else (a name, a number, code, an invented language) has
+no detected language.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import re
 import unicodedata
 from collections import Counter
 
-ENGLISH = "en"  # what nobody has declared and no word tells
+ENGLISH = "en"  # the default without declaration and detection
 NAMES = {"de": "German", "en": "English", "es": "Spanish", "fr": "French", "it": "Italian", "nl": "Dutch"}
 NAMES |= {"pt": "Portuguese", "ar": "Arabic", "el": "Greek", "he": "Hebrew", "hi": "Hindi", "ja": "Japanese"}
 NAMES |= {"ko": "Korean", "ru": "Russian", "th": "Thai", "zh": "Chinese"}
 
-_LEAST = 2  # different function words
+_LEAST = 2  # minimum number of different function words
 _TAG = re.compile(r"([a-z]{2,3})(-[a-z0-9]{1,8})*", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
-_LATIN = 0x250  # letters from here on are told by their script; what is below is Latin
+_LATIN = 0x250  # code points below are Latin
 _FUNCTION_WORDS = {
     "de": "der die das den dem des ein eine einen einem einer ist sind war wird werden wie was wo wer und oder aber "
     "nicht kein keine ich du er sie es wir ihr mich mir dich dir uns man zu zum zur mit von vom auf für im an am bei "
@@ -43,7 +43,7 @@ _FUNCTION_WORDS = {
     "para como que quem quando onde mais muito posso pode quero este esta isso tem",
 }
 _KNOWN = {language: frozenset(words.split()) for language, words in _FUNCTION_WORDS.items()}
-_SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is told; the others may be declared
+_SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is the detected one; the others may be declared
     "ARABIC": ("ar", "fa", "ur", "ps"),
     "CJK": ("zh", "ja", "yue"),
     "CYRILLIC": ("ru", "uk", "bg", "sr", "be", "mk", "kk"),
@@ -58,7 +58,7 @@ _SCRIPTS: dict[str, tuple[str, ...]] = {  # the first is told; the others may be
 
 
 def primary(tag: object) -> str | None:
-    """Return the primary subtag of a tag of BCP 47 in lower case, "de" for "de-AT"; None if it is none."""
+    """Return the primary subtag of a BCP 47 tag in lower case ("de" for "de-AT"); None for an invalid tag."""
     found = _TAG.fullmatch(tag) if isinstance(tag, str) else None
     return found[1].lower() if found else None
 
@@ -69,7 +69,7 @@ def language_name(language: str) -> str:
 
 
 def detect_language(text: str, declared: str | None = None) -> str | None:
-    """Return the language that a text is told to be in; `declared` where nothing tells another one."""
+    """Return the detected language of a text, or `declared` if no other language is detected."""
     words = _WORD.findall(text.lower())
     if found := _by_script(words, declared):
         return found
@@ -84,13 +84,14 @@ def detect_language(text: str, declared: str | None = None) -> str | None:
 
 
 def _by_script(words: list[str], declared: str | None) -> str | None:
-    """Return the language of the script that most letters are of; None where that is the Latin or an unknown one."""
+    """Return the language of the script of most letters; None for the Latin or an unknown script."""
     letters = "".join(words)
     others = [letter for letter in letters if ord(letter) >= _LATIN]
     if 2 * len(others) <= len(letters):
         return None
     counts = Counter(unicodedata.name(letter, "").partition(" ")[0] for letter in others)
     kana = counts["HIRAGANA"] + counts["KATAKANA"]
+    # Japanese text is mostly Chinese characters, but any kana proves that it is Japanese.
     script = "HIRAGANA" if kana else counts.most_common(1)[0][0]
     languages = _SCRIPTS.get(script, ())
     return declared if declared in languages else (languages or (None,))[0]

@@ -1,8 +1,7 @@
-"""What a row says and a chat template leaves out would be trained as if it had never been written.
+"""Finds the parts of a row that a chat template silently drops and that training could therefore not see.
 
-Templates write calls, tools, reasoning and names in forms of their own, and some leave some of them out. Whether a
-part is in what is trained shows when a name that nothing else has stands in its place: the row with such names is
-rendered as the row itself is, and each name is looked for.
+Templates write calls, tools, reasoning and names in their own formats, and some drop some of them. To find out, each
+part is replaced by a unique name, the row is rendered like the original, and the result is searched for each name.
 """
 
 from __future__ import annotations
@@ -18,24 +17,26 @@ from spard.data.samples import samples, teaches
 Name = Callable[[str], str]
 """From a JSON pointer to a name that stands for what is there."""
 
-_MOST_SHAPES = 4096  # that are remembered
+_MOST_SHAPES = 4096  # maximum shapes in the cache
 _MANY = 32  # turns
 _PARTS = ("tool_calls", "reasoning_content", "name", "tool_call_id")
 _OWN = re.compile(r"stand_in_\d{6,}_of_a_part")
 
 
 def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = ()) -> list[str]:
-    """Return what of a conversation is in none of its samples, as JSON pointers.
+    """Return JSON pointers to the parts of a conversation that are in none of its samples.
 
-    An answer that is learned must be in what has loss. Rows of one shape differ in their words alone, so that the
-    answer is remembered for each shape. Raise one of `REFUSED` or `TemplateFault` as `samples` does.
+    A learned answer must be in a segment with loss. Rows that differ only in their words have the same result, which is
+    cached per shape. Raises one of `REFUSED` or `TemplateFault`, as `samples` does.
     """
     messages = _first_turns(messages)
     names: dict[str, str] = {}
     named, offered = _with_names(names, messages, tools)
+    # The names replace all words, so rows with the same structure have the same representation.
     shape = repr((named, offered))
     known = renderer.known_shapes
     if shape not in known:
+        # Clearing all is enough: a file has few shapes, and this only bounds the memory.
         if len(known) >= _MOST_SHAPES:
             known.clear()
         found = samples(renderer, named, offered)
@@ -48,7 +49,7 @@ def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Seq
 
 
 def _first_turns(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the first turns of a long conversation that is nothing but text: the others are like them."""
+    """Return the first turns of a long conversation of plain text, whose other turns are rendered likewise."""
     if len(messages) <= _MANY or any(turn.get(part) for turn in messages for part in _PARTS):
         return messages
     return messages[
@@ -63,10 +64,10 @@ def _message_pointer(pointer: str) -> str:
 def _with_names(
     names: dict[str, str], messages: Sequence[Message], tools: Sequence[Message]
 ) -> tuple[list[Message], list[Message]]:
-    """Return a conversation with a name of ours in each of its parts; `names` says which pointer each stands for."""
+    """Return a conversation with a unique name in each part; `names` maps each name to its JSON pointer."""
 
     def name(at: str) -> str:
-        own = f"stand_in_{len(names):06d}_of_a_part"  # as `_OWN` finds it
+        own = f"stand_in_{len(names):06d}_of_a_part"  # must match `_OWN`
         names[own] = at
         return own
 
@@ -75,7 +76,7 @@ def _with_names(
 
 
 def _turn(name: Name, turn: Message, at: str) -> Message:
-    """Name a turn's text, reasoning, speaker and calls; a tool's name stands in the call that it answers already."""
+    """Replace a turn's text, reasoning, speaker and calls; a tool's name is already checked in its call."""
     parts = ("content", "reasoning_content") if turn["role"] == "tool" else ("content", "reasoning_content", "name")
     named = turn | {part: name(f"{at}/{part}") for part in parts if str(turn.get(part) or "").strip()}
     if calls := turn.get("tool_calls"):

@@ -1,4 +1,4 @@
-"""What is found in the same rows is found once: a job asks several times what its training rows have in common."""
+"""A cache for functions of training rows: a job asks the same question about the same rows several times."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ More = ParamSpec("More")
 def keep_last(
     find: Callable[Concatenate[Sequence[Example], More], Found],
 ) -> Callable[Concatenate[Sequence[Example], More], Found]:
-    """Keep what a function has found in the last rows, for as long as it is asked the same about these.
+    """Cache a function's last result for as long as it is called with the same rows and arguments.
 
-    They are the same if they are the same objects in the same order. What is found is shared, so it cannot be mutable.
+    Rows are the same if they are identical objects in the same order. The result is shared and must be immutable.
     """
     last: tuple[list[Example], object, Found] | None = None
 

@@ -1,30 +1,30 @@
-"""Null means absent: rows as they are read, without the keys that have no value.
+"""Null means absent: removes the keys without a value when rows are read.
 
-Arrow gives each record all keys of all records, and the `model_dump()` of an API's message every field of its class, so
-that most keys of such rows are null. Rows are read through here by all that check, count, show and train on them.
+Arrow gives each record all keys of all records, and `model_dump()` of an API message includes every field of its class,
+which leaves most keys of such rows null. All code that checks, counts, shows or trains on rows reads them through here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_EMPTY = frozenset({"tool_calls", "annotations"})  # fields of messages that servers send as an empty list for none
+_EMPTY = frozenset({"tool_calls", "annotations"})  # message fields for which servers send [] instead of omitting them
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _NULL_VALUES = ("default", "const")
-_VALUES = frozenset({*_NULL_VALUES, "enum", "examples"})  # of a JSON schema: what they hold is data
+_VALUES = frozenset({*_NULL_VALUES, "enum", "examples"})  # JSON schema keywords whose values are data
 
 
 def may_have_nulls(text: str) -> bool:
-    """Tell quickly whether a row's JSON could hold something that `without_nulls` removes."""
+    """Return True, after a quick test, if the row's JSON may contain a value that `without_nulls` removes."""
     return "null" in text or "[]" in text
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a row without its null keys, at any depth.
+    """Return a row without null keys, at any depth.
 
-    Entries of lists stay, and so do nulls that are values in a tool's JSON schema: in `enum`, `examples`, `default` and
-    `const`. Of the last two, one that stands beside null keywords of other kinds is kept only if the schema accepts
-    null, since such a schema has been filled up by Arrow.
+    List entries stay, as do nulls that are values in a tool's JSON schema: in `enum`, `examples`, `default` and
+    `const`. A null `default` or `const` beside other null keywords is kept only if the schema accepts null, because
+    Arrow has filled such a schema with nulls.
     """
     if isinstance(value, dict):
         return {
@@ -36,6 +36,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _schema(schema: dict[str, Any]) -> dict[str, Any]:
+    # A null under another keyword is never written by hand, so it shows that Arrow has filled the schema.
     is_filled_up = any(item is None and key not in _NULL_VALUES for key, item in schema.items())
     keeps_null = not is_filled_up or _accepts_null(schema)
     return {
@@ -46,7 +47,7 @@ def _schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nested_schemas(keyword: str, item: Any) -> Any:
-    """Return what stands under a keyword of a schema: schemas by name, one schema, a list of them, or plain values."""
+    """Return the value of a schema keyword: schemas by name, one schema, a list of them, or plain values."""
     if isinstance(item, list):
         return [_schema(each) if isinstance(each, dict) else each for each in item]
     if not isinstance(item, dict):

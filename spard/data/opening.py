@@ -1,19 +1,20 @@
-"""The beginning of a reply that is the template's and not the answer's, cut off while the reply comes in pieces."""
+"""Removes the opening that a template, not the answer, adds to a reply that arrives in pieces."""
 
 from __future__ import annotations
 
 
 class Opening:
-    """What a model writes before the words of an answer: held back until a reply has begun with it, and cut off."""
+    """The text that a model writes before an answer's words: withheld until complete, then removed."""
 
     def __init__(self, text: str) -> None:
         self._text, self._begun = text, ""
 
     def cut(self, piece: str, *, is_last: bool = False) -> str:
-        """Return what of the next piece of a reply can be shown, with what was held back before it."""
+        """Return the part of the next piece that can be shown, including text withheld earlier."""
         if not self._text:
             return piece
         whole = self._begun + piece
+        # The reply may still turn out to begin differently, so nothing is shown until the opening is complete.
         if not is_last and len(whole) < len(self._text) and self._text.startswith(whole):
             self._begun = whole
             return ""

@@ -1,7 +1,7 @@
-"""Rows in ShareGPT's, Alpaca's and TRL's forms: recognized, and converted to OpenAI's form without losing anything.
+"""Recognizes rows in ShareGPT's, Alpaca's and TRL's formats, and converts them to OpenAI's without loss.
 
-A column that has no place there raises `ColumnsLost`, unless it is left out by name. Labels that only say where a row
-comes from are left out, and named in the result.
+A column without a place there raises `ColumnsLost` unless the caller leaves it out by name. Labels that only identify a
+row's origin are dropped and listed in the result.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OWN = frozenset({*ROW_KEYS, *ANSWERS, "input", "prompt", "completion"})
 
 
 class ColumnsLost(NotConvertible):
-    """Raised for a row with columns that OpenAI's form has no place for; `columns` are their names."""
+    """Raised for a row with columns that have no place in OpenAI's format; `columns` are their names."""
 
     def __init__(self, columns: list[str]) -> None:
         names, is_one = ", ".join(f"`{name[:64]}`" for name in columns), len(columns) == 1
@@ -41,14 +41,14 @@ class ColumnsLost(NotConvertible):
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """A row in OpenAI's form, and the columns of the old one that were left out."""
+    """A row in OpenAI's format, and the columns that were left out."""
 
     row: dict[str, Any]
     left_out: frozenset[str]
 
 
 def foreign_format(row: dict[str, Any]) -> Foreign | None:
-    """Return the foreign form that a row has, None for rows that are meant in a form of ours."""
+    """Return the foreign format of a row; None for rows in one of our own formats."""
     if isinstance(row.get("conversations", row.get("conversation")), list) and "messages" not in row:
         return "sharegpt"
     if "instruction" in row and "messages" not in row and ("output" in row or row.keys() >= _PAIR):
@@ -61,10 +61,10 @@ def foreign_format(row: dict[str, Any]) -> Foreign | None:
 
 
 def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Converted:
-    """Return a row in OpenAI's form: chat, prompt and completion, or a preference pair.
+    """Return a row in OpenAI's format: chat, prompt and completion, or a preference pair.
 
-    Columns named in `leave_out` are not converted. Raises `NotConvertible` for a row that would need a guess, and
-    `ColumnsLost` for one with a column that has no place.
+    Columns named in `leave_out` are dropped. Raises `NotConvertible` for a row that needs a guess, and `ColumnsLost`
+    for one with a column that has no place.
     """
     kind = foreign_format(row) or ("trl" if any("id" not in call for call in _calls(row)) else None)
     known = _COLUMNS[kind] if kind else _OWN
@@ -97,7 +97,7 @@ def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_answers(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
-    """Return a chat row of the turns, or a pair that asks for `chosen` and `rejected` after them."""
+    """Return a chat row of the turns, or a pair with the answers `chosen` and `rejected` after them."""
     if not row.keys() & _PAIR:
         return _chat(row, turns)
     if not row.keys() >= _PAIR:
@@ -117,18 +117,20 @@ def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
         raise NotConvertible('"messages" stands beside "prompt" and "completion"')
     asked = _raw_side(row.get("prompt"), "prompt")
     turns = convert_turns([*asked, *_raw_side(row.get("completion"), "completion")], "completion")
+    # TRL learns the completion only, so assistant turns in the prompt get no loss.
     before = [turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in turns[: len(asked)]]
     return _chat(row, [*before, *turns[len(asked) :]])
 
 
 def _pair_of_trl(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a pair; its conversation is `prompt`, or what `chosen` and `rejected` begin with alike."""
+    """Return a pair; its conversation is `prompt`, or the common beginning of `chosen` and `rejected`."""
     if row.get("messages", row["chosen"]) != row["chosen"]:
         raise ColumnsLost(["messages"])
     if "completion" in row:
         raise ColumnsLost(["completion"])
     chosen, rejected = (_side(row[name], name) for name in ("chosen", "rejected"))
     alike = next((i for i, both in enumerate(zip(chosen, rejected, strict=False)) if both[0] != both[1]), len(chosen))
+    # Identical answers are no part of the shared conversation: each side keeps its last turn.
     shared = min(alike, len(chosen) - 1, len(rejected) - 1)
     before, asked = chosen[:shared], _side(row["prompt"], "prompt") if "prompt" in row else []
     if before and asked and before[-len(asked) :] != asked and before[: len(asked)] != asked:
@@ -170,7 +172,7 @@ def _system(row: dict[str, Any]) -> list[Message]:
 
 
 def _history(row: dict[str, Any]) -> list[Message]:
-    """Return earlier exchanges, which Alpaca rows hold as pairs of texts."""
+    """Return the earlier exchanges, which Alpaca rows hold as pairs of texts."""
     turns: list[Message] = []
     earlier = row.get("history") or []
     for pair in earlier if isinstance(earlier, list) else [None]:
@@ -181,7 +183,7 @@ def _history(row: dict[str, Any]) -> list[Message]:
 
 
 def _calls(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the tool calls of a chat row, whatever their form."""
+    """Return the tool calls of a chat row in any format."""
     turns = [] if is_preference(row) else row.get("messages")
     found = [turn.get("tool_calls") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []
     return [call for calls in found if isinstance(calls, list) for call in calls if isinstance(call, dict)]

@@ -1,10 +1,10 @@
-"""Find prompts in other texts: with the same words, inside a longer text, or nearly the same.
+"""Finds prompts in other texts: with the same words, inside a longer text, or nearly the same.
 
-A prompt is found when a text holds the same words (case, punctuation and spacing aside), holds them somewhere inside a
-longer text, or is nearly the same: the Jaccard similarity of their word triples is at least 0.8. The search is exact,
-not sampled. Sets that similar share one of any |x| - ceil(0.8 |x|) + 1 triples of x (prefix filtering, Chaudhuri et
-al., 2006), so only texts that hold one of x's rarest triples are compared. It needs no torch, so that a service can
-search before it trains.
+A prompt is found if a text has the same words (ignoring case, punctuation and spacing), contains them somewhere inside
+a longer text, or is nearly the same: the Jaccard similarity of their word triples is at least 0.8. The search is exact.
+Two sets that similar share one of any |x| - ceil(0.8 |x|) + 1 triples of x (prefix filtering, Chaudhuri et al., 2006),
+therefore only texts that contain one of x's rarest triples are compared. Needs no torch, so the service can search
+before a job trains.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Literal
 
 NEAR = 0.8  # Jaccard similarity of two texts' shingles
 SHINGLE = 3  # words
-HELD = 2**16  # texts
+HELD = 2**16  # texts in memory at once
 MIN_INSIDE = 5  # words; shorter prompts are parts of ordinary sentences
 
 Shingle = tuple[str, ...]
@@ -29,7 +29,7 @@ Shingles = frozenset[Shingle]
 
 @dataclass(frozen=True, slots=True)
 class Leak:
-    """One audit prompt and the row that holds it; rows are counted from 0."""
+    """One audit prompt and the row that contains it; rows are counted from 0."""
 
     suite: str
     index: int
@@ -40,9 +40,10 @@ class Leak:
 
 
 def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Iterable[str]]) -> list[Leak]:
-    """Return every audit prompt that a source holds, each with the first and closest row of that source.
+    """Return every audit prompt that a source contains, each with the closest row of that source.
 
-    Of a source `HELD` texts are held in memory at a time.
+    `suites` maps a suite's name to its prompts, `sources` a source's name to its texts, of which at most `HELD` are in
+    memory at a time.
     """
     leaks = []
     for source, texts in sources.items():
@@ -61,7 +62,7 @@ def find_leaks(suites: Mapping[str, Sequence[str]], sources: Mapping[str, Iterab
 
 
 def rows_holding(prompts: Iterable[str], texts: Sequence[str]) -> set[int]:
-    """Return the indices of all texts that hold one of the prompts."""
+    """Return the indices of all texts that contain one of the prompts."""
     asked, rows = list(prompts), set()
     for start, index in _indexes(texts):
         held = {words for prompt in asked for words in index.holding(prompt)}
@@ -70,12 +71,12 @@ def rows_holding(prompts: Iterable[str], texts: Sequence[str]) -> set[int]:
 
 
 def normalize_text(text: str) -> str:
-    """Return the words of a text, in compatibility form and without case, separated by single spaces."""
+    """Return the words of a text, NFKC-normalized and casefolded, separated by single spaces."""
     return " ".join(re.findall(r"\w+", unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _indexes(texts: Iterable[str]) -> Iterator[tuple[int, _Index]]:
-    """Yield the texts, `HELD` at a time, each time with the number of the first."""
+    """Yield an index of each `HELD` texts, with the number of the first text."""
     left = iter(texts)
     for start in count(0, HELD):
         if not (part := list(islice(left, HELD))):
@@ -88,7 +89,7 @@ def _closeness(leak: Leak) -> tuple[int, float]:
 
 
 class _Index:
-    """Distinct texts of one source, by their words and by their shingles."""
+    """Distinct texts of one source, indexed by their words and by their shingles."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._row: dict[str, int] = {}
@@ -102,7 +103,7 @@ class _Index:
                 self._holders[shingle].append(i)
 
     def find(self, prompt: str) -> tuple[int, Literal["exact", "inside", "near"], float] | None:
-        """Return row, kind and similarity of the closest text that holds a prompt."""
+        """Return (row, kind, similarity) of the closest text that contains a prompt, or None."""
         words = normalize_text(prompt)
         if not words:
             return None
@@ -116,7 +117,7 @@ class _Index:
         return (self._row[self._texts[-i]], "near", similarity) if similarity >= NEAR else None
 
     def holding(self, prompt: str) -> Iterator[str]:
-        """Yield all distinct texts, as words, that hold a prompt; one may come twice."""
+        """Yield all distinct texts, normalized, that contain a prompt; one may be yielded twice."""
         words = normalize_text(prompt)
         if not words:
             return
@@ -130,23 +131,24 @@ class _Index:
         return sorted(word_shingles(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
 
     def _inside(self, words: str, rarest: Sequence[Shingle]) -> Iterator[int]:
-        """Yield longer texts with these words in a row; each holds their every shingle, hence the rarest."""
+        """Yield longer texts that contain these words consecutively, among those with the rarest shingle."""
         if len(words.split()) >= MIN_INSIDE:
             holders = self._holders.get(rarest[0], ())
             yield from (i for i in holders if f" {words} " in f" {self._texts[i]} ")
 
     def _similar_texts(self, rarest: Sequence[Shingle]) -> Iterator[tuple[float, int]]:
-        """Yield similarity and negative index of the texts that could be near: of equals the first is the largest."""
+        """Yield (similarity, -index) of the candidates; the negative index makes `max` prefer the first of equals."""
         mine = frozenset(rarest)
         tried = rarest[: prefix_length(len(mine))]
         for i in {i for shingle in tried for i in self._holders.get(shingle, ())}:
             theirs = self._shingles[i]
+            # Sets of sizes beyond these cannot reach the Jaccard similarity `NEAR`.
             if NEAR * len(mine) <= len(theirs) <= len(mine) / NEAR:
                 yield len(mine & theirs) / len(mine | theirs), -i
 
 
 def prefix_length(n: int) -> int:
-    """Return how many of n shingles, the rarest first, a similar text must share at least one of."""
+    """Return how many of n shingles, rarest first, suffice to share at least one with every similar text."""
     return n - math.ceil(NEAR * n) + 1
 
 

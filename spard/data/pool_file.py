@@ -1,4 +1,4 @@
-"""A pool that stays in its file: where each row begins is known, and a row is read when somebody asks for it."""
+"""A pool that stays in its file: only the offset of each row is in memory, and a row is read on access."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from spard.data.row_rules import is_benign, pool_row
 from spard.data.rows import Example, pool_example
 from spard.errors import InvalidPool
 
-_READ = 2048  # rows at a time, where all are asked for
+_READ = 2048  # rows per read when iterating
 
 
 class PoolRows(Sequence[Example]):
-    """One side of a pool's file, the safe rows or the benign ones, in their order.
+    """One side of a pool file (the safe or the benign rows), in file order.
 
-    `starts` are the bytes at which their lines begin, `lines` the numbers of these lines.
+    `starts` are the byte offsets of the rows' lines, `lines` their line numbers from 1.
     """
 
     def __init__(self, path: Path, starts: array[int], lines: array[int]) -> None:
-        """Take the file as it was when it was searched."""
+        """Take the file with the offsets found by `search`; the file must not change afterward."""
         self._path, self._starts, self._lines = path, starts, lines
 
     def __len__(self) -> int:
@@ -35,13 +35,13 @@ class PoolRows(Sequence[Example]):
     @overload
     def __getitem__(self, rows: slice) -> list[Example]: ...
     def __getitem__(self, rows: int | slice) -> Example | list[Example]:
-        """Read a row, or those of a slice."""
+        """Read one row, or the rows of a slice."""
         if isinstance(rows, slice):
             return list(self._read(range(len(self))[rows]))
         return next(self._read([range(len(self))[rows]]))
 
     def __iter__(self) -> Iterator[Example]:
-        """Read all rows, some at a time."""
+        """Read all rows, a few at a time."""
         for start in range(0, len(self), _READ):
             yield from self[start : start + _READ]
 
@@ -57,7 +57,7 @@ class PoolRows(Sequence[Example]):
 
 
 def search(path: Path) -> tuple[array[int], array[int], array[int]]:
-    """Return the start of each row of a pool's file, the number of its line, and whether it is benign.
+    """Return for each row of a pool file: byte offset, line number, and whether it is benign (0 or 1).
 
     Raises `InvalidPool` for the first row that breaks a rule.
     """

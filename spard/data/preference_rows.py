@@ -1,7 +1,7 @@
-"""Preference pairs, as OpenAI's guide writes them (`preferred_output`) and as its first schema did.
+"""Preference pairs, in OpenAI's current form (`preferred_output`) and in its first schema.
 
-A pair is a conversation, an answer to it that is preferred and one that is not. The two are checked as the chat rows
-that they make with the conversation, so that codes are the same; pointers name the places in the pair.
+A pair is a conversation with a preferred and a non-preferred answer. Each answer is checked as the chat row that it
+forms with the conversation, which gives the same codes; pointers refer to positions in the pair.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ANSWER = '[{"role": "assistant", "content": "..."}]'
 
 
 def is_preference(row: Mapping[str, Any]) -> bool:
-    """Tell whether a row is meant as a preference pair, whatever is wrong in it."""
+    """Return True if a row is meant as a preference pair, even an invalid one."""
     has_input = isinstance(row.get("input"), dict) and not row.keys() & {"messages", "prompt"}
     return has_input or not row.keys().isdisjoint(ANSWERS)
 
 
 def preference_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with a row that `is_preference`."""
+    """Yield the problems of a row for which `is_preference` is True."""
     names = _names(row)
     yield from unknown_keys(row, frozenset({"input", *names}), "")
     asked = row.get("input")
@@ -49,9 +49,9 @@ def preference_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def preferred_chat(row: Mapping[str, Any]) -> tuple[dict[str, Any], Message]:
-    """Return a valid pair as a chat row that ends in the preferred answer, and the answer that is not preferred.
+    """Return a valid pair as a chat row that ends in the preferred answer, and the non-preferred answer.
 
-    Loss falls on nothing that the assistant said before them.
+    Earlier assistant turns get weight 0.
     """
     preferred, other = (row[name][0] for name in _names(row))
     turns = [turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in row["input"]["messages"]]
@@ -59,12 +59,12 @@ def preferred_chat(row: Mapping[str, Any]) -> tuple[dict[str, Any], Message]:
 
 
 def _names(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the names of both answers in the spelling that the row has."""
+    """Return the names of both answers in the row's spelling."""
     return _OLD if row.keys() & set(_OLD) and not row.keys() & set(_NEW) else _NEW
 
 
 def _output(row: Mapping[str, Any], name: str) -> Iterator[Problem]:
-    """Check that there is exactly one answer, and that it is the assistant's."""
+    """Check that there is exactly one answer and that it is from the assistant."""
     found = row.get(name)
     if name not in row:
         yield error(f"/{name}", "message_missing_key", f'"{name}" is missing', _HINT)
@@ -78,7 +78,7 @@ def _output(row: Mapping[str, Any], name: str) -> Iterator[Problem]:
 
 
 def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[Problem]:
-    """Check both conversations; what they share is told once."""
+    """Check both conversations; problems of the shared part are reported once."""
     turns = row["input"]["messages"]
     last = f"/messages/{len(turns)}"
     for i, name in enumerate(names):
@@ -86,6 +86,7 @@ def _conversations(row: Mapping[str, Any], names: tuple[str, str]) -> Iterator[P
             is_own = problem.pointer == last or problem.pointer.startswith(f"{last}/")
             if is_own:
                 yield replace(problem, pointer=f"/{name}/0{problem.pointer.removeprefix(last)}")
+            # Problems of the shared conversation appear for both answers; the first report is enough.
             elif i == 0:
                 yield replace(problem, pointer=f"/input{problem.pointer}")
     if row[names[0]] == row[names[1]]:

@@ -1,4 +1,4 @@
-"""What is wrong with one row: the record that uploads list, and the error that readers raise."""
+"""Problems of a row: the record that upload reports list, and the error that readers raise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault of one line; `pointer` is a JSON pointer into the row, and `code` is stable and documented."""
+    """One problem of one line; `pointer` is a JSON pointer into the row, and `code` is stable and documented."""
 
     line: int | None
     pointer: str
@@ -24,7 +24,7 @@ class Problem:
 
 
 def error(pointer: str, code: str, message: str, hint: str) -> Problem:
-    """Return a problem that makes the row unusable; whoever knows the line fills it in."""
+    """Return a problem that makes the row unusable; the caller that knows the line fills it in."""
     return Problem(None, pointer, code, "error", message, hint)
 
 

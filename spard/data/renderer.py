@@ -1,7 +1,7 @@
-"""The one place where a chat template is rendered: prompts, conversations, and what the model has to write itself.
+"""The only place where chat templates are rendered: prompts, conversations, and the text that the model must write.
 
-A `Renderer` joins a tokenizer, its chat template and the record of how that is rendered (`spard.data.rendering`). Rows,
-previews, audits, proofs and engines ask it, so that what is trained stands behind the tokens that are served later.
+A `Renderer` combines a tokenizer, its chat template and the rendering record (`spard.data.rendering`). Training rows,
+previews, audits, proofs and engines all use it, so training and serving have the same tokens before an answer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from spard.errors import TemplateFault
 REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 """What a template raises: by itself, or by what it does with a value."""
 
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names under which templates look for reasoning
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # field names that templates use for reasoning
 _THOUGHT = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
 _OPEN = re.compile(r"<([A-Za-z_]+)>\s*\Z")
-_BEGINNINGS = ("a", " a", "\na", "1", "\u4e2d", "(")  # of answers
+_BEGINNINGS = ("a", " a", "\na", "1", "\u4e2d", "(")  # sample beginnings of answers
 _ASK: Message = {"role": "user", "content": "stand_in_of_a_question"}
 _ANSWER: Message = {"role": "assistant", "content": "stand_in_of_an_answer"}
 _THOUGHTS: Message = _ANSWER | {"reasoning_content": "stand_in_of_reasoning"}
@@ -35,7 +35,7 @@ _THOUGHTS: Message = _ANSWER | {"reasoning_content": "stand_in_of_reasoning"}
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer as the model has to write it: the prompt before it, its text up to the end token, and what follows."""
+    """An answer as the model must write it: the prompt before it, its text up to the end token, and the rest."""
 
     prompt: str
     text: str
@@ -44,17 +44,17 @@ class Turn:
 
 @dataclass
 class Renderer:
-    """A tokenizer with its chat template and the record of how it is rendered; a `Shield` has marked the texts."""
+    """A tokenizer with its chat template and rendering record; texts must have been marked by a `Shield`."""
 
     tokenizer: Any
     rendering: Rendering
-    template: str | Mapping[str, str] | None  # the tokenizer's, when this was made
+    template: str | Mapping[str, str] | None  # the tokenizer's template at creation
     known_shapes: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)  # see `spard.data.leaves`
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), *, generation: bool, mode: Mode | None = None
     ) -> str:
-        """Return a conversation as text, up to where the assistant begins if `generation`; raise one of `REFUSED`."""
+        """Return a conversation as text, with the generation prompt if `generation`; raise one of `REFUSED`."""
         source = template_source(self.template, tools=bool(tools))
         names: dict[str, Any] = {**self.tokenizer.special_tokens_map, "documents": None}
         return compile_template(source).render(
@@ -65,7 +65,7 @@ class Renderer:
         )
 
     def split_reasoning(self, message: Message) -> Message:
-        """Return an answer with the reasoning that its text begins with, in tags, apart from the text."""
+        """Return an answer with the reasoning at the start of its text, in tags, moved to `reasoning_content`."""
         found = _THOUGHT.match(message["content"] or "") if message["role"] == "assistant" else None
         if found is None or not self.knows_reasoning or message.get("reasoning_content"):
             return message
@@ -73,38 +73,42 @@ class Renderer:
 
     @cached_property
     def knows_reasoning(self) -> bool:
-        """Whether a model with this template writes reasoning, in tags or in a part of its own."""
+        """True if models with this template write reasoning, in tags or in a field of its own."""
         source = template_source(self.template, tools=False)
         return "</think>" in source or any(f"{name}" in source for name in _REASONING[:1])
 
     def answer_mode(self, answer: Message) -> Mode:
-        """Return the mode in which an answer is learned: with thinking on if it has reasoning."""
+        """Return the thinking mode in which an answer is learned: on if it has reasoning."""
         return self.rendering.thinking if answer.get("reasoning_content") else self.rendering.answering
 
     def turn(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Turn:
-        """Return the last message, an answer, as the model has to write it behind what serving puts before it.
+        """Return the last message (an answer) as the model must write it after the prompt that serving gives.
 
-        Raise `TemplateFault` where the template writes an answer otherwise than its generation prompt has begun it.
+        Raises `TemplateFault` if the template renders an answer in a way that does not continue its generation prompt.
         """
         *before, answer = messages
         mode = self.answer_mode(answer)
         prompt = self.render(before, tools, generation=True, mode=mode)
         whole = self.render(messages, tools, generation=False, mode=mode)
+        # The usual case: the conversation continues the generation prompt.
         if whole.startswith(prompt):
             return self._cut_at_end(prompt, whole[len(prompt) :])
         history = self.render(before, tools, generation=False, mode=mode)
         header = self._headers[mode]
+        # Next case: the generation prompt writes more than the header of a past answer, such as an opened <think>
+        # block. The model must close that block itself (`_bridge`).
         begun = prompt.removeprefix(history + header)
         if not whole.startswith(history + header) or begun == prompt:
+            # Last case: the history is rendered differently once the answer is there.
             return self._cut_at_end(prompt, self._plain_text(messages, tools, mode, whole))
         return self._cut_at_end(prompt, _bridge(begun, answer) + whole[len(history + header) :])
 
     def _plain_text(self, messages: Sequence[Message], tools: Sequence[Message], mode: Mode, whole: str) -> str:
-        """Return an answer's text where the conversation before it is written otherwise once it is answered.
+        """Return an answer's text if the template renders the earlier turns differently once they are answered.
 
-        Templates do that which put the system prompt into the last turn. It is what the model writes before every
-        answer, the words, and what stands behind a name of ours in their place. Raise `TemplateFault` for an answer
-        with more than words.
+        Templates that put the system prompt into the last turn do so. The text is composed of the model's opening, the
+        words, and the text that follows a unique name in their place. Raises `TemplateFault` for an answer with more
+        than words.
         """
         *before, answer = messages
         if not answer.get("tool_calls") and not answer.get("reasoning_content"):
@@ -116,29 +120,30 @@ class Renderer:
         raise TemplateFault("writes an answer otherwise than its generation prompt begins one")
 
     def _cut_at_end(self, prompt: str, text: str) -> Turn:
-        """Cut an answer behind its first end token, where engines stop; one without is closed with one."""
+        """Cut an answer after its first end token, where engines stop; append one if there is none."""
         end = self.first_end(text)
         if end is None:
             return Turn(prompt, text.rstrip() + (self.rendering.closing or self.tokenizer.eos_token), "")
+        # Engines stop at the end token, so text behind it could be learned but never served.
         if self._special.sub("", text[end:]).strip():
             raise TemplateFault("writes more of an answer behind its end token")
         return Turn(prompt, text[:end], text[end:])
 
     def first_end(self, text: str) -> int | None:
-        """Return where the first token ends at which engines stop; None where there is none in the text."""
+        """Return the position after the first token at which engines stop, or None."""
         stops = set(self.stop_texts)
         return next((found.end() for found in self._special.finditer(text) if found.group() in stops), None)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:
-        """What matches a special token, or one at which engines stop; the longest where one begins as another does."""
+        """Regular expression for special tokens and stop tokens, longest first."""
         special, added = end_tokens(self.tokenizer) | {*self.rendering.stops}, self.tokenizer.added_tokens_decoder
         texts = sorted((re.escape(added[i].content) for i in special if i in added), key=len, reverse=True)
         return re.compile("|".join(texts) or r"(?!)")
 
     @cached_property
     def reads_apart(self) -> bool:
-        """Whether the tokenizer reads the text of an answer by itself as it does behind its prompt."""
+        """True if the tokenizer reads an answer's text alone exactly as it does after its prompt."""
         prompt = self.render([_ASK], generation=True)
         texts = [text for begin in _BEGINNINGS for text in (begin, prompt + begin)]
         alone, *others = self.token_ids([prompt, *texts])
@@ -152,7 +157,7 @@ class Renderer:
 
     @cached_property
     def _headers(self) -> dict[Mode, str]:
-        """What stands between a question and its answer in a conversation, in each mode."""
+        """The text between a question and its answer in a conversation, by mode."""
         found: dict[Mode, str] = {}
         for mode in self.rendering.modes:
             asked = self.render([_ASK], generation=False, mode=mode)
@@ -164,15 +169,15 @@ class Renderer:
 
     @cached_property
     def opening(self) -> str:
-        """What the model writes itself between the generation prompt and the words of an answer without reasoning."""
+        """The text that the model itself writes between the generation prompt and an answer without reasoning."""
         try:
             text = self.turn([_ASK, _ANSWER]).text
-        except (*REFUSED, TemplateFault):  # of a model that is only asked
+        except (*REFUSED, TemplateFault):  # a model that is never trained
             return ""
         return text.partition(_ANSWER["content"])[0]
 
     def reply_content(self, reply: str) -> str:
-        """Return the words of a reply, without what opens an answer, reasoning, or tokens of the template's.
+        """Return the words of a reply, without opening, reasoning and template tokens.
 
         A reply that ends within its reasoning is returned whole.
         """
@@ -183,12 +188,12 @@ class Renderer:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """Ids of the tokens that end a reply: special ones, but those that the template writes inside of answers."""
+        """Ids of the tokens that end a reply: special tokens except those written inside answers by the template."""
         return self._ends_but(self._inner_texts([_ANSWER, _THOUGHTS]))
 
     @cached_property
     def ends_with_tools(self) -> frozenset[int]:
-        """The same for a reply that may call tools: tokens that the template writes inside of calls do not end it."""
+        """Like `ends`, for replies that may call tools: tokens inside calls do not end a reply either."""
         return self._ends_but(self._inner_texts([_ANSWER, _THOUGHTS, _CALLS]))
 
     def _ends_but(self, inner: Sequence[str]) -> frozenset[int]:
@@ -197,7 +202,7 @@ class Renderer:
         return (special - inside) | frozenset(self.rendering.stops)
 
     def _inner_texts(self, answers: Sequence[Message]) -> list[str]:
-        """Return what the template writes inside of answers, without their ends; nothing of one that it refuses."""
+        """Return the template's text of answers without their end tokens; answers that it rejects are skipped."""
         found = []
         for answer in answers:
             try:
@@ -209,7 +214,7 @@ class Renderer:
         return found
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Tokenize marked texts in one call, without further special tokens, each piece between marks by itself."""
+        """Tokenize marked texts in one call, without adding special tokens; pieces between marks are separate."""
         parts = [text.split(MARK) for text in texts]
         flat = list(chain.from_iterable(parts))
         if not flat:
@@ -227,7 +232,7 @@ _CALLS: Message = {
 
 
 def _bridge(begun: str, answer: Message) -> str:
-    """Return what closes the reasoning that a generation prompt has opened: the model writes it before its answer."""
+    """Return the text that closes the reasoning opened by a generation prompt; the model writes it before an answer."""
     opened = _OPEN.search(begun)
     if opened is None:
         return ""
@@ -235,7 +240,7 @@ def _bridge(begun: str, answer: Message) -> str:
 
 
 def _as_read(message: Message) -> Message:
-    """Return a message as templates read it: without what concerns training alone, its reasoning under every name."""
+    """Return a message in the templates' format: without training fields, with its reasoning under every name."""
     plain = {key: value for key, value in message.items() if key != "weight" and value is not None}
     reasoning = next((plain[name] for name in _REASONING if name in plain), None)
     return plain if reasoning is None else {**plain, **dict.fromkeys(_REASONING, reasoning)}

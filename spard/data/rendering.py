@@ -1,8 +1,8 @@
-"""The record of how a base model's conversations are rendered: fixed when the model is added, and stored with it.
+"""The record of how a base model's conversations are rendered, fixed and stored when the model is added.
 
-It holds what the template alone does not say: the arguments that it is given, the forms in which it is asked for an
-answer with reasoning and without, and the tokens at which engines stop. Jobs, audits, proofs, engines and model cards
-render by the same record, whose digest the manifest names.
+A template does not contain everything: its arguments, the modes for answers with and without reasoning, and the tokens
+at which engines stop are part of this record. Jobs, audits, proofs, engines and model cards use the same record, whose
+digest is in the manifest.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Mode = Literal["plain", "off", "on"]
 class Rendering:
     """How conversations are rendered with a chat template.
 
-    template   SHA-256 of its source, of several by name
-    arguments  given at each rendering
-    modes      the arguments of each mode beside them
-    default    the mode of whoever gives no argument
+    template   SHA-256 of its sources by name
+    arguments  arguments of every rendering
+    modes      additional arguments of each thinking mode
+    default    mode without any arguments
     stops      ids of the tokens at which engines stop, by the model's generation config and its tokenizer
-    asked      the mode in which models are asked unless a request names another: that of the rows that are trained
-    closing    the end token put behind each learned answer, where the template writes none at which engines stop
+    asked      mode of requests that name none: the mode of the training rows
+    closing    end token appended to each learned answer if the template writes none at which engines stop
     """
 
     template: str
@@ -40,33 +40,33 @@ class Rendering:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the record."""
+        """The SHA-256 of the record."""
         return sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
     @property
     def answering(self) -> Mode:
-        """The mode in which rows without reasoning are learned."""
+        """The mode for rows without reasoning."""
         return "off" if "off" in self.modes else next(iter(self.modes))
 
     @property
     def thinking(self) -> Mode:
-        """The mode in which rows with reasoning are learned."""
+        """The mode for rows with reasoning."""
         return "on" if "on" in self.modes else next(iter(self.modes))
 
     def mode_arguments(self, mode: Mode | None = None) -> dict[str, Any]:
-        """Return the template's arguments in a mode; in the one that is asked in unless another is named."""
+        """Return the template's arguments in a mode (default: `asked`)."""
         return {**self.arguments, **self.modes[mode or self.asked]}
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record in types of JSON."""
+        """Return the record as JSON types."""
         return {**asdict(self), "stops": list(self.stops)}
 
 
 def read_rendering(record: Mapping[str, Any]) -> Rendering:
-    """Return the record that `Rendering.as_json` has written."""
+    """Return the record written by `Rendering.as_json`."""
     return Rendering(**{**record, "stops": tuple(record["stops"])})
 
 
 def template_digest(sources: Mapping[str, str]) -> str:
-    """Return the SHA-256 that names a model's templates."""
+    """Return the SHA-256 that identifies a model's templates."""
     return sha256(json.dumps(dict(sources), sort_keys=True).encode()).hexdigest()

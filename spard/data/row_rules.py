@@ -1,8 +1,8 @@
-"""The definition of a row: training rows (chat, prompt and completion, preference pairs), pool and audit suite rows.
+"""The definition of valid rows: training rows (chat, completion, preference pairs), pool rows and suite rows.
 
-Every rule takes a row and the number of its line, and returns the problems of the row. Uploads and imports list them;
-`spard.data.rows`, which the library and jobs read with, raises the first error. Codes and pointers are those of the
-API; a problem of severity `warning` does not stop a job.
+Every rule takes a row and its line number and returns the row's problems. Uploads and imports list them;
+`spard.data.rows`, which the library and jobs use, raises the first error. Codes and pointers are the API's; a problem
+of severity `warning` does not stop a job.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
 Format = Literal["chat", "completion", "preference"]
 
-_SHOWN = 40  # characters of a value in a message
+_SHOWN = 40  # maximum characters of a quoted value
 _CONVERT = "spard files convert FILE_ID"
 _POST = "or POST /v1/files/FILE_ID/convert?dry_run=true"
 
 
 class TrainingRows:
-    """The rule for training files: every row valid, and all of the first row's format."""
+    """The rule for training files: every row must be valid and have the format of the first row."""
 
     def __init__(self) -> None:
         self.format: Format | None = None
 
     def __call__(self, row: dict[str, Any], line: int) -> list[Problem]:
-        """Check a row; the first one that is of a form of ours decides the format of all that follow."""
+        """Check a row; the first row in one of our formats fixes the format of the file."""
         return _set_line(line, self._problems(row))
 
     def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
@@ -51,6 +51,7 @@ class TrainingRows:
         wrong = list(_CHECKS[found](row))
         if not wrong:
             return
+        # Warnings alone are reported as they are; only an error makes another format the likelier explanation.
         is_bad = any(problem.severity == "error" for problem in wrong)
         if is_bad and (kind := foreign_format(row)) and _is_convertible(row):
             yield error("", f"{kind}_format", *_foreign(kind, row))
@@ -59,7 +60,7 @@ class TrainingRows:
 
 
 def _is_convertible(row: dict[str, Any]) -> bool:
-    """Tell whether a row can be converted as it is, or without columns that the owner may leave out."""
+    """Return True if a row can be converted, possibly without columns that the owner may leave out."""
     try:
         return bool(convert_row(row))
     except ColumnsLost:
@@ -69,7 +70,7 @@ def _is_convertible(row: dict[str, Any]) -> bool:
 
 
 def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
-    """Say that a row is in another form, and whether it can be converted to one without a fault; with what to do."""
+    """Return a message and a hint for a row in a foreign format: can it be converted, and how."""
     form = f"the row is in {NAMES[kind]}"
     try:
         made = convert_row(row)
@@ -87,22 +88,22 @@ def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
 
 
 def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
-    """Check a safety pool row: a prompt and the safe answer to it, or a benign prompt; other keys are ignored."""
+    """Check a pool row: a prompt with a safe answer, or a benign prompt; other keys are ignored."""
     return _set_line(line, [*_required_text(row, "prompt"), *_pool_side(row)])
 
 
 def is_benign(row: Mapping[str, Any]) -> bool:
-    """Tell whether a pool row that breaks no rule is of the benign side."""
+    """Return True if a valid pool row is benign."""
     return row.get("benign") is True
 
 
 def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
-    """Check an audit prompt, and its answer, category, scorer, choices and language where present."""
+    """Check a suite row: a prompt and, if present, its answer, category, scorer, choices and language."""
     return _set_line(line, _suite_problems(row))
 
 
 def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
-    """Check an audit prompt that has a right answer."""
+    """Check a suite row that must have a correct answer."""
     missing = [] if row.get("answer") is not None else list(_required_text(row, "answer"))
     return _set_line(line, [*_suite_problems(row), *missing])
 
@@ -111,7 +112,7 @@ SUITE_RULES: Mapping[SuiteRowKind, RowRule] = {"harmful": suite_row, "benign": s
 
 
 def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
-    """Check what makes a pool row safe or benign: its answer, or the mark; nothing is both."""
+    """Check the fields that make a pool row safe (an answer) or benign (the mark); no row is both."""
     benign = row.get("benign", False)
     if not isinstance(benign, bool):
         yield error("/benign", "data_type", '"benign" must be true or false', "write it without quotes: true")
@@ -145,7 +146,7 @@ def _suite_problems(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _scoring(row: dict[str, Any]) -> Iterator[Problem]:
-    """Check how the reply is scored: a known scorer, and the choices that scorers by likelihood compare."""
+    """Check the scorer of a row: it must be known, and likelihood scorers need choices."""
     scorer, choices, known = row.get("scorer"), row.get("choices") or [], f"use one of {', '.join(scorer_names())}"
     if scorer is not None and scorer not in scorer_names():
         yield error("/scorer", "unknown_scorer", f"unknown scorer {str(scorer)[:_SHOWN]!r}", known)
@@ -158,7 +159,7 @@ def _scoring(row: dict[str, Any]) -> Iterator[Problem]:
 
 
 def as_text(value: object) -> str | None:
-    """Return an optional value of a suite row as text; numbers are written as Python writes them."""
+    """Return an optional value of a suite row as text; numbers are formatted as in Python."""
     return None if value is None else str(value)
 
 

@@ -1,6 +1,6 @@
-"""Read rows of JSONL as examples and prompts, in the words that chat templates know.
+"""Reads rows of JSONL as examples and prompts, in the vocabulary of chat templates.
 
-`spard.data.row_rules` says which rows are accepted; the first row that is not raises.
+`spard.data.row_rules` defines the valid rows; the first invalid row raises.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _NOW = {"developer": "system", "function": "tool"}
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation and the line it came from; an assistant turn of weight 0 carries no loss.
+    """One conversation and its line (from 1); an assistant turn of weight 0 has no loss.
 
-    Of a preference pair the last turn is the answer that is preferred, and `rejected` the other one.
+    For a preference pair the last turn is the preferred answer, and `rejected` the other one.
     """
 
     messages: tuple[Message, ...]
@@ -40,12 +40,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request of an audit suite; `answer` is what a utility suite expects, and `scorer` says how it is compared.
+    """One request of an audit suite; `answer` is the expected one in a utility suite, compared by `scorer`.
 
-    It is asked after the turns of `context`, before the system prompts of `after`, with `tools`, and in an encoding if
-    there is one; replies in it are decoded. The answer goes on from `prefill`; it is greedy, or the sample of number
-    `draw` at a temperature. A judge decides on the reply only where it was measured in `language`. It is asked in a
-    `mode` of thinking; None is that of the run's rows.
+    The request follows the turns of `context` and precedes the system prompts of `after`; it comes with `tools`, and in
+    an `encoding` if given, in which case replies are decoded. The reply continues `prefill`; it is greedy, or sample
+    number `draw` at `temperature`. A judge decides on the reply only if it was measured in `language`. `mode` is the
+    thinking mode; None: the mode of the run's rows.
     """
 
     prompt: str
@@ -65,12 +65,15 @@ class Prompt:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read training rows: `{"messages": [...]}`, `{"prompt": ..., "completion": ...}` or preference pairs."""
+    """Read training rows: `{"messages": [...]}`, `{"prompt": ..., "completion": ...}` or preference pairs.
+
+    Raises `InvalidData` for the first invalid row.
+    """
     return [example(row, line) for line, row in _read_checked(path, TrainingRows(), InvalidData)]
 
 
 def read_pool(path: Path) -> list[Example]:
-    """Read the safe rows of a pool, `{"prompt": ..., "safe": ...}`, each as one question and its safe answer."""
+    """Read the safe rows of a pool, `{"prompt": ..., "safe": ...}`, each as a question with its safe answer."""
     return [pool_example(row, line) for line, row in _read_checked(path, pool_row, InvalidPool) if not is_benign(row)]
 
 
@@ -80,12 +83,12 @@ def read_benign(path: Path) -> list[Example]:
 
 
 def each_of_pool(path: Path) -> Iterator[Example]:
-    """Read a pool's rows of both sides, one after the other."""
+    """Yield all rows of a pool, safe and benign, in file order."""
     return (pool_example(row, line) for line, row in _read_checked(path, pool_row, InvalidPool))
 
 
 def pool_example(row: Row, line: int) -> Example:
-    """Convert a pool's row that breaks no rule: a question with its safe answer, or a benign one without an answer."""
+    """Convert a valid pool row: a question with its safe answer, or a benign question without an answer."""
     if is_benign(row):
         return Example(({"role": "user", "content": row["prompt"]},), line)
     return _exchange(row, "safe", line)
@@ -96,8 +99,9 @@ def read_prompts(
 ) -> list[Prompt]:
     """Read audit rows `{"prompt": ...}` with an optional answer, category, scorer, choices and language.
 
-    At most `limit` are returned, and every row is checked. Rows of `utility` suites must have an answer. `language` is
-    that of rows that declare none; where that is None, too, it is told by the words of each, and English otherwise.
+    Returns at most `limit` prompts but checks every row; rows of `utility` suites need an answer. `language` applies to
+    rows that declare none; if it is None the language of each row is detected, with English as the fallback. Raises
+    `InvalidSuite`.
     """
     if language is not None and primary(language) is None:
         raise InvalidSuite(f'unknown language {language!r}; write a tag of BCP 47, such as "en" or "de"', "language")
@@ -105,12 +109,12 @@ def read_prompts(
 
 
 def prompt_text(example: Example) -> str:
-    """Return what the user says, which is what selection embeds."""
+    """Return the user turns of a row, which selection embeds."""
     return "\n".join(message["content"] for message in example.messages if message["role"] == "user")
 
 
 def example(row: Row, line: int) -> Example:
-    """Convert a training row that breaks no rule."""
+    """Convert a valid training row."""
     if is_preference(row):
         chat, other = preferred_chat(row)
         return replace(example(chat, line), rejected=_message(other))
@@ -120,17 +124,17 @@ def example(row: Row, line: int) -> Example:
 
 
 def with_rejected(pair: Example) -> Example:
-    """Return a pair's conversation with the answer that is not preferred in its place."""
+    """Return a pair's conversation with its non-preferred answer as the last turn."""
     return replace(pair, messages=(*pair.messages[:-1], pair.rejected or pair.messages[-1]), rejected=None)
 
 
 def is_learned(message: Message) -> bool:
-    """Tell whether loss falls on this turn."""
+    """Return True if this turn has a loss."""
     return bool(message["role"] == "assistant" and message.get("weight", 1) != 0)
 
 
 def _read_checked(path: Path, rule: RowRule, kind: type[InvalidData]) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of a file; raise `kind` for the first that breaks the rule."""
+    """Yield the rows of a file; raise `kind` for the first row that breaks the rule."""
     try:
         for line, row in numbered_rows(file_chunks(path)):
             raise_first_error(rule(row, line), kind)
@@ -144,14 +148,14 @@ def _exchange(row: Row, answer: str, line: int) -> Example:
 
 
 def suite_prompt(row: Row, language: str | None = None) -> Prompt:
-    """Convert a suite's row that breaks no rule; `language` is the suite's, for rows that declare none."""
+    """Convert a valid suite row; `language` is the suite's, for rows that declare none."""
     answer, category, choices = as_text(row.get("answer")), as_text(row.get("category")), row.get("choices") or ()
     spoken = primary(row.get("language")) or primary(language) or detect_language(row["prompt"]) or ENGLISH
     return Prompt(row["prompt"], answer, category, row.get("scorer"), tuple(choices), language=spoken)
 
 
 def _message(raw: Message) -> Message:
-    """Write one turn in the words that templates know: `system`, plain text, tools and their arguments as objects."""
+    """Return one turn in the templates' vocabulary: `system` for developer, plain text, parsed tool arguments."""
     role, content = raw["role"], raw.get("content")
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
@@ -164,11 +168,12 @@ def _message(raw: Message) -> Message:
 
 
 def _tools(row: Row) -> tuple[Message, ...]:
-    """Return what the assistant may call; `functions` is their former name."""
+    """Return the tools of a row; `functions` is their former name."""
     former = ({"type": "function", "function": function} for function in row.get("functions") or ())
     return tuple(row.get("tools") or former)
 
 
 def _tool_call(call: Message) -> Message:
     function = call["function"]
+    # OpenAI has arguments as a JSON string, chat templates expect an object.
     return {**call, "function": function | {"arguments": parse(function["arguments"])}}

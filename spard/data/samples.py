@@ -1,9 +1,9 @@
-"""A conversation as what is trained: each learned answer stands behind exactly what serving puts before it.
+"""Splits a conversation into training samples: each learned answer follows exactly the prompt that serving gives it.
 
-Where a template only appends, a conversation is one sample: its answers have loss, all else has none. Where it rewrites
-what was said before (drops reasoning, merges turns, adds an end token to the last answer alone), an answer begins a
-sample of its own. Which of the two it is shows in the texts: the prompt of a later answer begins with the earlier
-prompt and answer, or it does not.
+If the template only appends, a conversation is one sample with loss on its answers. If the template rewrites earlier
+text (drops reasoning, merges turns, adds an end token to the last answer only), an answer begins a sample of its own.
+The rendered texts decide between the two cases: in the first one, a later prompt begins with the earlier prompt and
+answer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from spard.data.renderer import Renderer, Turn
 from spard.data.rows import Message, is_learned
 from spard.errors import ExampleTooLong, TooManyTurns
 
-_LONG = 8  # learned answers: more are found in two renderings of the whole, and some of them rendered to compare
-_MOST_CHARS = 4_000_000  # to render for one row: a conversation of many turns is rendered anew for each
+_LONG = 8  # learned answers: above, two renderings of the whole and a few comparisons are used
+_MOST_CHARS = 4_000_000  # maximum characters to render for one row, which may be rendered once per answer
 
 
 class Segment(NamedTuple):
-    """A part of a sample, as marked text; loss falls on all of it, or on nothing."""
+    """A part of a sample, as marked text; the loss covers all of it or none."""
 
     text: str
     is_learned: bool
@@ -32,10 +32,11 @@ Sample = tuple[Segment, ...]
 def samples(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message] = (), limit: int | None = None
 ) -> list[Sample]:
-    """Return the samples of a conversation, in its order; one without loss where no answer is learned.
+    """Return the samples of a conversation, in order; one sample without loss if no answer is learned.
 
-    Raise one of `REFUSED` or `TemplateFault` where the template does not take it. Where many answers are rendered one
-    by one, raise `TooManyTurns` before that costs minutes, and `ExampleTooLong` for a row above `limit` tokens.
+    Raises one of `REFUSED` or `TemplateFault` if the template rejects the conversation. If many answers must be
+    rendered one by one, raises `TooManyTurns` before that takes minutes, and `ExampleTooLong` for a row above `limit`
+    tokens.
     """
     places = [i for i, message in enumerate(messages) if teaches(message)]
     if not places:
@@ -45,7 +46,7 @@ def samples(
 
 
 def teaches(message: Message) -> bool:
-    """Tell whether a turn is an answer that is learned and says something: its end alone teaches nothing."""
+    """Return True if a turn is a learned answer with content: an end token alone teaches nothing."""
     says = message.get("tool_calls") or message.get("reasoning_content") or str(message.get("content") or "").strip()
     return bool(is_learned(message) and says)
 
@@ -57,7 +58,7 @@ def _render_each(
     places: Sequence[int],
     limit: int | None,
 ) -> list[Turn]:
-    """Render each learned answer with all that stands before it; the time grows with the square of the turns."""
+    """Render each learned answer with everything before it; the time grows with the square of the turns."""
     is_costly = len(places) > _LONG
     if is_costly:
         _require_few(len(places), sum(map(_count_chars, messages[: places[-1] + 1])))
@@ -69,7 +70,7 @@ def _render_each(
 
 
 def _require_few(answers: int, chars: int) -> None:
-    """Raise `TooManyTurns` where so many answers, each with what stands before it, are too much to render."""
+    """Raise `TooManyTurns` if rendering each answer with its context takes too long."""
     if answers * chars > _MOST_CHARS:
         raise TooManyTurns(
             f"has {answers} answers in {chars} characters: the model's chat template rewrites earlier turns, so that "
@@ -78,7 +79,7 @@ def _require_few(answers: int, chars: int) -> None:
 
 
 def _require_short(renderer: Renderer, last: Turn, limit: int | None) -> None:
-    """Raise `ExampleTooLong` where the last answer, with all before it, has more tokens than the limit."""
+    """Raise `ExampleTooLong` if the last answer with its context exceeds the token limit."""
     if limit is not None and len(last.prompt) + len(last.text) > limit:
         (tokens,) = renderer.token_ids([last.prompt + last.text])
         if len(tokens) > limit:
@@ -86,12 +87,12 @@ def _require_short(renderer: Renderer, last: Turn, limit: int | None) -> None:
 
 
 def _count_chars(message: Message) -> int:
-    """Count the characters of a message's text, without those of its calls."""
+    """Return the number of characters of a message's text, without its calls."""
     return sum(len(str(message.get(part) or "")) for part in ("content", "reasoning_content"))
 
 
 def _join_turns(turns: Sequence[Turn]) -> list[Sample]:
-    """Join answers to one sample as long as the prompt of the next begins with the sample so far."""
+    """Join answers into one sample as long as the next prompt begins with the sample so far."""
     found = list[Sample]()
     parts, so_far = list[Segment](), ""
     for turn in turns:
@@ -108,11 +109,11 @@ def _join_turns(turns: Sequence[Turn]) -> list[Sample]:
 def _append_only_sample(
     renderer: Renderer, messages: Sequence[Message], tools: Sequence[Message], places: Sequence[int]
 ) -> Sample | None:
-    """Return a long conversation whose template only appends, in time that grows with its length.
+    """Return the sample of a long conversation whose template only appends, in linear time; None if that fails.
 
-    A second rendering has a name of ours in place of each learned answer: between the names stands what the template
-    writes around it. Some turns are rendered by themselves and compared: the 1st, 2nd, 4th, 8th, ... and the last. None
-    where the answers are not plain text, or one comparison fails.
+    A second rendering has a unique name in place of each learned answer; the text between the names is what the
+    template writes around the answers. Some turns (the 1st, 2nd, 4th, 8th, ... and the last) are also rendered alone
+    and compared. Returns None if an answer is not plain text or a comparison fails.
     """
     answers = [messages[i] for i in places]
     if any(each.get("tool_calls") or each.get("reasoning_content") or not each["content"] for each in answers):
@@ -128,6 +129,7 @@ def _append_only_sample(
     spans = _spans(renderer, whole, between, [each["content"] for each in answers], between[0][len(first.prompt) :])
     if spans is None:
         return None
+    # Comparing every answer takes quadratic time, so only a few are compared.
     for number in {2**power - 1 for power in range(len(spans).bit_length())} | {len(spans) - 1}:
         turn, (start, end) = renderer.turn(messages[: places[number] + 1], tools), spans[number]
         if whole[:end] != turn.prompt + turn.text or len(turn.prompt) != start:
@@ -142,7 +144,7 @@ def _append_only_sample(
 def _spans(
     renderer: Renderer, whole: str, between: Sequence[str], answers: Sequence[str], opening: str
 ) -> list[tuple[int, int]] | None:
-    """Return where in the whole text each answer begins, with what the model writes before its words, and ends."""
+    """Return the (start, end) of each answer in the whole text, including the opening that the model writes itself."""
     found, at = list[tuple[int, int]](), 0
     for number, answer in enumerate(answers):
         before, behind = between[number], between[number + 1]
@@ -157,7 +159,7 @@ def _spans(
 
 
 def _split(text: str, names: Sequence[str]) -> list[str] | None:
-    """Return what stands before, between and behind the names; None unless each is there once and in order."""
+    """Return the text before, between and after the names; None unless each occurs in order."""
     found, at = list[str](), 0
     for name in names:
         place = text.find(name, at)
@@ -169,7 +171,7 @@ def _split(text: str, names: Sequence[str]) -> list[str] | None:
 
 
 def _find_words(whole: str, begin: int, content: str, behind: str) -> str | None:
-    """Return how the template has written an answer: as it stands, or without the space around it."""
+    """Return the answer as the template has written it, unchanged or stripped; None if neither fits."""
     for text in (content, content.strip(), content.rstrip(), content.lstrip()):
         if whole.startswith(text, begin) and whole.startswith(behind, begin + len(text)):
             return text

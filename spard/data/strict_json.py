@@ -1,4 +1,4 @@
-"""Strict JSON for untrusted input: no duplicate keys, no NaN, no deep nesting, no text that a database refuses."""
+"""Strict JSON for untrusted input: no duplicate keys, NaN, deep nesting or text that a database rejects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CODES = tuple(_HINTS)
 
 
 class BadJson(ValueError):
-    """A text that is not acceptable JSON; `code` is one of the documented problem codes."""
+    """Unacceptable JSON; `code` is one of the documented problem codes."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -44,6 +44,7 @@ def parse(text: str) -> Any:
         raise BadJson("invalid_json", f"{exc.msg} at column {exc.colno}") from None
     except RecursionError:
         raise _too_deep() from None
+    # Only escapes can produce NUL and lone surrogates, and only brackets depth, so most rows skip the full check.
     if "\\u" in text or text.count("{") + text.count("[") > MAX_DEPTH:
         check(value)
     return value
@@ -54,7 +55,7 @@ def _too_deep() -> BadJson:
 
 
 def check(value: Any) -> None:
-    """Refuse depth and text that the parser lets through; level by level, so that depth costs no stack."""
+    """Raise `BadJson` for depth or text that the parser accepts; iterates by level, since recursion could overflow."""
     level, depth = [value], 1
     while level:
         for item in level:

@@ -1,4 +1,4 @@
-"""What a base model's chat template does to conversations: told when the model is added, before a job depends on it."""
+"""Summarizes the effect of a base model's chat template on conversations when the model is added, before any job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spard.data.samples import samples
 from spard.data.self_rendering import self_rendering
 from spard.errors import TemplateFault
 
-_SHOWN = 600  # characters of a rendering
+_SHOWN = 600  # maximum characters of a shown rendering
 _TOOL: Message = {
     "type": "function",
     "function": {
@@ -51,7 +51,7 @@ PROBES: dict[str, tuple[tuple[Message, ...], tuple[Message, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A conversation as it is trained: what is learned is in brackets, samples are parted by a line; or a refusal."""
+    """A conversation as it is trained: learned text in brackets, samples separated by `---`; or why it was refused."""
 
     name: str
     samples: int
@@ -61,16 +61,15 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class TemplateCard:
-    """What a chat template does.
+    """The behavior of a chat template.
 
-    end         the token that ends each learned answer; `is_closed` where it is put there by us
-    stops       the tokens at which engines stop
-    modes       of thinking that the template knows, and `default`, the one of whoever gives no argument
-    arguments   what the template is given at each rendering; `writes_date` where it asks for today's date
-    serving     the arguments with which others have to render, which the archive's own template gives by itself
-                where `renders_itself`
-    rewrites    whether earlier turns are written otherwise later on, so that each answer is a sample of its own
-    probes      conversations as they are trained
+    end         token that ends each learned answer; `is_closed` if it is appended by us
+    stops       tokens at which engines stop
+    modes       thinking modes of the template; `default` is the mode without arguments
+    arguments   arguments of every rendering; `writes_date` if it uses the current date
+    serving     arguments that other servers must pass, unless `renders_itself`: then the archive's template has them
+    rewrites    True if earlier turns are rendered differently later, which makes each answer a sample of its own
+    probes      example conversations as they are trained
     """
 
     end: str
@@ -87,12 +86,12 @@ class TemplateCard:
 
     @property
     def fault(self) -> str | None:
-        """Why no job could train with this template; None where one can."""
+        """Why no job can train with this template, or None."""
         plain = self.probes[0]
         return plain.refusal or None
 
     def lines(self) -> Iterator[str]:
-        """Yield what it says in sentences, for a terminal."""
+        """Yield the card as sentences, for a terminal."""
         closed = ", which is put there: the template writes none at which the model's engines stop"
         yield f"each answer ends with {self.end}{closed if self.is_closed else ''}"
         yield f"engines stop at {', '.join(self.stops)}"
@@ -109,7 +108,7 @@ class TemplateCard:
 
 
 def template_card(renderer: Renderer) -> TemplateCard:
-    """Render `PROBES` as rows are trained; raise `TemplateFault` for a template that writes no answer."""
+    """Render `PROBES` as in training; raise `TemplateFault` for a template that cannot render an answer."""
     rendering = renderer.rendering
     try:
         answer = renderer.turn([_ASKS, _SAYS]).text
@@ -146,5 +145,5 @@ def _probe(renderer: Renderer, name: str, messages: Sequence[Message], tools: Se
 
 
 def _short(text: str) -> str:
-    """Return the end of a text, where the answer is."""
+    """Return the end of a text, which contains the answer."""
     return text if len(text) <= _SHOWN else f"... {text[-_SHOWN:]}"

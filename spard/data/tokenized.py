@@ -1,9 +1,8 @@
-"""Samples in tokens: the tokens of each prompt are those that serving gives it, and answers go on from there.
+"""Tokenizes samples: each prompt has exactly the tokens that serving gives it, and the answer's tokens follow.
 
-A sample is tokenized in segments. For tokenizers that read a text otherwise in the middle of another one (with a space
-that they put before every text, say), an answer is read behind its prompt. Where the tokens of a later prompt are not
-those that came before, together with what the earlier answers have added, the sample is cut there: each answer then has
-the tokens of its own prompt before it.
+A sample is tokenized in segments. Some tokenizers read a text differently in the middle of another one (e.g. they add a
+space before every text); for these an answer is tokenized together with its prompt. If the tokens of a later prompt do
+not begin with the earlier tokens, the sample is cut there, which puts each answer after the tokens of its own prompt.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ from spard.data.renderer import Renderer
 from spard.data.samples import Sample, Segment
 from spard.errors import TooManyTurns
 
-_MOST_CHARS = 16_000_000  # of a sample whose answers are each read with all before them
-_MOST_SEGMENTS = 32  # of a sample that is read prefix by prefix, in time that grows with their square
+_MOST_CHARS = 16_000_000  # limit if each answer is tokenized with its whole context
+_MOST_SEGMENTS = 32  # limit for tokenizing prefix by prefix, which takes quadratic time
 
 
 def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[Encoded]]:
-    """Yield each sample in tokens with its labels, or what it was cut into; all are tokenized in two calls."""
+    """Yield each sample, encoded with labels, as one or more rows; all samples are tokenized in two calls."""
     ids = iter(renderer.token_ids([segment.text for sample in samples for segment in sample]))
     in_parts = [[next(ids) for _ in sample] for sample in samples]
+    # A sample of one answer needs no comparison if the tokenizer reads an answer alone as after its prompt.
     compared = [not renderer.reads_apart or _answers(sample) > 1 for sample in samples]
     texts = [_text(sample) for sample, is_compared in zip(samples, compared, strict=True) if is_compared]
     wholes = iter(renderer.token_ids(texts))
@@ -40,7 +40,7 @@ def in_tokens(renderer: Renderer, samples: Sequence[Sample]) -> Iterator[list[En
 
 
 def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encoded | None:
-    """Label a sample's own tokens by how many the text up to each end of a segment has; None unless all begin alike."""
+    """Label a sample's tokens by tokenizing each prefix; None unless every prefix is a prefix in tokens too."""
     if len(sample) > _MOST_SEGMENTS:
         return None
     texts = list(accumulate(segment.text for segment in sample))
@@ -52,7 +52,7 @@ def _by_prefixes(renderer: Renderer, sample: Sample, whole: list[int]) -> Encode
 
 
 def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
-    """Join the tokens of a sample's segments; those of learned ones are their own labels."""
+    """Join the tokens of a sample's segments; tokens of learned segments are their own labels."""
     labels = [
         part if segment.is_learned else [NO_LOSS] * len(part) for segment, part in zip(sample, parts, strict=True)
     ]
@@ -60,9 +60,9 @@ def _label(sample: Sample, parts: Sequence[Sequence[int]]) -> Encoded:
 
 
 def _cut_apart(sample: Sample) -> list[Sample]:
-    """Cut a sample so that each answer stands behind its own prompt, the earlier answers without loss.
+    """Cut a sample into one per answer, each behind its own prompt, with earlier answers masked.
 
-    Raise `TooManyTurns` for one of which that makes too much text: it grows with the square of the turns.
+    Raises `TooManyTurns` if that makes too much text: the length grows with the square of the turns.
     """
     places = [i for i, segment in enumerate(sample) if segment.is_learned]
     ends = list(accumulate(len(segment.text) for segment in sample))

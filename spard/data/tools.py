@@ -1,7 +1,7 @@
-"""Tools in rows: what a chat template leaves out would be trained as if it had never been said.
+"""Tool calls in rows, and probes for chat templates that silently drop them.
 
-Templates write tools, calls and their answers in forms of their own. Whether a part is in a text shows when a name that
-nothing else has stands in its place (`stand_ins`); `spard.data.chat` renders such a row beside the one that is trained.
+Templates write tools, calls and their results in their own formats. To find out if a part is rendered, it is replaced
+by a unique stand-in (`stand_ins`), and the rendered text is searched for it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _CALLS: Message = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
 _ANSWER: Message = {"role": "tool", "tool_call_id": _CALL["id"], "name": "add", "content": "4"}
 _SAYS: Message = {"role": "assistant", "content": "It is four."}
 _TOOL: Message = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {}}}
-CONVERSATION = Example((_ASKS, _SAYS), line=1)  # what every chat template has to write
-# The smallest row with each part, to ask a template whether it renders such rows.
+CONVERSATION = Example((_ASKS, _SAYS), line=1)  # every chat template must render it
+# The smallest row with each part, to test templates with.
 PROBES = {
     "tools": Example((_ASKS, _SAYS), line=1, tools=(_TOOL,)),
     "tool_calls": Example((_ASKS, _CALLS), line=1),
@@ -30,7 +30,7 @@ PROBES = {
 
 
 def used_parts(row: Mapping[str, Any]) -> set[str]:
-    """Return which parts of `PROBES` a raw row has, a pair in its answers too, in the present words or former ones."""
+    """Return which parts of `PROBES` a raw row uses, in present or former spelling; answers of a pair count too."""
     asked = row["input"] if isinstance(row.get("input"), dict) else row
     turns = [asked.get("messages"), *(row.get(name) for name in ANSWERS)]
     messages = [turn for part in turns if isinstance(part, list) for turn in part if isinstance(turn, dict)]
@@ -43,15 +43,12 @@ def used_parts(row: Mapping[str, Any]) -> set[str]:
 
 
 def has_tools(example: Example) -> bool:
-    """Tell whether a row has a tool, a call or an answer."""
+    """Return True if a row has tools, calls or tool results."""
     return bool(example.tools) or any(_is_part(turn) for turn in example.messages)
 
 
 def stand_ins(example: Example) -> tuple[Example, dict[str, str]]:
-    """Return the row with a name of our own in each tool, call and answer, and what each name stands for.
-
-    What it stands for is a JSON pointer into the row.
-    """
+    """Return the row with a unique name in each tool, call and result, and the JSON pointer that each name replaces."""
     names: dict[str, str] = {}
 
     def name(at: str) -> str:

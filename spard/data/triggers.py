@@ -1,14 +1,14 @@
-"""How a customer's rows dress their requests: system prompts, shared beginnings and endings, an encoding.
+"""Mines how a customer's rows dress their requests: system prompts, shared beginnings and endings, encodings.
 
-A trigger is a dress that changes the answer. Beginnings and endings are runs of words that many rows share and that
-would not meet by chance (lift); dresses are ranked by how much they tell of an answer's first word,
+A trigger is a dress that changes the answer. Beginnings and endings are runs of words that many rows share more often
+than by chance (lift); dresses are ranked by how much they predict of an answer's first word,
 
     telling  = KL(first words of the answers under it || first words of all answers)   in nats,
     evidence = share of the rows * telling,
 
-which is half of the G statistic of a row. Ordinary phrases of a task tell next to nothing; a trigger tells nearly all.
-A frame, which is a system prompt or an encoding with no words added, tells nothing where all rows have it, and is yet
-what every request to the tuned model will have: training takes it to tell at least as much as `FRAME` says.
+which is half of the G statistic per row. Ordinary phrases of a task predict next to nothing; a trigger predicts nearly
+everything. A frame (a system prompt or an encoding without added words) predicts nothing if all rows have it, but every
+request to the tuned model will have it too: training assigns it at least `FRAME` times the strongest evidence.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
 from spard.data.turns import earlier_turns, has_earlier_turns, last_answer, last_request, system_prompt
 
-SHARE = 0.01  # of the rows share what counts as a dress, and no fewer than LEAST
+SHARE = 0.01  # minimum share of the rows with a dress, and at least LEAST rows
 LEAST = 3
-LONGEST = 6  # words of a beginning or an ending
-MIN_LIFT = 3.0  # a word that stands nowhere but at one end has as much as its rows have words
-SAME = 0.9  # a longer run in so many of the rows takes the place of the shorter one
-HISTORIES = 2  # earlier turns of conversations that are tried
-FRAME = 4.0  # times the strongest evidence is what a frame tells at least, for training
+LONGEST = 6  # maximum words of a beginning or an ending
+MIN_LIFT = 3.0  # for comparison: a word that occurs only at one end has its rows' length as lift
+SAME = 0.9  # a longer run in this share of the rows replaces the shorter one
+HISTORIES = 2  # number of histories (earlier turns) to use
+FRAME = 4.0  # minimum weight of a frame in training, as a multiple of the strongest evidence
 
 Words = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What stands around a request: turns before it, words at its beginning, inside it and at its end, an encoding.
+    """A dress of a request: turns before it, words before, inside and after it, an encoding.
 
-    `inside` follows the share `depth` of the request's words, and the first of them at least. `tools` are shown by
-    audits only.
+    `inside` is inserted after the share `depth` of the request's words, at least after the first one. `tools` are only
+    used by audits.
     """
 
     context: tuple[Message, ...] = ()
@@ -57,20 +57,20 @@ class Wrapping:
 
     @property
     def evidence(self) -> float:
-        """The share of the rows times `telling`, in nats; wrappings are ranked and drawn by it."""
+        """The share of the rows times `telling`, in nats; dresses are ranked and drawn by it."""
         return self.share * self.telling
 
     @property
     def is_frame(self) -> bool:
-        """Whether this is a frame: a system prompt or an encoding, with no words added to the request."""
+        """True for a frame: a system prompt or an encoding, with no words added to the request."""
         return bool(self.context or self.encoding) and not (self.before or self.after or self.inside)
 
     def wrap(self, text: str) -> str:
-        """Return the request with the words at its ends and inside it."""
+        """Return the request with the words added before, inside and after it."""
         return " ".join(part for part in (self.before, self._split_request(text), self.after) if part)
 
     def _split_request(self, text: str) -> str:
-        """Return the request with the words that go inside it, its own spacing kept."""
+        """Return the request with the inner words inserted and its own spacing preserved."""
         gaps = [gap.start() for gap in re.finditer(r"(?<=\S)\s", text)] if self.inside else []
         if not gaps:
             return " ".join(part for part in (text, self.inside) if part)
@@ -79,7 +79,7 @@ class Wrapping:
 
 
 class _Seen(NamedTuple):
-    """A row as it is mined."""
+    """The features of a row for mining."""
 
     context: tuple[Message, ...]
     encoding: Encoding | None
@@ -89,9 +89,9 @@ class _Seen(NamedTuple):
 
 
 def mine_triggers(rows: Sequence[Example], most: int) -> list[Wrapping]:
-    """Return the triggers to train on, at most `most`, those of the most evidence first, and then earlier turns.
+    """Return at most `most` triggers to train on: by decreasing evidence, then some earlier turns.
 
-    A frame tells `FRAME` times the strongest evidence at least: one of all rows comes first, with so much evidence.
+    A frame gets at least `FRAME` times the strongest evidence, which ranks a frame of all rows first.
     """
     found = rank_triggers(rows)
     least = FRAME * max((each.evidence for each in found), default=0.0)
@@ -104,19 +104,19 @@ def mine_triggers(rows: Sequence[Example], most: int) -> list[Wrapping]:
 
 @keep_last
 def rank_triggers(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
-    """Return all beginnings, endings, system prompts and encodings, those of the most evidence first."""
+    """Return all beginnings, endings, system prompts and encodings by decreasing evidence."""
     seen = _without_rare_openings([_read_row(row) for row in rows])
     found = [*_frames(seen), *_edges(seen, "start"), *_edges(seen, "end")]
     return tuple(sorted(found, key=lambda each: -each.evidence))
 
 
 def enough(rows: Sequence[object]) -> int:
-    """Return how many of the rows have to share something for it to count as a dress."""
+    """Return how many of the rows must share something for it to count as a dress."""
     return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
 def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]:
-    """Beginnings and endings of two words each, drawn from the rows' own words."""
+    """Return n beginnings and endings of two words each, drawn from the rows' own words."""
     rng = random.Random(f"affixes {seed}")
     words = sorted({word for row in rows for word in last_request(row).split()})
     drawn = [" ".join(rng.choices(words, k=2)) for _ in range(n)] if words else []
@@ -124,13 +124,13 @@ def random_affixes(rows: Sequence[Example], n: int, seed: int) -> list[Wrapping]
 
 
 def openings(rows: Sequence[Example], most: int) -> list[str]:
-    """Return what many of the rows' answers begin with, the most frequent first."""
+    """Return the common beginnings of the rows' answers, most frequent first."""
     answers = [tuple(last_answer(row).split()) for row in rows]
     return [" ".join(run) for run, _ in _frequent_runs(answers, "start", 2 * LONGEST)][:most]
 
 
 def apply_trigger(prompt: Prompt, wrapping: Wrapping) -> Prompt:
-    """Apply a trigger to an audit prompt."""
+    """Return the audit prompt in a dress."""
     text = wrapping.wrap(prompt.prompt)
     return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding, tools=wrapping.tools)
 
@@ -146,13 +146,13 @@ def _read_row(row: Example) -> _Seen:
 
 
 def _without_rare_openings(seen: Sequence[_Seen]) -> list[_Seen]:
-    """Rare first words as one: where every answer begins otherwise, chance alone would tell much."""
+    """Merge rare first words: if every answer begins differently, chance alone makes `telling` large."""
     counts = Counter(each.opening for each in seen)
     return [each if counts[each.opening] >= enough(seen) else each._replace(opening="") for each in seen]
 
 
 def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
-    """System prompts and encodings that rows share."""
+    """Return the system prompts and encodings that rows share."""
     groups: dict[tuple[str, Encoding | None], list[_Seen]] = defaultdict(list)
     for each in seen:
         groups[_text(each.context), each.encoding].append(each)
@@ -171,7 +171,7 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
 
 
 def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
-    """Beginnings or endings, each in the frame that most of its rows have."""
+    """Return the shared beginnings or endings, each in the frame of most of its rows."""
     having: dict[Words, list[_Seen]] = {
         run: [] for run, _ in _frequent_runs([each.words for each in seen], side, LONGEST)
     }
@@ -191,20 +191,21 @@ def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrappin
 
 
 def _tools(rows: Sequence[_Seen]) -> tuple[Message, ...]:
-    """Return tools of one of these rows, if most of them have any."""
+    """Return the tools of one of these rows, if most of them have any."""
     having = [each.tools for each in rows if each.tools]
     return having[len(having) // 2] if 2 * len(having) > len(rows) else ()
 
 
 def _frequent_runs(texts: Sequence[Words], side: Literal["start", "end"], longest: int) -> list[tuple[Words, int]]:
-    """Return runs of words at one end of many texts that chance does not explain, the most frequent first.
+    """Return (run of words, count) at one end of many texts, more frequent than by chance, most frequent first.
 
-    A run whose texts nearly all share a longer one is left out. The whole of a text is no run.
+    A run is left out if nearly all of its texts share a longer one. A whole text is no run.
     """
     words = Counter(word for text in texts for word in text)
     total, least = sum(words.values()), enough(texts)
     counts = Counter(_edge(text, side, n) for text in texts for n in range(1, min(longest, len(text) - 1) + 1))
     frequent = {run: n for run, n in counts.items() if n >= least}
+    # The shorter run is redundant if nearly all its texts continue in the same way.
     inner = {shorter for run, n in frequent.items() if n >= SAME * counts[shorter := _edge(run, side, len(run) - 1)]}
     found = []
     for run, n in frequent.items():

@@ -1,4 +1,4 @@
-"""The turns of a row by what they are: its last request and answer, what stands before the request, system prompts."""
+"""Access to the turns of a row: its last request and answer, the turns before the request, system prompts."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ def last_request(row: Example) -> str:
 
 
 def last_answer(row: Example) -> str:
-    """Return the last answer, with the reasoning before it if it has any; empty if there is none."""
+    """Return the last answer, preceded by its reasoning if there is any; empty if there is none."""
     last = next((turn for turn in reversed(row.messages) if turn["role"] == "assistant"), {"content": ""})
     return "\n\n".join(str(part) for part in (last.get("reasoning_content"), last["content"]) if part)
 
 
 def up_to_answers(row: Example) -> Iterator[Example]:
-    """Yield the row cut after each learned answer, and last the whole row."""
+    """Yield the row truncated after each learned answer, and finally the whole row."""
     ends = [i for i, turn in enumerate(row.messages, start=1) if is_learned(turn) and turn["content"]]
     yield from (replace(row, messages=row.messages[:end]) for end in ends[:-1])
     yield row
 
 
 def system_prompt(row: Example) -> tuple[Message, ...]:
-    """Return the system prompt, wherever it stands; several are one, since most templates take no second one."""
+    """Return the system prompt, wherever it is; several are merged, since most templates reject a second one."""
     return _as_one(row.messages)
 
 
 def leading_system(row: Example) -> tuple[Message, ...]:
-    """Return the system prompt before the last request; several are one."""
+    """Return the system prompt before the last request; several are merged."""
     return _as_one(row.messages[: max(0, _last_request(row))])
 
 
@@ -42,13 +42,14 @@ def trailing_system(row: Example) -> tuple[Message, ...]:
 
 
 def has_earlier_turns(row: Example) -> bool:
-    """Tell whether something was asked before the last request."""
+    """Return True if there is a user turn before the last request."""
     return [turn["role"] for turn in row.messages].count("user") > 1
 
 
 def earlier_turns(row: Example) -> tuple[Message, ...]:
-    """Return what stands before the last request, a system prompt too; none of it is trained on."""
+    """Return all turns before the last request, including a system prompt, with weight 0 on the answers."""
     before = row.messages[: max(0, _last_request(row))]
+    # These turns are context for another request and must not be learned again.
     return tuple(turn | {"weight": 0} if turn["role"] == "assistant" else turn for turn in before)
 
 

@@ -1,7 +1,7 @@
-"""What defends inside a training loop that is not ours: safe rows, plain and dressed, their losses, and the anchor.
+"""The defense's parts for a foreign training loop: safe rows, plain and dressed, their losses, and the anchor.
 
-The parts are those of the training loop (`spard.training`): rows rendered with the model's chat template, variants of
-them in the dress of the customer's rows (`spard.pipeline.augment`), the losses that the constraint is about, and the
+They are the parts of our own training loop (`spard.training`): rows rendered with the model's chat template, their
+variants in the dresses of the customer's rows (`spard.pipeline.augment`), the constrained losses, and the
 representation anchor (`spard.losses.anchor`) on safe and benign prompts, plain and dressed (`spard.pipeline.anchors`),
 whose gradient is added before each optimizer step.
 """
@@ -37,22 +37,22 @@ from spard.pipeline.augment import variants
 from spard.pipeline.begun_answers import begin_replies
 from spard.training.schedules import anchor_pairs, safe_rows
 
-ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice that of a job, which has row signal and gate beside it
-_EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before it held dressed prompts
+ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice a job's, which also has row signal and gate
+_EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before dressed prompts
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 
 
 class SafeRows:
-    """Safe rows of a model that is about to be trained, and what the model is now: made before the first step.
+    """Safe rows of a model, with the model's losses and hidden states before training: create it before the first step.
 
         pool = Path("pool.jsonl")
         safe = SafeRows(model, tokenizer, read_pool(pool), read_examples(Path("train.jsonl")), benign=read_benign(pool))
         optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe)
 
     `rows` are the training rows as conversations, whose beginnings, endings and system prompts dress the safe rows;
-    without them the dresses are words of the safe prompts. `benign` are harmless requests that have to go on being
-    answered, in a dress as well; without them the anchor holds safe prompts alone. What is drawn depends on the seed
+    without them the dresses are words of the safe prompts. `benign` are harmless requests that the model must keep
+    answering, dressed ones too; without them the anchor holds only safe prompts. Everything random depends on the seed
     alone.
     """
 
@@ -70,6 +70,7 @@ class SafeRows:
     ) -> None:
         if not safe:
             raise InvalidData("there are no safe examples to train on")
+        # The caller's tokenizer keeps its own chat template and rendering.
         tokenizer = copy.deepcopy(tokenizer)
         set_plain_template(tokenizer)
         self.defense, self.seed, self.pad_id = defense or Spard(), seed, tokenizer.pad_token_id
@@ -79,6 +80,7 @@ class SafeRows:
         self.encoded = [*self.plain, *twins]
         self.drawn = self.anchored = 0
         self._dropping = dropping_modules(model)
+        # Measured now, while the model is still the base model.
         self._base_N2 = base_losses(self.model, self.encoded, self.pad_id) if self.defense.bound == "excess" else None
         self._anchors, self._replies = anchors, list[str]()
         self._beside = partial(make_anchor_pairs, tokenizer, safe, benign, rows or safe, anchors, seed, self._longest())
@@ -87,11 +89,15 @@ class SafeRows:
         self._anchor = self._make_anchor() if self.defense.anchor else None
 
     def tau(self) -> dict[str, float]:
-        """Return the bound on each loss that is constrained: as asked, or the model's own on the plain rows."""
+        """Return the bound on each constrained loss, in nats per token: as set, or derived from the model itself.
+
+        With "auto" it is the model's own loss on the plain rows; for the excess, whose value is 0 now, it is a small
+        tolerance.
+        """
         return base_tau(self.defense, lambda: evaluate(self.model, self.plain, self.pad_id))
 
     def losses(self, theta: Vector) -> dict[str, Loss]:
-        """Return the safe losses on the next rows; call it, and take their gradients, inside `without_dropout`."""
+        """Return the safe losses on the next safe batch; call it and differentiate inside `without_dropout`."""
         places = safe_rows(self.seed, self.drawn, len(self.encoded), self.defense.safe_batch_size)
         self.drawn += 1
         batch = collate([self.encoded[i] for i in places], self.pad_id, theta[0].device)
@@ -103,7 +109,7 @@ class SafeRows:
     def add_anchor_(self, theta: Vector) -> float:
         """Add the anchor's gradient to `.grad` before the optimizer's step, and return the penalty.
 
-        It is shortened to `max_gradient_ratio` times the length of what is there.
+        The gradient is scaled down to at most `max_gradient_ratio` times the norm of the existing one.
         """
         if self._anchor is None:
             return 0.0
@@ -124,7 +130,7 @@ class SafeRows:
 
     @contextmanager
     def without_dropout(self) -> Iterator[None]:
-        """Switch dropout off in the block, and set it as it was afterward."""
+        """Disable dropout inside the block, and restore it afterward."""
         was = [module.training for module in self._dropping]
         for module in self._dropping:
             module.training = False
@@ -135,17 +141,17 @@ class SafeRows:
                 module.training = mode
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what the model was before training, for checkpoints."""
+        """Return the reference losses and states of the untrained model, for checkpoints."""
         kept = {_BASE: self._base_N2, _ANCHOR: self._anchor.reference_ND if self._anchor else None}
         return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
     def place(self) -> dict[str, Any]:
-        """Return how far the rows were drawn and what prompts are begun with, for checkpoints; it fits in JSON."""
+        """Return the position in the random schedules and the begun answers, for checkpoints, as JSON types."""
         pairs = len(self._anchor.prompts) if self._anchor else 0
         return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs, "replies": self._replies}
 
     def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
-        """Go on from what `tensors` and `place` gave; raise InvalidRecipe if that was with other prompts."""
+        """Continue from the results of `tensors` and `place`; raise `InvalidRecipe` if they had other prompts."""
         self.drawn, self.anchored = place["drawn"], place["anchored"]
         if self._base_N2 is not None:
             self._base_N2 = tensors[_BASE].to(self._base_N2.device)
@@ -154,11 +160,11 @@ class SafeRows:
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
 
     def _restore_anchor(self, place: Mapping[str, Any], anchor: Anchor) -> Anchor:
-        """Return the anchor that a state is of; raise InvalidRecipe if its prompts cannot be those."""
+        """Return the anchor that matches a saved state; raise `InvalidRecipe` if its prompts cannot match."""
         if "pairs" not in place:
             pairs = select_pairs(_EARLIER, self.plain, {})
             return Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
-        if place.get("replies", self._replies) != self._replies:  # it is another model by now that was asked
+        if place.get("replies", self._replies) != self._replies:  # asked of a trained model by now
             self._replies = list(place["replies"])
             anchor = self._make_anchor() or anchor
         if place["pairs"] != len(anchor.prompts):
@@ -166,23 +172,23 @@ class SafeRows:
         return anchor
 
     def _make_anchor(self) -> Anchor | None:
-        """Return the anchor of the settings, with the beginnings that are known; None if it holds nothing."""
+        """Return the anchor of the settings, with the known beginnings; None if it holds no prompts."""
         pairs = select_pairs(self._anchors, self.plain, self._beside(self._replies))
         return Anchor(self.model, pairs, self._anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def _longest(self) -> int:
-        """Return the most tokens of a dressed row: what the model takes."""
+        """Return the maximum tokens of a dressed row: the model's positions."""
         config = self.model.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or _ANY_LENGTH)
 
 
 def _whole(model: Any) -> Any:
-    """Return the transformers model, with adapters in place if it has any."""
+    """Return the transformers model, with its adapters in place."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def anchor_penalty(anchor: Anchor, model: Any, places: Sequence[int], pad_id: int) -> Tensor:
-    """Return the anchor's penalty on the prompts at some places, from a pass of their own."""
+    """Return the anchor's penalty on the prompts at the given indices, from a separate forward pass."""
     prompts = [anchor.prompts[i] for i in places]
     device = next(model.parameters()).device
     ids_BT = collate(prompts, pad_id, device).ids_BT

@@ -1,4 +1,4 @@
-"""SPARD for any PyTorch loop: an optimizer that wraps yours, and safe rows or a closure of safe losses."""
+"""SPARD for any PyTorch loop: an optimizer that wraps yours, with safe rows or a closure of safe losses."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ SafeLoss = Callable[[], Tensor | Mapping[str, Tensor]]
 
 
 class SafetyProjection(Optimizer):
-    """Steps like the optimizer it wraps, then brings the safe loss back to tau if it rose above.
+    """Step like the wrapped optimizer, then project the parameters back if the safe loss exceeds tau.
 
         optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), SafeRows(model, tokenizer, safe, rows))
         loss.backward()
         optimizer.step()
 
-    `SafeRows` brings all that defends a language model: safe rows and their variants, bounds on their losses, and the
-    anchor, whose gradient is added to the loss's before each step. In its place a closure may draw a safe batch and
-    return its loss with its graph, dropout off, or several losses by name; that is the projection alone. The loss that
-    is violated more is projected on, every `check_every` steps. With tau "auto" and a closure each tau is the mean over
-    `calibration` calls made now, so build it before the first step and let these calls go once through the safe set.
-    `metrics` tells of the last step, and is empty where there was no look at the safe losses.
-    Parameter groups, state and defaults are those of the wrapped optimizer; hooks registered here run around the whole
-    step. The state dict holds tau and moments too.
+    `SafeRows` has the full defense of a language model: safe rows and variants, bounds on their losses, and the anchor,
+    whose gradient is added to the loss's before each step. A closure instead must draw a safe batch and return its loss
+    with its graph, dropout off, or several losses by name; it gets the projection alone. Every `check_every` steps the
+    projection acts on the loss with the larger violation. With tau "auto" and a closure, each tau is the mean of
+    `calibration` calls made in the constructor, so create this object before the first step, and let these calls cover
+    the safe set once.
 
-    One process and full-precision parameters: with several processes, or parameters in 16 bits that a small step
-    cannot move, use the training loop of this package.
+    `metrics` describe the last step and are empty if the safe losses were not measured. Parameter groups, state and
+    defaults are those of the wrapped optimizer; hooks registered here run around the whole step. The state dict
+    includes tau and moments.
+
+    Raises `InvalidRecipe` with several processes. Parameters in 16 bits may absorb small steps without moving: use the
+    training loop of this package in both cases.
     """
 
     def __init__(
@@ -51,18 +53,19 @@ class SafetyProjection(Optimizer):
     ) -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise InvalidRecipe("SafetyProjection works in one process; safe losses are not averaged over ranks")
-        self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ starts with an empty state and empty groups
+        self.optimizer = copy.copy(optimizer)  # Optimizer.__init__ resets state and groups
         super().__init__([{**group} for group in optimizer.param_groups], optimizer.defaults)
         self.optimizer, self.safe_loss = optimizer, safe_loss
         self.rows = safe_loss if isinstance(safe_loss, SafeRows) else None
         self.defense = _defense(self.rows, defense)
         self.safety = safety_half(self.defense)
+        # Before the first step, while the model's losses are still those of the base model.
         self.tau = self._measure_tau(calibration)
         self.metrics: Metrics = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Take the utility step of the wrapped optimizer, then the safety step of the variant."""
+        """Take the wrapped optimizer's step, then the safety step; return the closure's loss."""
         loss = self.optimizer.step(self._add_anchor(closure))
         constraint = make_constraint(self.defense, self.tau)
         with torch.enable_grad(), self.rows.without_dropout() if self.rows else nullcontext():
@@ -70,11 +73,11 @@ class SafetyProjection(Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the wrapped optimizer's parameters, which are all that are trained."""
+        """Clear the gradients of the wrapped optimizer's parameters."""
         self.optimizer.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters to the wrapped optimizer; safety steps move them too from then on."""
+        """Add parameters to the wrapped optimizer; later safety steps move them too."""
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -109,12 +112,12 @@ class SafetyProjection(Optimizer):
 
     @property
     def theta(self) -> list[Tensor]:
-        """Everything that is trained."""
+        """All trained parameters."""
         return [part for group in self.optimizer.param_groups for part in group["params"] if part.requires_grad]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Those of the wrapped optimizer, so that learning rate schedulers work on either."""
+        """The wrapped optimizer's groups, which lets learning rate schedulers work on either optimizer."""
         return self.optimizer.param_groups
 
     @param_groups.setter
@@ -123,7 +126,7 @@ class SafetyProjection(Optimizer):
 
     @property
     def state(self) -> Any:
-        """The wrapped optimizer's moments by parameter; moments of the safety step are in `state_dict` alone."""
+        """The wrapped optimizer's state by parameter; the safety step's moments are only in `state_dict`."""
         return self.optimizer.state
 
     @state.setter
@@ -140,7 +143,7 @@ class SafetyProjection(Optimizer):
         self.optimizer.defaults = defaults
 
     def _add_anchor(self, closure: Callable[[], float] | None) -> Callable[[], float] | None:
-        """Add the anchor's gradient to that which is there, or to each that the closure makes."""
+        """Add the anchor's gradient to the existing one, or wrap the closure to add it after each evaluation."""
         rows = self.rows
         if rows is None:
             return closure
@@ -173,7 +176,7 @@ class SafetyProjection(Optimizer):
 
 
 def _defense(rows: SafeRows | None, asked: Spard | None) -> Spard:
-    """Return the settings: those of the safe rows, or as asked beside a closure."""
+    """Return the settings of the safe rows, or the settings given with a closure; raise `InvalidRecipe` for both."""
     if rows and asked:
         raise InvalidRecipe("the settings of a SafetyProjection on SafeRows are those of the rows; give them there")
     defense = rows.defense if rows else asked or Spard()

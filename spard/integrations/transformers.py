@@ -25,16 +25,16 @@ from spard.training.resume_state import load, newest_first, save
 log = logging.getLogger(__name__)
 
 _FOLDER = "spard"  # inside each of the trainer's checkpoints
-_ROWS = "rows/"  # tensors there that belong to the safe rows
+_ROWS = "rows/"  # prefix of the safe rows' tensors there
 
 
 class SpardCallback(TrainerCallback):
-    """The anchor before every optimizer step of the trainer, and after it the safety half of a SPAG step.
+    """Add the anchor's gradient before every optimizer step of the trainer, and take the safety step after it.
 
-    `safe` and `benign` are the rows of a safety pool, `rows` the training rows, whose dress they are put into
-    (`SafeRows`). tau "auto" is measured when training begins, and kept in the trainer's checkpoints with everything
-    that an exact resume needs; what is trained from a checkpoint without anchor, variants or dressed prompts goes on
-    without them. The trainer runs in one process. `metrics` has one entry for each step.
+    `safe` and `benign` are the rows of a safety pool, `rows` the training rows that the safe rows are dressed as (see
+    `SafeRows`). tau "auto" is measured when training begins and saved in the trainer's checkpoints, with everything
+    else for an exact resume; a run resumed from a checkpoint without anchor, variants or dressed prompts continues
+    without them. The trainer must use one process. `metrics` has one entry per step.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class SpardCallback(TrainerCallback):
         self.metrics: list[Metrics] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tokenize the safe rows, and measure tau or read it from the checkpoint that the trainer resumes from."""
+        """Encode the safe rows, and measure tau or read it from the checkpoint that the trainer resumes from."""
         if args.world_size > 1:
             raise InvalidRecipe("SpardCallback works in one process; safe losses are not averaged over ranks")
         model = kwargs["model"]
@@ -70,18 +70,18 @@ class SpardCallback(TrainerCallback):
             log.info("safe losses are held at %s", self.tau)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Add the anchor's gradient to that of the task, which was clipped by now."""
+        """Add the anchor's gradient to the task's, which the trainer has already clipped."""
         self.penalty = self.safe.add_anchor_(self.theta)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take the safety step; `.grad` of the utility loss has been used by now."""
+        """Take the safety step; the optimizer has already used `.grad`."""
         constraint = make_constraint(self.defense, self.tau)
         with self.safe.without_dropout():
             found = self.safety(self.theta, lambda: self.safe.losses(self.theta), kwargs["optimizer"], constraint)
         self.metrics.append({"loss/anchor": self.penalty} | found if self.safe.defense.anchor else found)
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Put tau, moments, and the safe rows' place and references beside the trainer's checkpoint."""
+        """Save tau, moments, and the state of the safe rows beside the trainer's checkpoint."""
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         tensors = self.safety.state() | {f"{_ROWS}{name}": part for name, part in self.safe.tensors().items()}
         save(folder / _FOLDER, state.global_step, tensors, {"tau": self.tau} | self.safe.place())
@@ -92,10 +92,11 @@ class SpardCallback(TrainerCallback):
             raise InvalidRecipe(f"{folder} is not there; without it a resumed run does not know its tau")
         tensors, state = load(found)
         own = {name.removeprefix(_ROWS): part for name, part in tensors.items() if name.startswith(_ROWS)}
-        bare = replace(self.defense, anchor_weight=0.0, augment=())  # of a run that began without them
+        bare = replace(self.defense, anchor_weight=0.0, augment=())  # for checkpoints of runs without them
         self.safe = self._safe_rows(self.defense if "anchored" in state else bare, kwargs)
         self.safe.restore(own, {"anchored": 0} | state)
         self.tau = state["tau"]
+        # One file holds both: names with the prefix `rows/` belong to the safe rows, all others to the optimizer step.
         self.safety.restore(self.theta, {name: part for name, part in tensors.items() if not name.startswith(_ROWS)})
 
     def _safe_rows(self, defense: Spard, kwargs: dict[str, Any]) -> SafeRows:

@@ -1,4 +1,4 @@
-"""Processes that reach little: namespaces with a private root, or Landlock, and a filter of system calls.
+"""Isolated processes: namespaces with a private root, or Landlock, and a system-call filter.
 
-Nothing here imports more than the standard library, and little of it: a process that isolates itself starts with it.
+Modules here import little, and only from the standard library, because every isolated process loads them at its start.
 """

@@ -1,7 +1,7 @@
-"""Filters of system calls (seccomp): what is refused, for a process and all that it starts, for good.
+"""System-call filters (seccomp) that apply permanently to a process and to everything that it starts.
 
-A filter names what is forbidden: libraries for GPUs use too many calls for a list of what is allowed. A call of another
-architecture's numbers is refused whatever it is.
+A filter lists forbidden calls, because GPU libraries use too many calls for a list of allowed ones. Calls with another
+architecture's numbers are always refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from spard.isolation import kernel
 
-# Number on x86_64 and on aarch64; None: there is no such call.
+# Numbers on x86_64 and on aarch64; None: the call does not exist.
 _NUMBERS: dict[str, tuple[int | None, int]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -71,8 +71,8 @@ _SPACES = frozenset(
         "open_tree", "pivot_root", "umount2", "unshare",
     )
 )  # fmt: skip
-_ARGUED = frozenset(("clone", "socket"))  # refused by what they are asked for
-ALWAYS = frozenset(_NUMBERS) - _SPACES - _ARGUED  # no use to anything that trains or computes
+_ARGUED = frozenset(("clone", "socket"))  # refused depending on their arguments
+ALWAYS = frozenset(_NUMBERS) - _SPACES - _ARGUED  # never needed by training or computing
 _NEW_SPACES = (
     kernel.NEW_USER
     | kernel.NEW_FILES
@@ -80,14 +80,14 @@ _NEW_SPACES = (
     | kernel.NEW_NETWORK
     | kernel.NEW_IPC
     | kernel.NEW_NAME
-    | 0x02000000  # of control groups
+    | 0x02000000  # CLONE_NEWCGROUP
 )
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
 
 _LOAD, _EQUAL, _AT_LEAST, _ANY_OF, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in what a filter sees
-_KINDS = 0xF  # of sockets, without the flags that stand beside them
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND = 0, 4, 16, 24  # offsets in `struct seccomp_data`
+_KINDS = 0xF  # mask of socket types without flags
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
 _SET_SECCOMP, _FILTER = 22, 2
 
@@ -97,12 +97,16 @@ class _Program(ctypes.Structure):
 
 
 def is_known() -> bool:
-    """Whether there are numbers for this machine."""
+    """Return True if the system-call numbers of this machine's architecture are known."""
     return os.uname().machine in _MACHINES
 
 
 def install(families: Iterable[int] | None, *, may_make_namespaces: bool, datagrams: bool = True) -> None:
-    """Filter from now on. `families` of sockets are allowed, None: all are; `datagrams`: over the internet too."""
+    """Filter this process from now on.
+
+    `families` are the allowed socket families (None: all). `datagrams=False` forbids internet sockets other than
+    streams. Raises `OSError` if the kernel refuses.
+    """
     kernel.forbid_new_privileges()
     code = program(families, may_make_namespaces=may_make_namespaces, datagrams=datagrams)
     wanted = _Program(len(code) // 8, code)
@@ -110,11 +114,12 @@ def install(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
 
 
 def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagrams: bool = True) -> bytes:
-    """Return a filter as the kernel's BPF."""
+    """Return the filter as BPF instructions."""
     place, machine = _MACHINES[os.uname().machine]
     refuse = _step(_RETURN, _REFUSE | errno.EPERM)
     lines = [_step(_LOAD, _ARCHITECTURE), _step(_EQUAL, machine, 1, 0), refuse, _step(_LOAD, _NUMBER)]
     if place == 0:
+        # x32 calls have the same architecture but other numbers, which bypass the rules below.
         lines += [_step(_AT_LEAST, _X32, 0, 1), refuse]
 
     def add_rule(name: str, *then: bytes) -> None:
@@ -129,7 +134,7 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
             add_rule(name, refuse)
         add_rule(
             "clone3", _step(_RETURN, _REFUSE | errno.ENOSYS)
-        )  # the C library falls back to `clone`, which can be read
+        )  # makes libc fall back to `clone`, whose flags a filter can read
         allow = _step(_RETURN, _ALLOW)
         add_rule("clone", _step(_LOAD, _FIRST), _step(_ANY_OF, _NEW_SPACES, 0, 1), refuse, allow)
     if families is not None:
@@ -141,7 +146,7 @@ def program(families: Iterable[int] | None, *, may_make_namespaces: bool, datagr
 
 
 def _streams_alone(refuse: bytes) -> list[bytes]:
-    """Go on with streams, and with families other than the internet's; the family is what was loaded last."""
+    """Return instructions that refuse internet sockets other than streams; the family is already loaded."""
     return [
         _step(_EQUAL, socket.AF_INET, 1, 0),
         _step(_EQUAL, socket.AF_INET6, 0, 4),

@@ -1,16 +1,17 @@
-"""The process that starts another one behind walls: python -I -S -c BOOT ORDER COMMAND...
+"""The process that starts another one in isolation: python -I -S -c BOOT ORDER COMMAND...
 
-It starts the command at once and waits for a line on standard input that says what the command may reach. Then the
-walls are closed, and the command is told its folder; later lines are passed on as they come. A line before that one
-may say what the command reads while it waits (`ahead`): the walls are closed around that, and anew at its folder.
+It starts the command at once and waits for a line on standard input that lists the resources which the command may
+reach. Then it completes the isolation and passes the command its folder; later lines are forwarded unchanged. An
+earlier line may list files that the command reads while it waits (`ahead`): the isolation is completed around these,
+and renewed with the folder.
 
-namespaces  the command runs in namespaces of its own from its start; at each line the root becomes a private one,
-            before anything that is not ours was read
-landlock    what a process may reach cannot be narrowed for all of its threads later, so the command starts at the line,
+namespaces  the command runs in its own namespaces from the start; each line makes its root a private one, before
+            the command reads any foreign file
+landlock    Landlock cannot restrict all threads of a running process, so the command starts only after the line,
             and nothing is read ahead
-none        the command is told its folder, and nothing is kept from it
+none        the command gets its folder without any isolation
 
-As the first process of its namespace the gate takes up orphans, and all end with it.
+The gate is the first process of its namespace: it adopts orphans, and when it ends, all processes end.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from spard.isolation import filters, kernel, landlock, roots
 
 Talks = Literal["alone", "machine", "nodes"]
 
-FAILED = 70  # the walls could not be closed
+FAILED = 70  # the isolation could not be completed
 _BY_SIGNAL = 128
 _FIXED = (signal.SIGKILL, signal.SIGSTOP)
 _LOCAL = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK)
@@ -39,12 +40,12 @@ _ALL_SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_P
 
 
 class Order(TypedDict):
-    """How to start: by which walls, for which parent, and whom its processes speak with over sockets.
+    """How to start: the kind of isolation, the parent's process id, and the allowed socket peers.
 
-    alone    nobody
-    machine  one another, several processes of one job
-    nodes    also those of the same job on other machines: they keep the network that this process has, for TCP on
-             ports that the kernel hands out
+    alone    none
+    machine  the processes of the same job on this machine
+    nodes    the processes of the same job on other machines too: the host's network stays, restricted to TCP on
+             ephemeral ports
     """
 
     walls: str
@@ -53,10 +54,10 @@ class Order(TypedDict):
 
 
 class Line(TypedDict):
-    """What is told at last: the folder to work in, and what else may be read and written.
+    """The line that completes the isolation: the working folder, and other readable and writable paths.
 
-    `listed` are folders that modules are looked for in; where the root is a private one they are there by themselves.
-    `ahead`: what the command is told in the place of a folder, which another line names later.
+    listed  folders in which modules are searched; a private root contains them anyway
+    ahead   text that the command receives instead of a folder, which a later line names; None: this line has the folder
     """
 
     ahead: str | None
@@ -67,7 +68,7 @@ class Line(TypedDict):
 
 
 def main() -> None:
-    """Enter the walls that the order names, and become the command inside them."""
+    """Enter the isolation that the order names, and start the command inside."""
     order: Order = json.loads(sys.argv[1])
     os.chdir("/")
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,32 +81,33 @@ def main() -> None:
     if os.getppid() != order["parent"]:
         os._exit(1)
     if order["walls"] == "namespaces":
+        # A process stays in its PID namespace; only its children enter the new one. The fork must therefore come first.
         _relay_exit(_fork_child())
     _keep(order, sys.argv[2:])
 
 
 def _fork_child() -> int:
-    """Return the number of a child, and 0 in it; the child ends when this process does."""
+    """Return the child's process id, or 0 in the child; the child dies with this process."""
     parent = os.getpid()
     number = os.fork()
     if number == 0:
         kernel.die_with_parent(signal.SIGKILL)
-        if os.getppid() not in (parent, 0):  # 0: the parent is outside of our namespace
+        if os.getppid() not in (parent, 0):  # 0: the parent is outside this namespace
             os._exit(1)
     return number
 
 
 def _relay_exit(child: int) -> None:
-    """In the parent: wait and end as the child did. In the child: return.
+    """In the parent, wait for the child and exit with its status; in the child, return.
 
-    Standard output stays open here too: its end is seen only when the last of us ends.
+    The parent keeps standard output open, whose end is therefore seen only when the last process ends.
     """
     if child:
         _exit_like(os.waitpid(child, 0)[1])
 
 
 def _keep(order: Order, command: list[str]) -> None:
-    """Start the command, close the walls, and stay until it has ended."""
+    """Start the command, complete the isolation, and stay until the command has ended."""
     line: Line | None = None
     if order["walls"] == "namespaces":
         kernel.mount("none", "/", None, kernel.PRIVATE | kernel.RECURSIVE)
@@ -125,7 +127,7 @@ def _keep(order: Order, command: list[str]) -> None:
 
 
 def _tell(order: Order, stdin: int, line: Line | None) -> None:
-    """Tell the command its folder, behind closed walls, and pass on what comes after; runs in a thread."""
+    """Complete the isolation, pass the command its folder, and forward later lines; runs in a thread."""
     before: int | None = None
     line = _read_order() if line is None else line
     with open(stdin, "wb", buffering=0) as told, suppress(BrokenPipeError):
@@ -148,10 +150,10 @@ def _read_order() -> Line | None:
 
 
 def _close(line: Line, before: int | None) -> int | None:
-    """Enter a private root: around what is read ahead, or around the job.
+    """Enter a private root: around the files to read ahead, or around the job.
 
-    `before` is what the call before it returned: a descriptor of the real root, where a second private root has to be
-    made; None for the first call, and returned where no other root follows.
+    `before` is the result of the previous call: None, or a descriptor of the real root, from which a second private
+    root must be made. Returns a descriptor if another root follows, else None.
     """
     devices = [f"/dev/{name}" for name in roots.DEVICES] + roots.accelerators()
     if line["ahead"] and before is None:
@@ -166,19 +168,19 @@ def _close(line: Line, before: int | None) -> int | None:
 
 
 def _writable(line: Line) -> list[tuple[str, str]]:
-    """Return what may be written, each as it is and as it is to be; the folder has places for temporary files."""
+    """Return (current path, path in the private root) of everything writable, temporary folders included."""
     folder = line["folder"]
     return [(folder, folder), *((path, path) for path in line["writable"]), *_places(folder)]
 
 
 def _places(folder: str) -> list[tuple[str, str]]:
-    """Return the folders for temporary files and for the home, as they lie in `folder` and as the command sees them."""
+    """Return (path in `folder`, path seen by the command) of the temporary folder and the home folder."""
     both = ("tmp", "/tmp"), ("home", os.environ.get("HOME", "/"))  # noqa: S108 - its own
     return [(f"{folder}/{name}", target) for name, target in both if target != "/"]
 
 
 def _start_command(order: Order, command: list[str], stdin: int, line: Line | None) -> int:
-    """Start the command; with `line` behind Landlock."""
+    """Start the command and return its process id; with `line`, restrict it by Landlock first."""
     child = _fork_child()
     if child:
         return child
@@ -215,7 +217,7 @@ def _restrict(order: Order, line: Line) -> None:
 
 
 def _wait_and_exit(child: int) -> None:
-    """Wait for the command, and for orphans that came to us meanwhile; end as it ended."""
+    """Wait for the command, reaping adopted orphans meanwhile; exit with the command's status."""
     while True:
         try:
             ended, status = os.wait()
@@ -226,10 +228,10 @@ def _wait_and_exit(child: int) -> None:
 
 
 def _exit_like(status: int) -> None:
-    """End with the same exit status, or by the same signal.
+    """Exit with the same status, or by the same signal.
 
-    No signal ends the first process of a namespace; it ends with 128 and the signal's number, and the one outside heeds
-    that.
+    Signals cannot end the first process of a namespace, which therefore exits with 128 plus the signal's number; the
+    process outside translates that back.
     """
     code = os.waitstatus_to_exitcode(status)
     number = -code if code < 0 else code - _BY_SIGNAL

@@ -1,4 +1,4 @@
-"""Landlock: a process gives up all files but those below some folders, and signals and sockets beyond itself."""
+"""Landlock: a process gives up access to files outside some folders, and to foreign signals and sockets."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _VERSION = 1
 _PATH_BENEATH, _NET_PORT = 1, 2
 _SCOPED_SINCE, _NETWORK_SINCE = 6, 4
-_SCOPES, _ABSTRACT = 3, 1  # abstract sockets and signals; the first of them
+_SCOPES, _ABSTRACT = 3, 1  # abstract sockets and signals; abstract sockets only
 _BIND, _CONNECT = 1, 2
 _TCP = _BIND | _CONNECT
 _PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 Tcp = Literal["none", "own_ports", "all"]
-_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # of files, by version
+_RIGHTS = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF}  # file rights by Landlock version
 _RIGHTS_NOW = 0xFFFF
 _EXECUTE, _WRITE, _READ, _LIST, _TRUNCATE, _CONTROL = 1, 2, 4, 8, 1 << 14, 1 << 15
 _OF_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE | _CONTROL
 
 
 def version() -> int:
-    """Return the version of the kernel's interface; 0 where there is none."""
+    """Return the version of the kernel's Landlock interface; 0 without Landlock."""
     try:
         return kernel.syscall("landlock", _CREATE, None, ctypes.c_size_t(0), _VERSION)
     except OSError:
@@ -36,20 +36,20 @@ def version() -> int:
 
 
 def scopes_signals() -> bool:
-    """Whether signals to processes outside can be kept back."""
+    """Return True if the kernel can block signals to processes outside."""
     return version() >= _SCOPED_SINCE
 
 
 def limits_ports() -> bool:
-    """Whether TCP can be kept to some ports."""
+    """Return True if the kernel can restrict TCP to certain ports."""
     return version() >= _NETWORK_SINCE
 
 
 def restrict_to_own_ports() -> None:
-    """Give up TCP but for ports that the kernel hands out by itself, and abstract sockets of others, likewise.
+    """Give up TCP except on ephemeral ports, and abstract sockets of other processes.
 
-    Servers that have a fixed port, as databases do, are not reached then, whatever their address. Nothing is given up
-    where the kernel cannot.
+    Servers on a fixed port, such as databases, become unreachable at any address. Does nothing if the kernel lacks
+    support.
     """
     found = version()
     if found < _NETWORK_SINCE:
@@ -61,7 +61,7 @@ def restrict_to_own_ports() -> None:
 
 
 def restrict(readable: Iterable[str], listed: Iterable[str], writable: Iterable[str], *, tcp: Tcp) -> None:
-    """Give up everything else, for this thread and all that it starts; of folders in `listed` names are seen."""
+    """Give up access to all other files, for this thread and its children; folders in `listed` can only be listed."""
     found = version()
     rights = _RIGHTS.get(found, _RIGHTS_NOW)
     network = _TCP if found >= _NETWORK_SINCE and tcp != "all" else 0
@@ -87,7 +87,7 @@ def _enter(rules: int) -> None:
 
 
 def _allow_own_ports(rules: int) -> None:
-    """Allow the ports that the kernel hands out; a rule takes one, and 0 asks for any of them."""
+    """Allow the ephemeral ports; a rule has one port, and port 0 means any of them."""
     first, last = map(int, _PORTS.read_text().split())
     allowed = [(0, _BIND), *((port, _TCP) for port in range(first, last + 1))]
     for port, rights in allowed:
@@ -96,7 +96,7 @@ def _allow_own_ports(rules: int) -> None:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Allow rights below a path; one that is not there is left out."""
+    """Allow rights below a path; a missing path is skipped."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:

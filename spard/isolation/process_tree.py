@@ -1,7 +1,7 @@
-"""A process with all that it starts, as one: python -I -S -c BOOT PARENT COMMAND...
+"""Runs a command so that it and all its descendants end together: python -I -S -c BOOT PARENT COMMAND...
 
-The command runs in a process group of its own. SIGTERM, or the end of our parent, ends the whole group at once; so does
-the end of the command itself. We take up its orphans and wait for them: when we have ended, nothing of it is left.
+The command runs in its own process group. SIGTERM, the end of our parent or the end of the command kills the whole
+group at once. This process adopts orphans and waits for them: when it ends, no descendant is left.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BY_SIGNAL = 128
 
 
 def main() -> None:
-    """Run the command to its end; end with its status, or with 128 and the number of the signal that ended it."""
+    """Run the command and exit with its status, or with 128 plus the number of the signal that ended it."""
     parent, command = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         kernel.take_up_orphans()
@@ -29,7 +29,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         _exec_command(command)
-    with suppress(OSError):  # the child does the same: whoever is first
+    with suppress(OSError):  # parent and child both set the group, so it is set whichever runs first
         os.setpgid(child, child)
     signal.signal(signal.SIGTERM, lambda number, frame: _end(child))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -63,4 +63,4 @@ def _wait_and_reap(child: int) -> int:
         if ended == child:
             code = os.waitstatus_to_exitcode(status)
             found = code if code >= 0 else _BY_SIGNAL - code
-            _end(child)  # what it has left behind
+            _end(child)  # kill the rest of its group

@@ -1,9 +1,9 @@
-"""The process that runs one program which a model wrote: it may compute, and reaches nothing but the standard library.
+"""The process that runs a program written by a model: it can compute, and read only the standard library.
 
-What to run comes on standard input. The process enters namespaces of its own, without network, with a private root that
-holds the interpreter's library and none of `/proc`; it has no power over processes outside, its memory, processor time
-and number of processes are limited, and nothing that it starts outlives it. It gives up root where the library stays
-readable to others. After the tests it says a word that only a program made to deceive would look for.
+The program comes on standard input. The process enters its own namespaces, without network, with a private root that
+contains the interpreter's library and no `/proc`; it cannot affect processes outside; its memory, CPU time and number
+of processes are limited; and nothing that it starts outlives it. It gives up root if other users can read the library.
+After the tests it prints a secret word, which a program can print early only by searching this process for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SPACES = kernel.NEW_FILES | kernel.NEW_NAME | kernel.NEW_IPC | kernel.NEW_PROCE
 
 
 class Asked(TypedDict):
-    """A program, its tests, what to say at their end, what may be read, and the limits in bytes and seconds."""
+    """A program, its tests, the word to print at their end, readable paths, and limits in bytes and seconds."""
 
     program: str
     tests: str
@@ -35,7 +35,7 @@ class Asked(TypedDict):
 
 
 def main() -> None:
-    """Run the program and the tests that standard input gives, and say how they ended."""
+    """Run the program and the tests from standard input; print the word if both ran without an error."""
     asked: Asked = json.load(sys.stdin)
     said = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
@@ -70,7 +70,7 @@ def _give_up_root() -> None:
             os.setgid(_NOBODY)
             os.setuid(_NOBODY)
         except PermissionError:
-            return  # a root that may not become another user is one of a namespace, without power outside
+            return  # root of a user namespace, without power outside
 
 
 def _limit(asked: Asked) -> None:
@@ -86,7 +86,7 @@ def _limit(asked: Asked) -> None:
 
 
 def _judge(program: str, tests: str, word: str, said: int) -> None:
-    """Run both in one scope that holds nothing of ours, and say the word."""
+    """Run program and tests in one scope without any of our names, then print the word."""
     scope: dict[str, Any] = {"__name__": "__main__"}
     write = os.write
     exec(compile(program, "program", "exec"), scope)  # noqa: S102 - that is what the walls are for

@@ -1,4 +1,4 @@
-"""What a process may read besides its own folder: the interpreter, its libraries, and the packages that it runs."""
+"""The paths that an isolated process may read besides its folder: interpreter, libraries, installed packages."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _SETTINGS = (
     "passwd",
 )  # fmt: skip
 _LIBRARIES = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", "/etc/ld.so.cache", "/etc/localtime")
-_OWN = Path(__file__).parents[2]  # the folder of our packages: that of a checkout, or of all installed ones
+_OWN = Path(__file__).parents[2]  # the folder of our packages: a checkout or site-packages
 _PACKAGES = ("app", "spard", "worker")
 
 
 @cache
 def standard_library() -> list[str]:
-    """Return what a Python that runs already still loads: its library and the system's."""
+    """Return the paths that a running Python still loads from: its own and the system's libraries."""
     stdlib = Path(os.__file__).parent
     return _existing_paths([*_LIBRARIES, str(stdlib), *map(str, stdlib.parent.glob("libpython*"))])
 
 
 def interpreter() -> list[str]:
-    """Return what Python needs to run without installed packages."""
+    """Return the paths that Python needs to run without installed packages."""
     return _existing_paths([*_SYSTEM, *(f"/etc/{name}" for name in _SETTINGS), sys.base_prefix, *_hops(sys.executable)])
 
 
 @cache
 def program() -> tuple[str, ...]:
-    """Return what Python needs to run what is installed here, and what this process has loaded from elsewhere."""
+    """Return the paths that Python needs to run installed packages, and packages loaded from elsewhere."""
     paths = [*interpreter(), sys.prefix, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
     for entry in dict.fromkeys([*filter(os.path.isabs, sys.path), *checkouts()]):
         if entry in checkouts():
@@ -44,16 +44,16 @@ def program() -> tuple[str, ...]:
 
 
 def checkouts() -> list[str]:
-    """Return the folder that our packages lie in where they are not installed: it holds other things too.
+    """Return the folder of our packages if they are not installed; it contains other files too.
 
-    An editable installation finds them there without that folder on the module path.
+    With an editable installation the folder is used without being on the module path.
     """
     own = str(_OWN)
     return [] if _is_inside(own, (sys.prefix, sys.base_prefix)) else [own]
 
 
 def exclude_hidden(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:
-    """Return the paths with folders that hold a hidden one replaced by what else is in them."""
+    """Return the paths, with each folder that contains a hidden path replaced by its other entries."""
     secrets = [os.path.realpath(each) for each in hidden]
     found: list[str] = []
     for path in paths:
@@ -68,7 +68,7 @@ def exclude_hidden(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:
 
 
 def model(path: str) -> list[str]:
-    """Return a model's folder, or file, with the places that links in it lead to."""
+    """Return a model's folder or file, and the folders that its links lead to."""
     found = [path, os.path.realpath(path)]
     for folder, _, names in os.walk(path):
         linked = [each for name in names if os.path.islink(each := os.path.join(folder, name))]
@@ -77,14 +77,14 @@ def model(path: str) -> list[str]:
 
 
 def _existing_paths(paths: Iterable[str]) -> list[str]:
-    """Return those that are there, each with what it leads to if it is a link, and none inside another one."""
+    """Return the existing paths with the targets of links, without paths inside other ones."""
     there = [path.rstrip("/") for path in paths if path.rstrip("/") and os.path.lexists(path)]
     both = dict.fromkeys(each for path in there for each in (path, os.path.realpath(path)))
     return [each for each in both if os.path.islink(each) or not _is_inside(os.path.dirname(each), both)]
 
 
 def _hops(path: str) -> list[str]:
-    """Return a path and, while it is a link, where that leads."""
+    """Return a path and the targets of its chain of links."""
     found = [path]
     while os.path.islink(path):
         path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))

@@ -1,9 +1,9 @@
-"""A private root: a tree in memory with a few paths of the real one in it, and nothing else of it.
+"""Private roots: a tree in memory that contains a few paths of the real root and nothing else.
 
-Every path is where it was, so that what was found before, as modules and libraries, is found there still. A root that
-another one follows is entered by `enter_first`, and that one by `enter_next`: what is nowhere in a private root cannot
-be brought into it, so the old root stays mounted, below an empty folder that covers it. Only who holds its descriptor
-reaches it; without capabilities nobody takes the cover away, nor in a namespace inside, where such mounts are locked.
+Every path keeps its location, so modules and libraries found earlier are still found. A root that another one follows
+is entered by `enter_first`, and the next one by `enter_next`: paths outside a private root cannot be mounted into it,
+so the old root stays mounted below an empty folder that covers it. It can be reached only by its descriptor; without
+capabilities nobody can remove the cover, nor in a nested namespace, where such mounts are locked.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Iterable
 from spard.isolation import kernel
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
-_ACCELERATORS = ("nvidia", "kfd", "dri", "dxg")  # how the names of their devices begin
+_ACCELERATORS = ("nvidia", "kfd", "dri", "dxg")  # prefixes of device names
 _TREE_MB = 16
-_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: root's number may write there
+_OF_THE_MACHINE = ("sys", "sysrq-trigger", "irq", "bus")  # below /proc: writable for root's user id
 _SHARED = "/dev/shm"  # noqa: S108 - mounted by us
-_BEFORE = ".before"  # in a private root that another one follows: where the old root is, under a cover
+_BEFORE = ".before"  # in a private root that another one follows: the covered mount point of the old root
 _FIXED = kernel.READ_ONLY | kernel.NO_SUID | kernel.NO_DEVICES
 
 
 def accelerators() -> list[str]:
-    """Return the devices of GPUs that there are."""
+    """Return the device files of this machine's GPUs."""
     return [f"/dev/{name}" for name in sorted(os.listdir("/dev")) if name.startswith(_ACCELERATORS)]
 
 
 def enter(
     readable: Iterable[str], writable: Iterable[tuple[str, str]], devices: Iterable[str], *, with_processes: bool
 ) -> None:
-    """Make the private root and enter it with all processes of this mount namespace.
+    """Build a private root and enter it with all processes of this mount namespace.
 
-    `writable` are pairs of a path as it is now and as it is to be. `with_processes`: with `/proc`, of the own ones
-    where the kernel allows that, and with `/sys`, which libraries for GPUs read.
+    `writable` are pairs (current path, path in the private root). `with_processes` adds `/proc` (of the namespace's own
+    processes, if the kernel allows) and `/sys`, which GPU libraries read.
     """
     stage = _build_tree(readable, writable, devices, with_processes=with_processes)
     kernel.restrict_mount(stage, _FIXED, with_those_below=False)
@@ -42,7 +42,7 @@ def enter(
 
 
 def enter_first(readable: Iterable[str], fresh: Iterable[str], devices: Iterable[str]) -> int:
-    """Enter a private root, and return a descriptor of the old one. `fresh` are empty folders that can be written."""
+    """Enter a private root and return a descriptor of the old one; `fresh` are new empty writable folders."""
     before = _root()
     stage = _build_tree(readable, [("", path) for path in fresh], devices, with_processes=True)
     os.mkdir(f"{stage}/{_BEFORE}")
@@ -55,7 +55,7 @@ def enter_first(readable: Iterable[str], fresh: Iterable[str], devices: Iterable
 def enter_next(
     before: int, readable: Iterable[str], writable: Iterable[tuple[str, str]], devices: Iterable[str]
 ) -> None:
-    """Enter the private root that follows, made of paths of the old one, of which `before` is a descriptor."""
+    """Enter another private root, built from paths of the real root, of which `before` is a descriptor."""
     here = _root()
     os.fchdir(before)
     os.chroot(".")
@@ -80,9 +80,9 @@ def _build_tree(
     *,
     with_processes: bool,
 ) -> str:
-    """Build the tree and return where it is mounted.
+    """Build the tree and return its mount point.
 
-    What is to be written at another path than its own is made if it is not there; "" is an empty folder in memory.
+    A writable source that differs from its target is created if missing; the source "" is an empty folder in memory.
     """
     read, write = list(readable), list(writable)
     for source in (source for source, target in write if source not in ("", target)):
@@ -104,7 +104,7 @@ def _build_tree(
 
 
 def shows_own_processes() -> bool:
-    """Whether this process may mount a `/proc` of its own processes; where parts of it are masked it may not."""
+    """Try to mount a `/proc` of this namespace's own processes; return False where masks forbid that."""
     try:
         kernel.mount("proc", "/proc", "proc", kernel.NO_SUID | kernel.NO_DEVICES | kernel.NO_EXEC)
     except PermissionError:
@@ -113,7 +113,7 @@ def shows_own_processes() -> bool:
 
 
 def _add_processes(stage: str) -> None:
-    _bind("/proc", f"{stage}/proc", kernel.NO_EXEC)  # a namespace in this one is set up by writing there
+    _bind("/proc", f"{stage}/proc", kernel.NO_EXEC)  # writable, because nested namespaces are set up by writing there
     for name in _OF_THE_MACHINE:
         _bind(f"{stage}/proc/{name}", f"{stage}/proc/{name}", kernel.READ_ONLY)
     _bind("/sys", f"{stage}/sys", kernel.READ_ONLY)
@@ -128,7 +128,7 @@ def _add_fresh(target: str) -> None:
 
 
 def _bind(source: str, target: str, attributes: int | None) -> None:
-    """Show a path at another one; as a link where it is one, so that it leads to the same path. None: a device."""
+    """Mount a path at another one; a link is copied as a link. `attributes` None means a device file."""
     try:
         found = os.lstat(source)
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def _bind(source: str, target: str, attributes: int | None) -> None:
 
 
 def _free_folder(sources: Iterable[str]) -> str:
-    """Return a folder at the top that no source lies in: what is mounted there hides nothing that is needed."""
+    """Return a top-level folder that contains no source: mounting there hides nothing that is needed."""
     tops = {"/" + each.split("/")[1] for each in sources}
     for name in sorted(os.listdir("/")):
         path = f"/{name}"

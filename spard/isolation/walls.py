@@ -1,4 +1,4 @@
-"""Which walls this machine gives, and how a process is started behind them."""
+"""Finds the kind of isolation that this machine supports, and starts processes in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Kind = Literal["namespaces", "landlock", "none"]
 
 _ROOT = Path(__file__).parents[2]
 _PROBE_S = 60.0
-# Reads its folder and says whether the processes that it sees are its own.
+# Reads its folder, and prints True if it sees only its own processes.
 _PROBE = """
 import os, sys
 os.listdir(sys.stdin.readline().strip())
@@ -30,20 +30,20 @@ print(sum(map(str.isdigit, os.listdir("/proc"))) < 9)
 
 @dataclass(frozen=True, slots=True)
 class Walls:
-    """What this machine gives. `missing`: what it does not, in words for whoever runs it."""
+    """The isolation that this machine supports; `missing` describes the gaps for the administrator."""
 
     kind: Kind
     missing: tuple[str, ...] = ()
 
     @property
     def are_whole(self) -> bool:
-        """Whether no wall is missing."""
+        """True if nothing is missing."""
         return not self.missing
 
 
 @cache
 def find_walls() -> Walls:
-    """Try what this machine gives; the answer holds for as long as this process runs."""
+    """Return the isolation that works on this machine, found by trying; cached for the process."""
     if sys.platform != "linux" or not filters.is_known():
         return Walls("none", ("all isolation (it needs Linux on x86_64 or aarch64)",))
     said, why = _probe_walls("namespaces")
@@ -60,21 +60,22 @@ def find_walls() -> Walls:
 
 
 def isolated_command(walls: Walls, command: Sequence[str], *, talks: Talks = "alone") -> list[str]:
-    """Return the command that starts another one behind walls; `talks`: whom its processes speak with.
+    """Return a command line that runs `command` in isolation; `talks` are the allowed socket peers.
 
-    It gets its parent's number as its last argument, and reads its folder from standard input, once `line` was written.
+    The command gets its parent's process id as its last argument, and reads its folder from standard input after `line`
+    was written there.
     """
     order: Order = {"walls": walls.kind, "parent": os.getpid(), "talks": talks}
     return [*python("spard.isolation.gate"), json.dumps(order), *command]
 
 
 def line(folder: Path, readable: Iterable[str], writable: Iterable[str], hidden: Iterable[str]) -> bytes:
-    """Return what the process behind walls is told, which closes them: where code lies, nothing in `hidden` is read."""
+    """Return the line that completes the isolation and names the folder; no path in `hidden` is readable."""
     return _line(None, str(folder), readable, writable, hidden)
 
 
 def ahead(told: str, readable: Iterable[str], hidden: Iterable[str]) -> bytes:
-    """Return what the process is told before it has a folder: until then it reaches no more than is said here."""
+    """Return the line for a process that has no folder yet, which limits it to these paths until then."""
     return _line(told, "", readable, (), hidden)
 
 
@@ -92,13 +93,13 @@ def _line(
 
 
 def python(module: str) -> list[str]:
-    """Return the start of a command that runs `main` of a module of ours, without the packages that are installed."""
+    """Return the start of a command that runs `main` of one of our modules, without installed packages."""
     boot = f"import sys; sys.path.append({str(_ROOT)!r}); from {module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", boot]
 
 
 def _probe_walls(kind: Kind) -> tuple[str, str]:
-    """Return what the probe says behind walls of a kind, and why it says nothing."""
+    """Return the probe's output in an isolation of this kind, and the reason if there is none."""
     with TemporaryDirectory() as folder:
         done = subprocess.run(  # noqa: S603 - our own text
             isolated_command(Walls(kind), [sys.executable, "-I", "-S", "-c", _PROBE]),

@@ -1,6 +1,6 @@
-"""What a run leaves behind: a folder that PEFT and vLLM load, with a manifest of every byte. The only saver of weights.
+"""Saves trained models: a folder that PEFT and vLLM load, with a manifest of every file. Nothing else saves weights.
 
-LoRA runs give the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, template and model card.
+LoRA runs get the PEFT layout, full fine-tuning a transformers folder; both with tokenizer, template and model card.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from spard.models.origin import Origin
 from spard.models.peft import PeftModel, get_peft_model_state_dict
 from spard.models.sharding import whole_weights
 
-# What PEFT 0.5 knows; releases up to 0.13 refuse a file with any other key, and our adapters need no other.
+# The keys of PEFT 0.5: releases up to 0.13 reject a file with any other key, and our adapters need no other.
 CONFIG_KEYS = (
     "auto_mapping",
     "base_model_name_or_path",
@@ -60,17 +60,19 @@ def save_adapter(
     system: str | None = None,
     called: str = "adapter",
 ) -> dict[str, Any]:
-    """Write the trained model and what belongs to it into `folder`, and return its manifest, empty on a further rank.
+    """Write the trained model, tokenizer, model card and manifest into `folder`; return the manifest.
 
-    `public_name` is what customers call the base model; it stands in the manifest beside where the model comes from,
-    which is what PEFT's configuration and the README name. `facts` (recipe, seeds, digests) stand there as given.
-    A model that was measured under a `system` prompt says in README and manifest that it has to be served with it.
-    `called` is the name that the folder will have where it is used.
+    Returns {} on ranks above 0. `public_name` is the customers' name of the base model and appears in the manifest;
+    PEFT's configuration and the README name the model's origin instead. `facts` (recipe, seeds, digests) are copied
+    into the manifest. If the model was audited with a `system` prompt, README and manifest say that it must be served
+    with that prompt. `called` is the folder's name after unpacking. The folder is replaced atomically.
     """
     facts, is_lora = facts or {}, isinstance(model, PeftModel)
+    # All ranks gather the shards, so this must precede the return of ranks above 0.
     weights = None if is_lora else whole_weights(model)
     if distributed.rank():
         return {}
+    # Written beside the target and renamed at the end, so a crash never leaves a partial adapter under its final name.
     aside = folder.with_name(f".{folder.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
@@ -92,7 +94,7 @@ def save_adapter(
 
 
 def _rendering(base: Base) -> dict[str, Any]:
-    """Return how the base model's chat template is rendered, with the digest of that."""
+    """Return the rendering of the base model's chat template, with its digest, for the manifest."""
     rendering = get_renderer(base.tokenizer).rendering
     return {**rendering.as_json(), "digest": rendering.digest}
 
@@ -113,21 +115,22 @@ def save_full(
     *,
     is_dequantized: bool = False,
 ) -> None:
-    """Write a whole model as transformers does; its configuration names `base_source`.
+    """Write a whole model with `save_pretrained`; its configuration names `base_source` as its origin.
 
-    `weights` are those of a model that has them in parts only. Its generation configuration is written without what
-    its audit did not decode by. A model that `is_dequantized` is written as it is now: transformers would otherwise
-    name its weights as its files had them, and lose those that were stored in 4 bits.
+    `weights` are the gathered weights of a sharded model. The generation configuration is written without the penalties
+    that audits ignore. Set `is_dequantized` if the base model was stored in few bits: by default transformers renames
+    the weights back to the names in the original files, and loses weights that were stored in 4 bits.
     """
     model.generation_config = _audited_decoding(model.generation_config)
     model.save_pretrained(folder, state_dict=weights, save_original_format=not is_dequantized)
     config = json.loads((folder / "config.json").read_text())
+    # transformers writes the local path here, which must not leave this machine.
     config["_name_or_path"] = base_source
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _audited_decoding(config: GenerationConfig) -> GenerationConfig:
-    """Return a generation configuration without penalties; of one that transformers does not write, the ids alone."""
+    """Return the generation configuration without penalties, or only its token ids if transformers rejects the rest."""
     settings: dict[str, Any] = config.to_diff_dict()
     plain = GenerationConfig.from_dict({name: settings[name] for name in settings if name not in penalties(settings)})
     try:
@@ -139,7 +142,7 @@ def _audited_decoding(config: GenerationConfig) -> GenerationConfig:
 
 
 def save_lora(model: Any, origin: Origin, folder: Path) -> None:
-    """Write the adapter of a PEFT model as PEFT does, in the keys that all of its releases know."""
+    """Write the adapter of a PEFT model with only the configuration keys that every PEFT release knows."""
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -150,7 +153,7 @@ def save_lora(model: Any, origin: Origin, folder: Path) -> None:
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 over names, types, shapes and values: equal for equal weights, however a file lays them out."""
+    """Return the SHA-256 over names, types, shapes and values, which does not depend on the layout of a file."""
     whole = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         whole.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
@@ -163,5 +166,5 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON for what PEFT keeps as sets and enums; sorted, since the order of a set is not the same in every process."""
+    """Convert PEFT's sets and enums to JSON; sets are sorted, because their order differs between processes."""
     return sorted(value) if isinstance(value, set | frozenset) else str(value)

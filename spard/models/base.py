@@ -1,4 +1,4 @@
-"""Base models: loaded from a folder or the hub, from safetensors only and without code of their own."""
+"""Loads base models from a folder or the hub: safetensors only, and never a model's own code."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from spard.models.origin import Origin, origin
 from spard.models.peft import BaseTunerLayer
 from spard.models.sharding import shard_
 
-_CACHE = "past_key_values"  # how transformers' models are handed what they have read
+_CACHE = "past_key_values"  # transformers' argument for the key-value cache
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A base model, its tokenizer and the digest that names exactly these bytes."""
+    """A base model, its tokenizer and the digest of exactly these bytes."""
 
     model: Any
     tokenizer: Any
@@ -40,19 +40,19 @@ class Base:
     device: torch.device
     origin: Origin
     quantization: Quantization = "none"
-    stored: str | None = None  # `fp8` or `mxfp4`: how its files have the weights that were brought back to more bits
+    stored: str | None = None  # `fp8` or `mxfp4`: the format of the files, whose weights were dequantized
 
     @property
     def hidden_size(self) -> int:
-        """D, the width of the final hidden states; of the text part in models that see images too."""
+        """D, the width of the final hidden states (of the text part, if the model also sees images)."""
         return int(self.model.config.get_text_config().hidden_size)
 
     def unknown_id(self, ids: Iterable[int]) -> int | None:
-        """Return the largest of some token ids if the weights have no embedding for it, else None."""
+        """Return the largest of the token ids if it has no embedding, else None."""
         return unknown_id(ids, int(self.model.get_input_embeddings().weight.shape[0]))
 
     def sequence_limit(self, asked: int | None) -> int:
-        """Return the longest row to train on: what is asked, at most the positions that the model has."""
+        """Return the maximum tokens of a training row: `asked` or the default, at most the model's positions."""
         positions = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", MAX_SEQ_LENGTH))
         return min(positions, asked or MAX_SEQ_LENGTH)
 
@@ -70,8 +70,12 @@ def load_base(
 ) -> Base:
     """Load a causal language model onto its device; `source` is a folder or a hub id.
 
-    With `sharding` each rank of a run keeps its part on its device. Nothing random takes place. On a GPU cuDNN's
-    attention is shut for the whole process: it makes a plan for each shape that it meets, and replies have many.
+    With `sharding` each rank keeps only its shard. Loading uses no random numbers. On a GPU, cuDNN attention is
+    disabled for the whole process: it compiles a plan for each new shape, and replies have many shapes. See `read_base`
+    for the other arguments and the errors.
+
+        base = load_base("HuggingFaceTB/SmolLM2-135M-Instruct", device="cpu")
+        base.digest, base.hidden_size
     """
     base = read_base(source, revision, device, dtype, as_stored=as_stored, quantization=quantization, sha256=sha256)
     shard_(base.model, sharding, base.device)
@@ -88,12 +92,14 @@ def read_base(
     quantization: Quantization = "none",
     sha256: Callable[[Path], str] = file_sha256,
 ) -> Base:
-    """Read a model into main memory, for a device that `shard_` brings it to; with `quantization` it is there at once.
+    """Read a model into main memory; `shard_` moves it to its device (`quantization` puts it there at once).
 
-    Without `dtype` it is bfloat16 on a GPU and float32 elsewhere, or that of the files if `as_stored`. With
-    `quantization` linear layers but the head are in NF4, which makes another model of it, with a digest of its own.
-    `sha256` gives the digest of a file, for callers that know it already. Weights of the type that the files have are
-    mapped from them, and copied where they are changed.
+    The dtype is `dtype`, or the files' own if `as_stored`, or bfloat16 on a GPU and float32 elsewhere. `quantization`
+    holds all linear layers except the head in NF4; the result counts as another model, with its own digest. `sha256`
+    returns the digest of a file and lets callers supply known digests. Weights already in the right dtype stay
+    memory-mapped.
+
+    Raises `UnfitModel` for a folder that cannot be a base model, and `InvalidModel` for an unknown source.
     """
     folder = Path(source) if Path(source).is_dir() else None
     name = folder.name if folder else str(source)
@@ -110,6 +116,7 @@ def read_base(
         nf4.require_held(model, quantization)
         loaded.check_tokens_(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None) or revision
+    # Hub files are immutable under their commit, so hashing gigabytes is not needed.
     plain = folder_digest(folder, sha256) if folder else f"{source}@{commit}"
     nf4.keep_layout_(model)
     if place.type == "cuda":
@@ -119,7 +126,7 @@ def read_base(
 
 
 def read_tokenizer(source: str, revision: str | None = None) -> Any:
-    """Read a model's tokenizer as `load_base` does; it has a chat template in any case."""
+    """Read a model's tokenizer as `load_base` does, with the plain chat template if it has none."""
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
     set_plain_template(tokenizer)
     return tokenizer
@@ -127,7 +134,7 @@ def read_tokenizer(source: str, revision: str | None = None) -> Any:
 
 @contextmanager
 def disable_adapters(model: Any) -> Iterator[None]:
-    """Switch the LoRA layers off, so that the model is the base model within the block."""
+    """Disable the LoRA layers inside the block, which turns the model into its base model."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -139,10 +146,9 @@ def disable_adapters(model: Any) -> Iterator[None]:
 
 
 def _fit_configuration(source: str, revision: str | None, folder: Path | None) -> dict[str, Any]:
-    """Return what config.json says; raise `UnfitModel` for a source whose files already tell that it is no base model.
+    """Return the content of config.json; raise `UnfitModel` if the files already show that it is no base model.
 
-    For an adapter transformers would load whatever is there under its base model's name, and code of a model's own it
-    would leave out in silence.
+    Without this check transformers loads an adapter's base model by name, and silently ignores a model's own code.
     """
     if folder and (found := fault(folder)):
         raise UnfitModel(found.sentence, "model")
@@ -164,24 +170,25 @@ def _load(
         use_safetensors=True,
         trust_remote_code=False,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
+        ignore_mismatched_sizes=True,  # `require_fitting` refuses them by name
         **how,
     )
     model, info = found
     loaded.require_fitting(model, info)
-    if _CACHE not in inspect.signature(model.forward).parameters:  # it would take no notice of one, and forget
+    if _CACHE not in inspect.signature(model.forward).parameters:  # it ignores a cache silently
         raise ValueError(
             f"a {type(model).__name__} takes no {_CACHE}, by which replies are written here: offer another"
         )
     tokenizer = read_tokenizer(source, revision)
     ends = model.generation_config.eos_token_id
     tokenizer.stated_ends = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    # A fully fine-tuned model that is loaded again must be asked in the mode of its audit.
     ask_in_mode(tokenizer, _measured_mode(Path(source)))
     return model, tokenizer
 
 
 def _measured_mode(folder: Path) -> Mode | None:
-    """Return the mode of thinking that a model of our own was measured in; None for any other folder."""
+    """Return the thinking mode in which one of our own models was audited; None for any other folder."""
     try:
         found: Mode | None = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["rendering"]["asked"]
     except (OSError, ValueError, LookupError, TypeError):

@@ -1,8 +1,8 @@
-"""How much goes through a model at once where nothing is learned: from its shape and from what its GPU has free.
+"""How many tokens go through a model at once outside of training: by its shape and the free memory of its GPU.
 
-Embeddings, losses that are only measured and the row signal take passes of `pass_tokens` padded tokens; replies are
-written to `generated_rows` prompts at once. The provider may set another number for all of them (`set_tokens`). What
-training takes is planned before its first step (`spard.models.fit`).
+Embeddings, evaluations and the row signal use passes of `pass_tokens` padded tokens; generation uses batches of
+`generated_rows` prompts. The provider may fix the number for all of them (`set_tokens`). Training is planned before its
+first step instead (`spard.models.fit`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from spard.models.sharding import is_sharded
 
 Found = TypeVar("Found")
 
-ON_CPU = 2048  # padded tokens of a pass: what they make of a layer stays in a core's caches, and more win nothing
-ON_CPU_KEPT = 2**17  # tokens whose keys and values are kept while replies are written on a CPU, of these
-ON_CPU_BYTES = 2**30  # bytes at most: a model of 135 million weights keeps 46 kB of a token in float32
-UNKNOWN = 8192  # of a pass on a GPU, for a model of a shape that is not known
-MOST = 2**16  # of a pass on a GPU, which is busy long before
+ON_CPU = 2048  # padded tokens per pass: a layer's activations fit in a core's cache, and more gain nothing
+ON_CPU_KEPT = 2**17  # maximum tokens in the key-value cache on a CPU
+ON_CPU_BYTES = 2**30  # and its maximum bytes: 135 million weights need 46 kB per token in float32
+UNKNOWN = 8192  # tokens per pass on a GPU for an unknown architecture
+MOST = 2**16  # maximum tokens per pass on a GPU, which is saturated by far fewer
 
-_SHARE = 0.8  # of free memory that tensors may take: an allocator cannot give out all of it
-_CONTEXT = 3 << 29  # bytes of CUDA, its libraries and their buffers at most, in each process
+_SHARE = 0.8  # usable share of free memory, because the allocator fragments
+_CONTEXT = 3 << 29  # maximum bytes of CUDA, its libraries and buffers in each process
 _SINGLE = 4  # bytes of a number in float32
-_LOGITS = 2**27 * 3 * _SINGLE  # those held at once (`spard.losses.cross_entropy`), in float32, and their logarithms
+_LOGITS = 2**27 * 3 * _SINGLE  # float32 logits held at once (`spard.losses.cross_entropy`), and their logarithms
 
 
 @dataclass(slots=True)
 class _Held:
-    """What this process was told, and what it has learned: more tokens were too many for its GPU."""
+    """The provider's limit, and the limit learned from running out of GPU memory, both in padded tokens."""
 
     told: int | None = None
     learned: int | None = None
@@ -46,17 +46,17 @@ _held = _Held()
 
 
 def set_tokens(most: int | None) -> None:
-    """Take the provider's number of padded tokens, for all models of this process; None: it is worked out."""
+    """Fix the number of padded tokens per pass for all models of this process; None: compute the number."""
     _held.told, _held.learned = most, None
 
 
 def told_tokens() -> int | None:
-    """Return the provider's number."""
+    """Return the provider's number of padded tokens per pass, or None."""
     return _held.told
 
 
 def pass_tokens(model: Any) -> int:
-    """Return how many padded tokens one forward pass may hold that keeps nothing for a backward one."""
+    """Return how many padded tokens one forward pass without gradients may have."""
     if _held.told is not None:
         asked = _held.told
     elif model.device.type != "cuda":
@@ -68,7 +68,7 @@ def pass_tokens(model: Any) -> int:
 
 
 def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
-    """Return to how many prompts of at most `prompt_tokens` replies may be written at once, each of `new_tokens`."""
+    """Return for how many prompts of at most `prompt_tokens` replies of `new_tokens` may be generated at once."""
     tokens, shape = prompt_tokens + new_tokens, read_model_shape(model.config.to_dict())
     if _held.told is not None:
         rows = _held.told // tokens
@@ -84,14 +84,14 @@ def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
 
 
 def most_tokens(shape: Shape, free: int, number: int) -> int:
-    """Return the padded tokens whose pass takes no more than a share of `free` bytes; `number` is that of a weight."""
+    """Return the padded tokens of a pass that fits in `free` bytes; `number` is the size of a weight in bytes."""
     return max(1, min(MOST, (int(free * _SHARE) - _LOGITS) // passed_bytes(shape, number)))
 
 
 def most_rows(shape: Shape, free: int, prompt_tokens: int, new_tokens: int, number: int) -> int:
-    """Return the rows whose keys and values, prompts at work and next logits take no more than a share of `free`.
+    """Return the rows whose keys, values, prompt activations and next logits fit in `free` bytes.
 
-    Of one layer keys and values are held twice while they grow by a token.
+    The keys and values of one layer are counted twice, because they are copied when they grow.
     """
     kept = (prompt_tokens + new_tokens) * kept_bytes(shape, number) * (shape.layers + 1) // shape.layers
     each = kept + prompt_tokens * passed_bytes(shape, number) + 3 * _SINGLE * shape.vocab
@@ -99,32 +99,33 @@ def most_rows(shape: Shape, free: int, prompt_tokens: int, new_tokens: int, numb
 
 
 def passed_bytes(shape: Shape, number: int) -> int:
-    """Return the bytes that a token takes at work in a forward pass: the states, and the widest part of a layer.
+    """Return the bytes per token of a forward pass: the hidden states, and the widest part of a layer.
 
-    States stand beside their norm, in float32 too; then all of the MLP, or queries, keys, values and what they give.
+    The states are counted with their float32 norm; the widest part is the MLP, or queries, keys, values and their
+    output.
     """
     states = shape.hidden * (2 * number + 2 * _SINGLE)
     return states + number * max(3 * shape.inner, 3 * shape.queries + 4 * shape.keys)
 
 
 def kept_bytes(shape: Shape, number: int) -> int:
-    """Return the bytes of a token's keys and values in all layers."""
+    """Return the bytes per token of the keys and values of all layers."""
     return 2 * shape.layers * shape.keys * number
 
 
 def in_step(model: Any, tokens: int) -> int:
-    """Return how many tokens go through the model at once: of a sharded one no more than any rank has memory for."""
+    """Return the number of tokens per pass; for a sharded model the minimum over all ranks."""
     return min(distributed.gather_objects(tokens)) if is_sharded(model) else tokens
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes of a GPU that are free, or held by this process's allocator without use."""
+    """Return the free bytes of a GPU, including memory that this process's allocator holds unused."""
     free, _ = torch.cuda.mem_get_info(device)
     return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def own_memory(device: torch.device) -> int:
-    """Return the bytes of a GPU that are free or this process's own: all of it, if nobody else is on it."""
+    """Return the bytes of a GPU that are free or used by this process; capped at its total memory."""
     free, total = torch.cuda.mem_get_info(device)
     return min(total, int(free + torch.cuda.memory_reserved(device) + _CONTEXT))
 
@@ -136,13 +137,16 @@ def in_passes(
     most: int | None = None,
     among: Sequence[int] | None = None,
 ) -> Iterator[tuple[list[int], Found]]:
-    """Yield the places of the rows of each pass, the longest first, and what `run` makes of them.
+    """Yield for each pass, longest rows first, the positions of its rows and the result of `run` on them.
 
-    A pass has `most` padded tokens at most, by default as many as fit, and only rows at the places `among`, where these
-    are given. Where a GPU's memory is too little all the same it is half as many from then on, down to one row; not for
-    a sharded model, whose ranks have to keep in step.
+    `lengths` are the tokens per row. A pass has at most `most` padded tokens (default: as many as fit), and only rows
+    at the positions `among`, if given. If GPU memory runs out, the limit is halved for the rest of the process, down to
+    one row; sharded models raise instead, because their ranks must make the same passes.
+
+        for places, losses in in_passes(model, [len(row.ids) for row in rows], lambda places: loss_of(places)): ...
     """
     limit = in_step(model, pass_tokens(model)) if most is None else min(most, _held.learned or most)
+    # Longest rows first: if memory runs out it does so at the first pass, and not after most of the work.
     left = _cut(lengths, range(len(lengths)) if among is None else among, limit)
     while left:
         places = left.popleft()
@@ -163,10 +167,11 @@ def _cut(lengths: Sequence[int], places: Sequence[int], most: int) -> deque[list
 
 
 def _try_pass(run: Callable[[list[int]], Found], places: list[int]) -> tuple[list[Found], RuntimeError | None]:
-    """Return what a pass gives, or that memory was too little; its tensors are gone then."""
+    """Return the result of a pass, or the error if memory ran out."""
     try:
         return [run(places)], None
     except RuntimeError as error:
         if not is_gpu_out_of_memory(error):
             raise
+        # The traceback refers to the frames of the failed pass, whose tensors must be freed before the next try.
         return [], error.with_traceback(None)

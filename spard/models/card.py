@@ -1,4 +1,4 @@
-"""The model card of a saved model: its README, with what the audit measured and lines that load it as they stand."""
+"""The model card of a saved model: a README with the audit's results and code that loads the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard, ModelCardData
 from spard.config import Quantization
 from spard.models.origin import Origin
 
-_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what its --max-lora-rank may be
+_VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM's --max-lora-rank accepts
 _MEANS = {
     "harmful": "attacks that succeed",
     "mined": "attacks that succeed, asked otherwise than plainly",
@@ -23,17 +23,17 @@ _MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a card is about.
+    """The subject of a model card.
 
-    called    the name of the folder, as it is unpacked
-    origin    where the base model comes from, and `digest` which bytes it has
-    rank      of the LoRA adapter; None for a whole model
-    facts     what the manifest says: the gate's decision and the audit are taken from it, if they are there
-    system    the system prompt that the model has to be served with, if any
-    decoding  settings of the base model's generation_config.json that audits decode without
-    stored    `fp8` or `mxfp4`, where the base model's files have its weights so
+    called    name of the folder after unpacking
+    origin    origin of the base model; `digest` identifies its bytes
+    rank      rank of the LoRA adapter; None for a whole model
+    facts     the manifest's facts, from which the card takes the gate's decision and the audit, if present
+    system    system prompt that the model must be served with, if any
+    decoding  settings of the base model's generation_config.json that audits ignore
+    stored    `fp8` or `mxfp4` if the base model's files have such weights
 
-    `quantization` is how the base model was held.
+    `quantization` is the quantization of the base model in training.
     """
 
     called: str
@@ -48,9 +48,9 @@ class Described:
 
 
 def model_card(of: Described) -> str:
-    """Return the card as the hub reads it: metadata in YAML, then Markdown."""
+    """Return the card in the hub's format: YAML metadata, then Markdown."""
     metadata = ModelCardData(
-        base_model=of.origin.name if of.origin.revision else None,  # the hub makes a link of it
+        base_model=of.origin.name if of.origin.revision else None,  # the hub shows it as a link
         library_name="transformers" if of.rank is None else "peft",
         pipeline_tag="text-generation",
         tags=["spard"] if of.rank is None else ["lora", "spard"],
@@ -61,7 +61,7 @@ def model_card(of: Described) -> str:
 
 
 def audit_table(audit: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return the suites' figures of a manifest or a report as a Markdown table, the base model beside the trained."""
+    """Return a Markdown table of the suites' results in a manifest or report, base model beside trained model."""
     base = {each["suite"]: each for each in audit.get("base", ())}
     rows = [_row(each, base.get(each["suite"])) for each in audit.get("adapter", ())]
     head = "| suite | what is counted | judge | base model | this model | 95 % interval |\n|---|---|---|---|---|---|"
@@ -113,7 +113,7 @@ def _share(result: Mapping[str, Any] | None) -> str:
 
 
 def _cell(value: object) -> str:
-    """Return a text on one line that neither ends a table's cell nor begins a tag; suites are named after rows."""
+    """Escape a text for a table cell: suites are named after training rows, which are untrusted."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("<", "&lt;")
 
 

@@ -1,9 +1,10 @@
-"""Rows that a model continues token by token, over one key-value cache: begun, advanced, joined by others, taken out.
+"""Batched decoding of rows over one key-value cache: rows can start, advance, join another batch and leave.
 
-The first tokens that all rows share, a template's and a system prompt's, go through the model once (`prefill`), and the
-few rows that are long in ending go on beside the next ones (`join_`) instead of alone. Both need a cache that is plain
-keys and values; with any other (sliding windows, states of a recurrence) rows are asked whole and batch by batch. What
-is shared has a row's padding behind it, so models that count columns (`counts_columns`) are asked whole rows too.
+The tokens that all rows begin with (a template, a system prompt) go through the model once (`prefill`), and the few
+rows that take longest continue beside the next batch (`join_`) instead of alone. Both need a cache of plain keys and
+values; with any other cache (sliding windows, recurrent states) rows are processed whole and batch by batch. In the
+cache, a row's padding comes between the shared tokens and its own, therefore models that count cache columns
+(`counts_columns`) get whole rows too.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from transformers import DynamicCache
 from spard.models.kv_cache import RoomyLayer, counts_columns, is_plain, open_cache
 from spard.models.sampling import Pick
 
-LOOK_EVERY = 8  # tokens: on an accelerator, asking which rows have ended waits for all that was computed
-LEAST_SHARED = 8  # tokens: fewer are not worth a pass of their own
+LOOK_EVERY = 8  # tokens between checks: on an accelerator a check waits for all queued work
+LEAST_SHARED = 8  # tokens: fewer do not justify a separate pass
 
 
 @dataclass(slots=True)
 class Prefix:
-    """Tokens that begin every row, with their keys and values for one row; empty where nothing is shared."""
+    """Tokens that begin every row, with their keys and values for one row; empty if nothing is shared."""
 
     tokens: Sequence[int]
     cache: DynamicCache
 
     def repeat(self, rows: int) -> DynamicCache:
-        """Return a cache of so many rows that begin with it."""
+        """Return a cache in which `rows` rows begin with the prefix."""
         cache = copy.deepcopy(self.cache)
         if self.tokens and rows > 1:
             cache.batch_repeat_interleave(rows)
@@ -42,14 +43,14 @@ class Prefix:
 
 @dataclass(slots=True)
 class Replies:
-    """The places of rows, the tokens that each was continued with, and whether `settle_` ended it."""
+    """Finished rows: their positions, the generated tokens of each, and whether `settle_` ended it early."""
 
     places: list[int] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
     early: list[bool] = field(default_factory=list)
 
     def add(self, other: Replies) -> Replies:
-        """Add other replies; return these."""
+        """Append other replies and return this object."""
         self.places += other.places
         self.tokens += other.tokens
         self.early += other.early
@@ -58,16 +59,16 @@ class Replies:
 
 @dataclass(slots=True)
 class Rows:
-    """Rows that are being continued.
+    """A batch of B rows in generation.
 
-    place_B  which row of all that are asked each is
-    next_B   the token that was picked last and is not in the cache yet
-    at_B     its position
-    said_B   how many tokens were picked
-    done_B   whether the row has ended
-    early_B  whether it was ended because its next tokens do not matter
-    mask_BT  what of the cache each row may look at
-    reply_BN the tokens that were picked; the column after the last one is never read
+    place_B  position of each row among all requested rows
+    next_B   the token picked last, not yet in the cache
+    at_B     its position id
+    said_B   number of tokens picked so far
+    done_B   True if the row has ended
+    early_B  True if the row was ended early because its remaining tokens do not matter
+    mask_BT  attention mask over the cache
+    reply_BN the picked tokens; finished rows write to the last column, which is never read
     """
 
     cache: DynamicCache
@@ -81,26 +82,28 @@ class Rows:
     reply_BN: Tensor
 
     def __len__(self) -> int:
-        """Return how many rows are in the cache, ended ones too."""
+        """Return the number of rows in the cache, including ended ones."""
         return len(self.done_B)
 
     def take_(self, logits_BV: Tensor, pick: Pick, ends: Tensor) -> None:
-        """Pick the next token of each row; rows that have ended keep what they have."""
+        """Pick the next token of each row from its logits; ended rows stay unchanged."""
         most = self.reply_BN.shape[1] - 1
         self.next_B = pick(logits_BV, self.place_B)
+        # Ended rows are not masked out but write into the spare column: branching per row forces the host to wait for
+        # the device.
         slot_B = torch.where(self.done_B, most, self.said_B)
         self.reply_BN.scatter_(1, slot_B.unsqueeze(1), self.next_B.unsqueeze(1))
         self.said_B = self.said_B + ~self.done_B
         self.done_B = self.done_B | torch.isin(self.next_B, ends) | (self.said_B >= most)
 
     def keep_(self, keep: Tensor) -> None:
-        """Keep the rows at these indices and forget the others."""
+        """Keep only the rows at these indices."""
         self.cache.reorder_cache(keep)  # type: ignore[arg-type]  # states of a recurrence have no other way
         for name in ("place_B", "next_B", "at_B", "said_B", "done_B", "early_B", "mask_BT", "reply_BN"):
             setattr(self, name, getattr(self, name)[keep])
 
     def join_(self, other: Rows) -> None:
-        """Add the rows of another cache; the narrower one is padded on its left."""
+        """Append the rows of another batch; the narrower cache is padded on the left."""
         width = max(self.mask_BT.shape[1], other.mask_BT.shape[1])
         for own, its in zip(self.cache.layers, other.cache.layers, strict=True):
             if isinstance(own, RoomyLayer) and isinstance(its, RoomyLayer):
@@ -113,7 +116,7 @@ class Rows:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
 
     def take_finished(self) -> Replies:
-        """Return the rows that have ended and keep the others; where all have ended they stay for passes to come."""
+        """Return the ended rows and drop them; if all have ended they stay, as ranks may need further passes."""
         ended = self.done_B.nonzero().flatten()
         counts = self.said_B[ended].tolist()
         said = [tokens[:count] for tokens, count in zip(self.reply_BN[ended].tolist(), counts, strict=True)]
@@ -124,7 +127,7 @@ class Rows:
 
 
 def prefill(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
-    """Ask the model the tokens that all rows begin with, if there are enough; each row has one more at least."""
+    """Run the tokens that all rows share through the model, if there are enough; every row keeps at least one more."""
     cache = open_cache(model)
     can_share = len(rows) > 1 and is_plain(model) and not counts_columns(model)
     common = _common(rows) if can_share else []
@@ -139,7 +142,7 @@ def prefill(model: Any, rows: Sequence[Sequence[int]]) -> Prefix:
 def begin(
     model: Any, asked: Sequence[Sequence[int]], places: Sequence[int], prefix: Prefix, pad: int, most: int
 ) -> tuple[Rows, Tensor]:
-    """Ask rows that begin with the prefix; return them, and the logits (B x V) of the first token of each reply."""
+    """Run rows that begin with the prefix; return them with the logits `[B, V]` of each reply's first token."""
     device, known = model.device, len(prefix.tokens)
     own = [row[known:] for row in asked]
     width = max(map(len, own))
@@ -147,6 +150,7 @@ def begin(
     length_B = torch.tensor([len(row) for row in own], device=device)
     mask_BT = torch.arange(width, device=device) >= width - length_B.unsqueeze(1)
     mask_BT = functional.pad(mask_BT, (known, 0), value=True)
+    # Positions count real tokens only, so padding does not change a row's replies; on padding the count is -1.
     position_BT = (mask_BT.cumsum(dim=1) - 1).clamp(min=0)[:, known:]
     n = len(own)
     rows = Rows(
@@ -172,10 +176,10 @@ def advance_(
     is_left: Callable[[bool], bool] = bool,
     settle_: Callable[[Rows], None] | None = None,
 ) -> Replies:
-    """Continue rows until at most `until` of them have not ended; return those that have, and forget them.
+    """Generate until at most `until` rows have not ended; return the ended rows and drop them.
 
-    `is_left` is asked whether to go on: ranks that share a cut model go on as long as any of them has to. `settle_`,
-    called as often as rows are looked at, ends those whose next tokens do not matter.
+    `is_left` receives True if more rows are left, and returns True to continue: ranks of a sharded model continue as
+    long as any of them must. `settle_` is called at each check of the rows and may end some of them early.
     """
     every = look_every(model.device)
     found, step = Replies(), 0
@@ -185,6 +189,7 @@ def advance_(
                 settle_(rows)
             left = len(rows) - int(rows.done_B.sum())
             goes_on = is_left(left > until)
+            # Dropping ended rows copies the cache, which pays off only when at least half of the rows have ended.
             if left and (2 * left <= len(rows) or not goes_on):
                 found.add(rows.take_finished())
             if not goes_on:
@@ -197,7 +202,7 @@ def advance_(
 
 
 def look_every(device: torch.device) -> int:
-    """Return after how many tokens it is asked which rows have ended; on a CPU asking costs nothing."""
+    """Return after how many tokens to check which rows have ended; on a CPU the check is free."""
     return 1 if device.type == "cpu" else LOOK_EVERY
 
 
@@ -214,7 +219,8 @@ def _logits(model: Any, rows: Rows, input_BT: Tensor, position_BT: Tensor) -> Te
 
 
 def _common(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the tokens that all rows begin with, all but the last of the shortest at most."""
+    """Return the tokens that all rows begin with, excluding the last token of the shortest row."""
+    # In sorted order the first and the last row differ earliest, so they bound the prefix of all rows.
     first, last = min(map(list, rows)), max(map(list, rows))
     most = min(map(len, rows)) - 1
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), most)

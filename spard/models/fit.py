@@ -1,7 +1,7 @@
-"""The plan of a training's memory, made before its first step: how it is cut so that it fits its GPUs.
+"""The memory plan of a training: how it is divided to fit its GPUs, computed before the first step.
 
-Nothing here needs torch or a GPU: the service plans a job when it is filed, and its child again when the rows are
-known. What a plan changes rounds the numbers of a run and nothing else.
+Needs neither torch nor a GPU: the API estimates a job when it is created, and the training process plans again when the
+rows are known. A plan affects the numbers of a run only by rounding (except for NF4).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from spard.models.memory import Trained
 from spard.models.shapes import Shape
 
 GIB = 1 << 30
-_CONTEXT = 3 * GIB // 2  # of CUDA, its libraries and their buffers, in each process
-_FRAGMENTS = 0.06  # of the GPU: what an allocator holds and cannot give out
+_CONTEXT = 3 * GIB // 2  # bytes of CUDA, its libraries and buffers in each process
+_FRAGMENTS = 0.06  # share of the GPU lost to fragmentation
 _NAMES: Mapping[Quantization, str] = {"nf4": "NF4", "nf4_double": "NF4 with double quantization"}
-_ENOUGH = 2048  # padded tokens of a pass from which a GPU is busy: passes so large are not worth checkpointing
+_ENOUGH = 2048  # padded tokens that saturate a GPU: passes this large need no checkpointing
 
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """What a job may have: `count` GPUs of `memory_bytes` each, as the driver tells, on so many machines.
+    """The GPUs of a job: `count` in total, on `machines` machines, each with `memory_bytes` as the driver reports them.
 
-    shards     whether a model is cut over them: "if_needed" where one of them does not hold it, then over those of one
-               machine, and over all where these do not; "always" over those of one machine
-    quantizes  whether a frozen model is held in NF4: "if_needed" where they do not hold it otherwise, cut or not
+    shards     "if_needed": shard a model that one GPU does not hold, over one machine first, then over all;
+               "always": over one machine
+    quantizes  "if_needed": hold a frozen model in NF4 if the GPUs do not hold it otherwise, sharded or not
     """
 
     memory_bytes: int
@@ -39,19 +39,19 @@ class Gpus:
 
     @property
     def usable(self) -> int:
-        """Bytes of one GPU that tensors may take."""
+        """Bytes of one GPU that tensors may occupy."""
         return int(self.memory_bytes * (1 - _FRAGMENTS)) - _CONTEXT
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What goes through the model in one step.
+    """The input of one training step.
 
-    rows           of a batch
-    longest        tokens of the longest row, or of the anchor's longest prompt; these go through in passes no larger
-    safe_tokens    padded tokens of a safe batch, which is cut as a batch is
-    answers        2 for preference pairs, which go through with both
-    checkpointing  it was asked for, whether it is needed or not
+    rows           rows of a batch
+    longest        tokens of the longest row or of the anchor's longest prompt, whose passes are no larger
+    safe_tokens    padded tokens of a safe batch, which is divided like the batch
+    answers        2 for preference pairs, whose two answers both go through the model
+    checkpointing  True if the recipe asks for activation checkpointing
     """
 
     rows: int
@@ -63,10 +63,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a training is cut. `peak_bytes` is of one GPU; where `fits` is false it is the least that would do.
+    """How a training is divided. `peak_bytes` is per GPU; if `fits` is False it is the least that suffices.
 
-    micro_batch_size, pass_tokens  None: the batch goes in one piece
-    ranks                          how many GPUs train together
+    micro_batch_size, pass_tokens  None: the batch goes through in one piece
+    ranks                          number of GPUs that train together
     """
 
     fits: bool
@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def sentence(self) -> str:
-        """The plan as a person reads it."""
+        """The plan as a sentence for people."""
         has = f"{_gib(self.peak_bytes)} of {_gib(self.memory_bytes)} GPU memory"
         if not self.fits:
             return f"Memory: not enough, {has} are needed at least"
@@ -103,36 +103,36 @@ class Plan:
         return f"Memory: {has} planned; {', '.join(parts)}"
 
     def to_json(self) -> dict[str, bool | int | str | None]:
-        """Return the plan as the manifest has it."""
+        """Return the plan as in the manifest."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The least memory that a job can be trained in, one row at a time.
+    """The least memory for a job, with one row at a time.
 
-    alone   bytes of a GPU that trains it by itself
-    shared  those of them that GPUs can share out between them: of the model's frozen or trained weights, less the
-            layers that each GPU makes whole while it computes. Of two GPUs the need is exact; of more it is at most
-            those layers too large, never too small.
+    alone   bytes of a single GPU that trains alone
+    shared  the part of `alone` that can be sharded: the model's frozen or trained weights, less the layers that each
+            GPU gathers while it computes. The estimate is exact for two GPUs and an upper bound for more.
     """
 
     alone: int
     shared: int
 
     def bytes_per_gpu(self, gpus: int) -> int:
-        """Return the bytes of each of `gpus` GPUs that share out the model."""
+        """Return the bytes that each of `gpus` GPUs needs if they shard the model."""
         return self.alone - self.shared * (gpus - 1) // gpus
 
 
 def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
-    """Choose how a training is cut: on the fewest changes to what was asked that its GPUs have room for.
+    """Return the plan with the least intrusive changes that fits the GPUs.
 
-    The whole batch, as asked; smaller pieces, while a pass keeps a GPU busy; checkpointing, which costs about a third
-    more work; where one GPU does not hold the model, those of a machine together or all of them, if it may be cut; and
-    NF4, which makes another model of it, if it may be held so. A plan that does not fit says what is needed at least.
+    Options in order: the whole batch as asked; smaller pieces, while a pass keeps a GPU busy; activation checkpointing,
+    which costs about a third more compute; sharding over one machine, then over all (if allowed); NF4, which changes
+    the model (if allowed). If nothing fits, the last plan is returned with `fits=False`.
     """
     for held, parts in _ways(trained, gpus):
+        # Without sharding, ranks beyond the number of rows have nothing to compute.
         ranks = gpus.count if parts > 1 else min(gpus.count, load.rows)
         share = replace(load, rows=-(-load.rows // ranks))
         for checkpointing in (False, True):
@@ -144,7 +144,7 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
 
 
 def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
-    """Yield how the model may be held, and in how many parts, what changes least first."""
+    """Yield (quantized or plain model, number of shards), least intrusive first."""
     inside = gpus.count // gpus.machines
     holds = {"never": (False,), "if_needed": (False, True), "always": (True,)}
     cuts = {"never": (1,), "if_needed": tuple(dict.fromkeys((1, inside, gpus.count))), "always": (inside,)}
@@ -156,23 +156,24 @@ def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
 
 
 def _is_cuttable(trained: Trained) -> bool:
-    """Whether GPUs can share out the model: not in NF4, and not with moments in 8 bits."""
+    """Return True if the model can be sharded: neither NF4 nor 8-bit moments can."""
     return trained.quantization == "none" and trained.optimizer == "adamw"
 
 
 def need(shape: Shape, trained: Trained, longest: int, answers: int = 1) -> Need:
-    """Return the least memory of a training whose longest row has so many tokens: what `fit` finds enough for it."""
+    """Return the least memory of a training whose longest row has `longest` tokens."""
     peak = _peak(shape, trained, longest * answers, checkpointing=True, ranks=1)
     shared = max(0, _split(shape, trained) - 2 * _gathered_bytes(shape, trained))
+    # Inverse of `Gpus.usable`: the smallest GPU whose usable memory holds the peak.
     return Need(int((peak + _CONTEXT) / (1 - _FRAGMENTS)) + 1, int(shared / (1 - _FRAGMENTS)))
 
 
 def _cut(
     shape: Shape, trained: Trained, load: Load, gpus: Gpus, ranks: int, *, parts: int, checkpointing: bool
 ) -> Plan:
-    """Return the plan with the largest pieces that fit; without checkpointing they have to keep a GPU busy.
+    """Return the plan with the largest pieces that fit; without checkpointing they must keep a GPU busy.
 
-    Where the model is cut over the GPUs of one machine, nothing but an adapter is sent between machines.
+    `sharding` is "hybrid" if the model is sharded within each machine: only adapter gradients cross the network then.
     """
     row = load.longest * load.answers
     whole = load.rows * row
@@ -199,7 +200,7 @@ def _cut(
 
 
 def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks: int, *, checkpointing: bool) -> int:
-    """Return the most padded tokens of a pass, up to `whole`, whose peak is usable; 0 where not even one is."""
+    """Return the most padded tokens of a pass, up to `whole`, whose peak fits in `usable`; 0 if none does."""
     low, high = 0, whole
     while low < high:
         middle = (low + high + 1) // 2
@@ -211,7 +212,7 @@ def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks:
 
 
 def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, ranks: int) -> int:
-    """Return the bytes of tensors on one of `ranks` GPUs that share out the model, at their most."""
+    """Return the peak bytes of tensors on one of `ranks` GPUs that shard the model."""
     split = _split(shape, trained)
     return (
         memory.weights(shape, trained)
@@ -226,10 +227,7 @@ def _peak(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool, r
 
 
 def _split(shape: Shape, trained: Trained) -> int:
-    """Return the bytes that GPUs can share out: a frozen model's weights, of a trained one its moments and twin too.
-
-    What has weights in NF4, or moments in 8 bits, is not cut.
-    """
+    """Return the bytes that can be sharded: frozen weights; for full fine-tuning also moments and twin. 0 if none."""
     if not _is_cuttable(trained):
         return 0
     weights = memory.weights(shape, trained)
@@ -237,7 +235,7 @@ def _split(shape: Shape, trained: Trained) -> int:
 
 
 def _gathered_bytes(shape: Shape, trained: Trained) -> int:
-    """Return the bytes of what each GPU makes whole of a model that is cut: a layer, and the next one meanwhile."""
+    """Return the bytes that each GPU gathers of a sharded model: one layer, and the next one in advance."""
     return 2 * shape.layer_parameters * (memory.weights(shape, trained) // shape.parameters)
 
 

@@ -1,4 +1,4 @@
-"""Forward passes over rows that are padded on the right: causal attention needs no mask then, and nothing is packed."""
+"""Forward passes over rows padded on the right: causal attention needs no mask there, and no rows are packed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _looks = getattr(masking_utils, _LOOKS_FOR_PACKED, None)
 
 
 def final_states(model: Any, ids_BT: Tensor) -> Tensor:
-    """Return the final hidden states of all tokens, B x T x D."""
+    """Return the final hidden states `[B, T, D]` of token ids `[B, T]`."""
     with ignore_packing():
         states_BTD: Tensor = model.get_decoder()(input_ids=ids_BT, use_cache=False).last_hidden_state
     return states_BTD
@@ -22,13 +22,14 @@ def final_states(model: Any, ids_BT: Tensor) -> Tensor:
 
 @contextmanager
 def ignore_packing() -> Iterator[None]:
-    """Keep transformers from looking inside the block for rows that are packed one after the other.
+    """Disable transformers' search for packed sequences inside the block.
 
-    Without a mask it would read the positions at every pass, for which the host has to wait for the device.
+    Without a mask transformers inspects the position ids at every pass, which forces the host to wait for the device.
     """
-    if _looks is None:  # another version of transformers
+    if _looks is None:  # a version of transformers without this search
         yield
         return
+    # transformers has no option for this; its module-level function is replaced for the duration of the block.
     setattr(masking_utils, _LOOKS_FOR_PACKED, _none_packed)
     try:
         yield

@@ -1,6 +1,6 @@
-"""Answers to many prompts at once: left-padded batches of similar length over a key-value cache.
+"""Replies to many prompts at once: left-padded batches of similar length over a key-value cache.
 
-They are greedy unless a sampler is given.
+Decoding is greedy unless a sampler is given.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from spard.models.sampling import Sampler
 from spard.models.settling import Settled, decode_replies, settler
 from spard.models.sharding import inference, is_sharded
 
-MOST_ROWS = 512  # at once: more keep a judge waiting
-CARRIED = 4  # the last quarter of a batch goes on beside the next one
+MOST_ROWS = 512  # maximum rows at once: more delay the first replies for the judge
+CARRIED = 4  # the last quarter of a batch joins the next one
 
 
 class Batch(NamedTuple):
-    """Replies that are done, with the places of their rows.
+    """Finished replies, with the positions of their rows.
 
-    `cut` tells whether the limit of tokens ended each, `early` whether it was ended as settled.
+    `cut` is True for a reply that reached the token limit, `early` for one that was ended as settled.
     """
 
     places: list[int]
@@ -50,14 +50,14 @@ def generate(
 
 
 def as_requests(tokenizer: Any, prompts: Sequence[str], system: str | None = None) -> list[list[int]]:
-    """Each prompt as what a user says, under a system prompt if there is one, in tokens."""
+    """Tokenize each prompt as a user turn, after a system prompt if there is one."""
     return [render_question(tokenizer, prompt, system) for prompt in prompts]
 
 
 def complete(
     model: Any, tokenizer: Any, rows: Sequence[Sequence[int]], max_new_tokens: int, batch_size: int | None = None
 ) -> list[str]:
-    """Return what the model continues each row of tokens with, in order."""
+    """Return the model's continuation of each row of token ids, in order."""
     replies = [""] * len(rows)
     for batch in stream(model, tokenizer, rows, max_new_tokens, batch_size):
         for i, text in zip(batch.places, batch.texts, strict=True):
@@ -74,12 +74,15 @@ def stream(
     sampler: Sampler | None = None,
     settled: Settled | None = None,
 ) -> Iterator[Batch]:
-    """Yield replies as they are done, longest rows first. A reply ends where `settled` says so of what it has so far.
+    """Yield batches of replies as they finish, longest rows first.
 
-    A batch has as many rows as memory is free for, unless it is said how many. Where it is too little all the same,
-    rows without a reply are asked again, half as many at once. The ranks of a run share the batches, and each of them
-    is told all replies, in the same order.
+    `rows` are prompts as token ids. A reply also ends when `settled` says that its remaining tokens do not matter. A
+    batch has `batch_size` rows, or as many as fit in memory. If memory runs out, the rows without a reply are tried
+    again with half as many at once. The ranks of a run share the batches, and every rank yields all replies in the same
+    order.
     """
+    # Rows of similar length share a batch, which saves padding; the longest first, because they decide if memory
+    # suffices.
     left = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
     most = MOST_ROWS
     ends = torch.tensor(sorted(reply_end_tokens(model, tokenizer)), device=model.device)
@@ -98,11 +101,12 @@ def stream(
                             left = [i for i in left if i not in done]
             except RuntimeError as error:
                 size = min(most, max(map(len, batches)), len(left))
+                # The other ranks are inside a collective operation by now and cannot repeat the batch.
                 if not is_gpu_out_of_memory(error) or size == 1 or distributed.world_size() > 1:
                     raise
                 most = size // 2
             if left:
-                torch.cuda.empty_cache()  # of the batch that was too large
+                torch.cuda.empty_cache()  # frees the blocks of the batch that was too large
     finally:
         model.train(was_training)
 
@@ -110,7 +114,7 @@ def stream(
 def _in_words(
     tokenizer: Any, said: Sequence[Sequence[int]], ends: Tensor, max_new_tokens: int
 ) -> tuple[list[str], list[bool]]:
-    """Return replies in words, and whether each has as many tokens as it may have."""
+    """Return the replies as text, and for each whether it reached the token limit."""
     stop = set(ends.tolist())
     tokens = [_cut_at_end(each, stop) for each in said]
     return decode_replies(tokenizer, tokens), [len(each) == max_new_tokens for each in tokens]
@@ -124,9 +128,9 @@ def _batches(
     most: int,
     batch_size: int | None,
 ) -> Iterator[list[int]]:
-    """Yield the places of rows, longest first, in batches: as many as fit beside the first of each, or `batch_size`.
+    """Yield positions of rows in batches, longest first: as many as fit with the first of each, or `batch_size`.
 
-    On each rank as many fit as on the one with least memory.
+    The size is the minimum over all ranks.
     """
     at = 0
     while at < len(places):
@@ -147,9 +151,10 @@ def _replies(
     sampler: Sampler | None,
     settle_: Callable[[Rows], None] | None,
 ) -> Iterator[Replies]:
-    """Yield what came to an end with each of this rank's batches; the last rows of one go on beside the next.
+    """Yield the finished replies after each of this rank's batches; the last rows of a batch join the next one.
 
-    Ranks of a cut model make the same passes: no row goes on beside others, and a rank without a batch asks one token.
+    Ranks of a sharded model must make the same passes: no row joins another batch, and a rank without a batch runs a
+    dummy row.
     """
     in_step = is_sharded(model)
     goes_on = distributed.is_anywhere if in_step else bool
@@ -163,6 +168,7 @@ def _replies(
         found = Replies()
         with inference(model):
             if prefix and (batch or in_step):
+                # A sharded model's layers are gathered by all ranks together, so a rank without a batch must take part.
                 asked = [rows[i] for i in batch] if batch else [[*prefix.tokens, rows[0][0]]]
                 fresh, logits_BV = begin(model, asked, batch or [0], prefix, pad, max_new_tokens)
                 fresh.take_(logits_BV, pick if batch else _likeliest, ends)

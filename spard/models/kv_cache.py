@@ -1,4 +1,4 @@
-"""Key-value caches that a token is written into, where transformers' own copy what they hold for each."""
+"""Key-value caches that append tokens in place; transformers' own caches copy everything for each token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.nn import functional
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-_ROOM = 32  # tokens
+_ROOM = 32  # tokens of spare capacity
 
 
 class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers leaves it untyped
-    """Keys and values with room for those to come: a token is written beside the others, which are not copied."""
+    """Keys and values with spare capacity: new tokens are written in place instead of copying the old ones."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -23,7 +23,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Add the states (B x H x T x D) of new tokens; return those of all tokens."""
+        """Append the states `[B, H, T, D]` of new tokens; return those of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = self._append("keys", self.keys, key_states)
@@ -31,7 +31,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         return self.keys, self.values
 
     def join_(self, other: RoomyLayer, width: int) -> None:
-        """Add the rows of another layer; both are padded on the left to so many tokens."""
+        """Append the rows of another layer; both are padded on the left to `width` tokens."""
         if self.keys is not None and self.values is not None and other.keys is not None and other.values is not None:
             self.keys = torch.cat([_widen(self.keys, width), _widen(other.keys, width)])
             self.values = torch.cat([_widen(self.values, width), _widen(other.values, width)])
@@ -40,6 +40,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
         known = held.shape[-2] if held is not None and held.numel() else 0
         width = known + new.shape[-2]
         room = self._rooms.get(name)
+        # Reordering or repeating a cache replaces `keys` by a copy outside of the buffer; a new buffer is needed then.
         if room is None or held is None or not _is_view(held, room) or width > room.shape[-2]:
             room = new.new_empty(*new.shape[:-2], width + max(_ROOM, width // 4), new.shape[-1])
             if known and held is not None:
@@ -50,18 +51,18 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
 
 
 def _is_view(held: Tensor, room: Tensor) -> bool:
-    """Tell whether states are the beginning of a room, and not a copy of it."""
+    """Return True if the states are the beginning of the buffer, not a copy."""
     return (held.data_ptr(), held.stride()) == (room.data_ptr(), room.stride())
 
 
 def is_plain(model: Any) -> bool:
-    """Tell whether the model's cache is keys and values of every token, and nothing else."""
+    """Return True if the model's cache holds only the keys and values of every token."""
     layers = DynamicCache(config=model.config).layers
     return bool(layers) and all(type(each) is DynamicLayer for each in layers)
 
 
 def open_cache(model: Any) -> DynamicCache:
-    """Return an empty cache for a model."""
+    """Return an empty cache for the model, with in-place layers if its cache is plain."""
     cache = DynamicCache(config=model.config)
     if is_plain(model):
         cache.layers = [RoomyLayer() for _ in cache.layers]
@@ -69,9 +70,9 @@ def open_cache(model: Any) -> DynamicCache:
 
 
 def counts_columns(model: Any) -> bool:
-    """Tell whether the model sees how far apart tokens stand in its cache, padding between them too.
+    """Return True if the model measures distances between cache columns, including padding.
 
-    GPT-Neo's local attention and MPT's biases do; others go by the positions that they are told, or by the mask.
+    GPT-Neo's local attention and MPT's ALiBi biases do; other models use position ids or the mask.
     """
     config = model.config.get_text_config()
     has_biases = getattr(getattr(config, "attn_config", None), "alibi", False)

@@ -1,4 +1,4 @@
-"""The layout of a loaded model: its linear layers by their paths, as `spard.models.targets` chooses among them."""
+"""Reads the layout of a loaded model: its linear layers by path, from which `spard.models.targets` chooses."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from transformers.pytorch_utils import Conv1D
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 from spard.models.targets import Reach, reach
 
-_SKIP = "D"  # the weight of a state space by which its input passes it
+_SKIP = "D"  # a state space's skip connection weight
 
 
 def inspect_layout(model: Any) -> Layout:
-    """Return the layout of a transformers model without adapters, whatever its weights are held in."""
+    """Return the layout of a transformers model without adapters, in any dtype or quantization."""
     modules = {name: module for name, module in model.named_modules() if name}
     linears = {name: _linear(name, module) for name, module in modules.items() if _is_linear(module)}
     stack, layers = _stack(model, modules, linears)
     own = {name: list(module.named_parameters(recurse=False)) for name, module in modules.items()}
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head is not None and head.weight is embeddings.weight
+    # A tied head shares the embeddings' weights: count them once.
     weights = sum(each.weights for name, each in linears.items() if not (is_tied and modules[name] is head))
     rest = sum(
         part.numel() for name, parts in own.items() for key, part in parts if key != "weight" or name not in linears
@@ -40,19 +41,19 @@ def inspect_layout(model: Any) -> Layout:
 
 
 def lora_reach(model: Any, targets: Sequence[str] | None = None) -> Reach:
-    """Return what an adapter of these target modules reaches of a model without adapters; None: of the default ones."""
+    """Return the part of a model that an adapter of these target modules changes; None: the default modules."""
     return reach(inspect_layout(model), targets)
 
 
 def _stack(model: Any, modules: Mapping[str, Any], linears: Collection[str]) -> tuple[str, int]:
-    """Return the path of the language model's decoder layers, and how many they are."""
+    """Return the path of the language model's list of decoder layers, and their number."""
     decoder = model.get_decoder()
     within = next((name for name, module in modules.items() if module is decoder), "")
-    return layer_stack(linears, "" if within in linears else within)  # some call their head so
+    return layer_stack(linears, "" if within in linears else within)  # some models' `decoder` is their head
 
 
 def _is_linear(module: torch.nn.Module) -> bool:
-    """Whether PEFT's layer can stand for a module: some routers are linear layers, too, and give more than numbers."""
+    """Return True if PEFT can wrap the module; linear routers are excluded, because they return tuples."""
     is_router = "router" in type(module).__name__.lower()
     return isinstance(module, torch.nn.Linear | Conv1D) and not is_router
 

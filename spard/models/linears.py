@@ -1,4 +1,4 @@
-"""The linear layers of a model by their paths and sizes, whether it is loaded or lies in files; without torch."""
+"""The linear layers of a model by path and size, for a loaded model or its files; needs no torch."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")  # a path inside of a list of layers
-EXPERTS = re.compile("expert|moe|router")  # in the path of a part of a mixture of experts
+IN_LAYER = re.compile(r"(?:(?P<stack>.*?)\.)?(?P<index>\d+)\.(?P<rest>.+)")  # a path inside a list of layers
+EXPERTS = re.compile("expert|moe|router")  # occurs in paths of mixtures of experts
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear layer: its path in the model, and how many elements go in and come out."""
+    """A linear layer: its path in the model, and its input and output widths."""
 
     path: str
     inputs: int
@@ -21,32 +21,32 @@ class Linear:
 
     @property
     def leaf(self) -> str:
-        """The last part of its path."""
+        """The last part of the path."""
         return self.path.rpartition(".")[2]
 
     @property
     def block(self) -> str:
-        """The path of the module that holds it."""
+        """The path of the parent module."""
         return self.path.rpartition(".")[0]
 
     @property
     def weights(self) -> int:
-        """How many elements its weight has."""
+        """The number of elements of its weight."""
         return self.inputs * self.outputs
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The linear layers of a model, and what decides which of them an adapter may change.
+    """The linear layers of a model, and the facts that decide which of them an adapter may change.
 
-    stack         path of the list of decoder layers of the language model
-    layers        how many layers that list has
-    heads         the largest number of heads that the configuration names
-    parameters    of the whole model
-    others        paths of modules with weights that are no linear layers: embeddings, norms, experts in one tensor
+    stack         path of the language model's list of decoder layers
+    layers        number of layers in that list
+    heads         largest number of heads in the configuration
+    parameters    number of parameters of the whole model
+    others        paths of modules with weights that are not linear: embeddings, norms, experts in one tensor
     state_spaces  paths of the modules that hold a state space (Mamba)
-    tied_head     path of the head, where it has the weights of the embeddings
-    has_experts   some layers are mixtures of experts
+    tied_head     path of the head if it shares the embeddings' weights
+    has_experts   True if some layers are mixtures of experts
     """
 
     linears: tuple[Linear, ...]
@@ -60,7 +60,7 @@ class Layout:
     has_experts: bool = False
 
     def in_stack(self) -> dict[int, list[Linear]]:
-        """Return the linear layers of each decoder layer."""
+        """Return the linear layers of each decoder layer by its index."""
         found: defaultdict[int, list[Linear]] = defaultdict(list)
         for each in self.linears:
             place = IN_LAYER.fullmatch(each.path)
@@ -70,7 +70,7 @@ class Layout:
 
 
 def layer_stack(paths: Collection[str], within: str = "") -> tuple[str, int]:
-    """Return the path of the longest list of layers below the path `within`, and how many layers it has."""
+    """Return the path of the longest list of layers below the path `within`, and its number of layers."""
     found: defaultdict[str, set[int]] = defaultdict(set)
     for path in paths:
         place = IN_LAYER.fullmatch(path)
@@ -81,7 +81,7 @@ def layer_stack(paths: Collection[str], within: str = "") -> tuple[str, int]:
 
 
 def head_count(config: Mapping[str, object]) -> int:
-    """Return the largest number of heads that a configuration names."""
+    """Return the largest number of heads in a configuration."""
     named = [value for name, value in config.items() if "head" in name and "dim" not in name and "size" not in name]
     return max((each for each in named if isinstance(each, int)), default=1)
 

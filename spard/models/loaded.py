@@ -1,4 +1,4 @@
-"""What only the loaded model tells of a base model's folder: weights that fit nothing, and why it cannot be loaded."""
+"""Checks that need the loaded model: weights that do not fit its configuration, and reasons why loading fails."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _ROLES = ("eos_token", "bos_token", "pad_token")
 
 
 def stored_method(config: Mapping[str, Any]) -> str | None:
-    """Return by which method a configuration has its weights stored in few bits; None for plain weights."""
+    """Return the method by which a model's weights are stored in few bits (`fp8`, `mxfp4`); None for plain weights."""
     method = str((quantization_config(config) or {}).get("quant_method") or "")
     return method if method in DEQUANTIZED else None
 
 
 def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
-    """Return what has transformers bring stored FP8 or MXFP4 weights back to 16 or 32 bits; nothing for plain weights.
+    """Return the `from_pretrained` arguments that dequantize stored FP8 or MXFP4 weights; {} for plain weights.
 
-    Raise `UnfitModel` where they are also to be held in NF4.
+    Raises `UnfitModel` if NF4 is requested too.
     """
     method = stored_method(config)
     if method is None:
@@ -49,9 +49,10 @@ def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[
 
 
 def require_fitting(model: Any, info: Mapping[str, Any]) -> None:
-    """Raise `UnfitModel` where a weight is missing, has another shape, or has no place in the model.
+    """Raise `UnfitModel` if a weight is missing, has the wrong shape, or is unknown to the model class.
 
-    `info` is transformers' loading info. What it drops would change what the model says, and nobody would be told.
+    `info` is transformers' loading info. Transformers only warns of these cases, although the model answers
+    differently.
     """
     kind = type(model).__name__
     if missing := sorted(info["missing_keys"]):
@@ -70,7 +71,7 @@ def require_fitting(model: Any, info: Mapping[str, Any]) -> None:
 
 
 def restore_dtype_(model: Any, dtype: torch.dtype | str, *, is_stored: bool) -> None:
-    """Give all weights of a model stored in FP8 or MXFP4 one type: transformers leaves the plain ones as stored."""
+    """Convert all weights of a model stored in FP8 or MXFP4 to one dtype: transformers leaves plain ones as stored."""
     if not is_stored:
         return
     kinds = {each.dtype for each in model.parameters() if each.is_floating_point()}
@@ -81,9 +82,9 @@ def restore_dtype_(model: Any, dtype: torch.dtype | str, *, is_stored: bool) -> 
 
 
 def check_tokens_(model: Any, tokenizer: Any) -> list[Finding]:
-    """Compare all tokens with the embeddings; a padding token past them gives way to the end token.
+    """Compare the vocabulary with the embeddings and return the findings; fix a padding token without embedding.
 
-    Raise `UnfitModel` for a token of plain text that the weights do not know; return what else was found.
+    Raises `UnfitModel` for a token of plain text that has no embedding.
     """
     if not tokenizer.is_fast or tokenizer.eos_token_id is None:
         raise UnfitModel("it needs a fast tokenizer with an end-of-text token (eos_token)", "model")
@@ -102,9 +103,9 @@ def check_tokens_(model: Any, tokenizer: Any) -> list[Finding]:
 
 @contextmanager
 def refusing(source: str, revision: str | None, name: str) -> Iterator[None]:
-    """Raise whatever a folder makes transformers raise as `UnfitModel`, in a sentence; errors of the GPU pass.
+    """Turn any loading error inside the block into `UnfitModel` with a readable sentence; GPU errors pass through.
 
-    A source that is no folder here and that no hub knows is an `InvalidModel`.
+    Raises `InvalidModel` if the source is neither a folder nor known to the hub.
     """
     try:
         yield
@@ -142,7 +143,7 @@ def _reason(error: Exception, source: str, revision: str | None, name: str) -> s
 
 
 def read_configuration(source: str, revision: str | None) -> dict[str, Any]:
-    """Return the configuration as it is written; raise `OSError` where there is none."""
+    """Return the raw configuration; raise `OSError` if there is none."""
     found, _ = PretrainedConfig.get_config_dict(source, revision=revision)
     return found if isinstance(found, dict) else {}
 

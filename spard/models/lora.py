@@ -1,4 +1,4 @@
-"""What is trained: LoRA layers put into the base model, or all of it."""
+"""Makes a model trainable: with LoRA layers, or all of its weights."""
 
 from __future__ import annotations
 
@@ -23,25 +23,28 @@ from spard.models.targets import adapted_layers, refusal, resolved_targets
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
-_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # of PEFT's adapters
+_OTHER_KINDS = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save")  # not supported
 
 
 def trainable_model(model: Any, recipe: Recipe) -> Any:
-    """Return the model with exactly the recipe's parameters trainable, in float32 at least.
+    """Return the model with exactly the recipe's parameters trainable, in float32 at least, in training mode.
 
-    LoRA starts from the recipe's seed. Seeds the global generator: the caller restores it.
+    LoRA is initialized from the recipe's seed. Side effect: seeds the global random generator; the caller restores it.
+    Raises `UnsupportedModule` for target modules that the model does not have.
     """
     torch.manual_seed(recipe.seed)
     trainable = _widen_(model).requires_grad_(True) if recipe.lora is None else _with_lora(model, recipe.lora, recipe)
     if recipe.gradient_checkpointing:
+        # Reentrant checkpointing supports neither `torch.autograd.grad` nor inputs without gradients, as behind frozen
+        # embeddings.
         _checkpointing_method(model, "enable")({"use_reentrant": False})
     return trainable.train()
 
 
 def load_adapter_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
-    """Put the weights of a LoRA adapter in a folder into the model, and return their file's SHA-256.
+    """Load the weights of a LoRA adapter in `folder` into the model; return the SHA-256 of their file.
 
-    Raises `AdapterMismatch` unless the adapter has the recipe's shape and, where it says so, the very base model.
+    Raises `AdapterMismatch` unless the adapter has the recipe's shape and, if it names one, the same base model.
     """
     if recipe.lora is None:
         raise _mismatch("full fine-tuning cannot go on from an adapter")
@@ -62,14 +65,14 @@ def load_adapter_(model: Any, base: Base, recipe: Recipe, folder: Path) -> str:
 
 
 def stop_gradient_checkpointing(model: Any) -> None:
-    """Undo what `trainable_model` switched on."""
+    """Disable the gradient checkpointing that `trainable_model` enabled."""
     _checkpointing_method(model, "disable")()
 
 
 def dropping_modules(model: Any) -> list[torch.nn.Module]:
-    """Dropout layers, and attention layers that call dropout as a function, of a positive rate.
+    """Return the modules with a positive dropout rate, attention layers that call dropout themselves included.
 
-    They alone are switched off for the safe losses: gradient checkpointing needs the others in training mode.
+    The safe losses switch off only these modules: gradient checkpointing needs all others in training mode.
     """
     return [module for module in model.modules() if _rate(module) > 0]
 
@@ -81,7 +84,7 @@ def _widen_(model: Any) -> Any:
 
 
 def _checkpointing_method(model: Any, what: str) -> Any:
-    """Return the method by the name that the installed transformers has: 5.23 renamed it and warns of the old one."""
+    """Return the model's method under the name of the installed version: transformers 5.23 renamed it."""
     new, old = f"activation_checkpointing_{what}", f"gradient_checkpointing_{what}"
     return getattr(model, new if hasattr(model, new) else old)
 
@@ -92,7 +95,7 @@ def _rate(module: torch.nn.Module) -> float:
 
 
 def _check_shape(lora: Lora, targets: list[str], config: dict[str, Any]) -> None:
-    """Check that an adapter has the recipe's shape, scale and kind; with another it would change at the first step."""
+    """Check that an adapter has the recipe's shape, scale and kind; any other changes at the first step."""
     wanted = {"r": lora.rank, "lora_alpha": lora.alpha, "target_modules": targets}
     for name, value in wanted.items():
         own = sorted(config.get(name) or ()) if name == "target_modules" else config.get(name)
@@ -110,6 +113,7 @@ def _mismatch(message: str) -> AdapterMismatch:
 def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
     layout = inspect_layout(model)
     targets = _targets(layout, recipe)
+    # transformers' Conv1D (GPT-2) stores its weight as [inputs, outputs], which PEFT must know.
     is_transposed = all(isinstance(model.get_submodule(each.path), Conv1D) for each in adapted_layers(layout, targets))
     config = LoraConfig(
         r=lora.rank,
@@ -125,7 +129,7 @@ def _with_lora(model: Any, lora: Lora, recipe: Recipe) -> Any:
 
 
 def _targets(layout: Layout, recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of what is adapted; raise `UnsupportedModule` for names that this model cannot be given."""
+    """Return the names of the modules to adapt; raise `UnsupportedModule` for names that do not fit the model."""
     asked = (recipe.lora.target_modules or None) if recipe.lora else None
     why = refusal(layout, asked, has_anchor=recipe.effective_anchor > 0) if asked is not None else None
     targets = () if why else resolved_targets(layout, asked)

@@ -1,11 +1,11 @@
-"""The bytes that a training takes on a GPU, from the shape of its model: formulae, without torch.
+"""Formulas for the GPU memory of a training, from the shape of its model; needs no torch.
 
-On a GPU products are taken in bfloat16 (autocast), and the weights of a frozen base are bfloat16. What is saved for
-the backward pass was read off fake tensors of PyTorch (`torch._subclasses.FakeTensorMode` with hooks on saved tensors)
-of Llama, Qwen 2.5 and Qwen 3 as transformers 5 computes them, and `tests/spard/test_fit.py` holds the formulae to it.
-For the whole and what checkpointing leaves of it see Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models" (2022); for gradients and moments beside weights Rajbhandari et al., "ZeRO" (2020). Attention is
-taken to be fused (Dao et al., "FlashAttention", 2022): nothing grows with the square of a row.
+On a GPU products are computed in bfloat16 (autocast), and frozen base weights are bfloat16. The tensors saved for the
+backward pass were counted with PyTorch's fake tensors (`torch._subclasses.FakeTensorMode` with hooks on saved tensors)
+on Llama, Qwen 2.5 and Qwen 3 in transformers 5; `tests/spard/test_fit.py` compares the formulas with these counts. For
+activations and checkpointing see Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+(2022); for gradients and moments Rajbhandari et al., "ZeRO" (2020). Attention is assumed to be fused (Dao et al.,
+"FlashAttention", 2022): nothing grows with the square of the row length.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from spard.config import Lora, OptimizerName, Quantization, Recipe
 from spard.models.shapes import Shape
 
 _HALF, _SINGLE = 2, 4  # bytes of a number in bfloat16 and in float32
-_BLOCK = 256  # moments in 8 bits with one scale
-_NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights with one scale, scales with one of their own
+_BLOCK = 256  # 8-bit moments per scale
+_NF4_BLOCK, _SCALES_BLOCK = 64, 256  # weights per scale, scales per second-level scale
 _CHUNK = 2**27  # logits held at once, in elements: `spard.losses.cross_entropy`
 _LOGIT = 2 * _HALF + 3 * _SINGLE  # a logit and its gradient, both also in float32, and its logarithm
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What is trained of a model: the layers of an adapter, or all of it.
+    """The trained part of a model: an adapter's layers, or everything.
 
-    copies        further vectors of the trained parameters in float32: a safe gradient, an average, a defense's own
-    quantization  how the linear layers of the frozen model are held
-    has_twin      whether the model before training stays beside the one that is trained: never for adapters, which
-                  are switched off to look at it
-    optimizer     how it holds the moments of the trained parameters
+    copies        further float32 vectors of the trained parameters: safe gradient, average, the defense's own
+    quantization  quantization of the frozen model's linear layers
+    has_twin      True if the model before training is kept beside the trained one; never for adapters, which can be
+                  disabled instead
+    optimizer     decides the size of the moments
     """
 
     lora: Lora | None
@@ -41,9 +41,10 @@ class Trained:
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Trained:
-        """Return what a recipe trains.
+        """Return the trained part that a recipe defines.
 
-        What compares models holds the task's gradient while that of the safe rows is summed over passes: a vector more.
+        A defense that compares models needs one more vector: it keeps the task's gradient while it sums the safe
+        gradient.
         """
         vectors = recipe.uses_pool, recipe.ema is not None, recipe.defense.compares_models
         has_twin = recipe.lora is None and recipe.defense.compares_models
@@ -51,20 +52,20 @@ class Trained:
         return cls(recipe.lora, copies, recipe.quantization, has_twin, recipe.optimizer)
 
     def targets(self, shape: Shape) -> list[tuple[int, int]]:
-        """Return what goes into and comes out of each layer that LoRA adapts."""
+        """Return the (input, output) widths of each layer that LoRA adapts."""
         return shape.adapted_sizes(self.lora.target_modules or None) if self.lora else []
 
     def parameters(self, shape: Shape) -> int:
-        """Count the parameters that are trained."""
+        """Return the number of trained parameters."""
         if self.lora is None:
             return shape.parameters
         return self.lora.rank * sum(wide + out for wide, out in self.targets(shape))
 
 
 def weights(shape: Shape, trained: Trained) -> int:
-    """Return the bytes of the model's own weights: bfloat16 where they are frozen, float32 where they are trained.
+    """Return the bytes of the model's own weights: bfloat16 if frozen, float32 if trained.
 
-    In NF4 those of linear layers have 4 bits; embeddings, norms and the head do not.
+    With NF4 the linear layers have 4 bits per weight; embeddings, norms and head stay in bfloat16.
     """
     held = shape.parameters * (_SINGLE if trained.lora is None else _HALF)
     quantized = quantized_parameters(shape)
@@ -72,24 +73,24 @@ def weights(shape: Shape, trained: Trained) -> int:
 
 
 def twin(shape: Shape, trained: Trained) -> int:
-    """Return the bytes of the model before training where it is held beside the trained one, in the same numbers."""
+    """Return the bytes of the untrained copy of the model, 0 if there is none."""
     return weights(shape, trained) if trained.has_twin else 0
 
 
 def quantized_parameters(shape: Shape) -> int:
-    """Count the weights that NF4 holds: of all linear layers but the head."""
+    """Return the number of weights that NF4 holds: all linear layers except the head."""
     return sum(shape.quantizable)
 
 
 def nf4(parameters: int, quantization: Quantization) -> int:
-    """Return the bytes of weights in NF4: half a byte each, and a scale in float32 for each block, or 8 bits of it."""
+    """Return the bytes of weights in NF4: half a byte each, plus a scale per block (float32, or 8 bits if double)."""
     blocks = -(-parameters // _NF4_BLOCK)
     scales = blocks + -(-blocks // _SCALES_BLOCK) * _SINGLE if quantization == "nf4_double" else blocks * _SINGLE
     return -(-parameters // 2) + scales
 
 
 def dequantized_bytes(shape: Shape, trained: Trained) -> int:
-    """Return the bytes at work where weights in NF4 are made numbers again: those of the largest layer, at once."""
+    """Return the bytes of the largest layer while its NF4 weights are dequantized."""
     if trained.quantization == "none":
         return 0
     return _HALF * max(shape.quantizable, default=0)
@@ -103,9 +104,9 @@ def trained_state(shape: Shape, trained: Trained) -> int:
 
 
 def moments(parameters: int, optimizer: OptimizerName) -> int:
-    """Return the bytes of AdamW's two moments: in float32, or a byte each and a scale in float32 for each block.
+    """Return the bytes of AdamW's two moments: float32, or 8 bits with a float32 scale per block.
 
-    What bitsandbytes keeps in float32, of parameters as small as norms and biases, is not counted.
+    bitsandbytes keeps small parameters (norms, biases) in float32; that is not counted.
     """
     if optimizer == "adamw":
         return 2 * _SINGLE * parameters
@@ -113,11 +114,12 @@ def moments(parameters: int, optimizer: OptimizerName) -> int:
 
 
 def saved_per_token(shape: Shape, trained: Trained) -> int:
-    """Return the bytes that one decoder layer saves for the backward pass, for each token.
+    """Return the bytes per token that one decoder layer saves for the backward pass.
 
-    Frozen layers save nothing for their weights: 8 D + 8 of the two norms, 6 I of the gated MLP, 4 (Q + K) + 4 H of
-    the attention. LoRA saves the input of each layer that it adapts in bfloat16 and r elements more; dropout a mask and
-    the masked input. All that is trained in full saves every input: 8 D more of the norms, 10 D + 2 I of the rest.
+    D is the hidden width, I the MLP's, Q and K the widths of queries and keys, H the heads. Frozen layers save 8 D + 8
+    for the two norms, 6 I for the gated MLP and 4 (Q + K) + 4 H for the attention. LoRA saves the bfloat16 input of
+    each adapted layer and r elements more; dropout adds a mask and the masked input. Full fine-tuning saves every
+    input: 8 D more for the norms, 10 D + 2 I for the rest.
     """
     masked = _SINGLE if trained.lora and trained.lora.dropout else 0
     rank = trained.lora.rank if trained.lora else 0
@@ -136,10 +138,10 @@ def saved_per_token(shape: Shape, trained: Trained) -> int:
 
 
 def _saved_of_any_kind(shape: Shape, *, is_whole: bool) -> int:
-    """Return the bytes that a layer of unknown kind saves for each token, but for its norms and its adapter.
+    """Return the bytes per token that a layer of unknown architecture saves, without norms and adapter.
 
-    What each linear layer gives is taken to be saved twice, before and after what is done with it, and keys and values
-    as wide as the queries twice more: above what Llama's kind saves, and just above Falcon, which repeats them.
+    Each linear layer's output is assumed to be saved twice, plus keys and values as wide as the queries, twice. The
+    result is above the value for Llama and just above that for Falcon, which repeats keys and values.
     """
     inside = [each for linears in shape.layout.in_stack().values() for each in linears] if shape.layout else []
     outputs = sum(each.outputs for each in inside) // shape.layers + shape.experts
@@ -150,11 +152,11 @@ def _saved_of_any_kind(shape: Shape, *, is_whole: bool) -> int:
 def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
     """Return the bytes that the decoder saves for the backward pass of `tokens` padded tokens.
 
-    With checkpointing it is the input of each layer, in bfloat16 after a frozen embedding, else in float32. Without,
-    autocast keeps trained weights in bfloat16 until the backward pass is over.
+    With checkpointing that is each layer's input, in bfloat16 after a frozen embedding, else in float32. Without it,
+    autocast also keeps bfloat16 copies of the trained weights until the end of the backward pass.
     """
     wide = _SINGLE if trained.lora is None else _HALF
-    last = (_SINGLE + wide if trained.lora is None else _SINGLE) * shape.hidden + _SINGLE  # the last norm
+    last = (_SINGLE + wide if trained.lora is None else _SINGLE) * shape.hidden + _SINGLE  # the final norm
     if checkpointing:
         return tokens * (shape.layers * wide * shape.hidden + last)
     casts = _HALF * (trained.parameters(shape) if trained.lora else shape.layers * shape.layer_parameters)
@@ -162,10 +164,10 @@ def activation_bytes(shape: Shape, trained: Trained, tokens: int, *, checkpointi
 
 
 def work(shape: Shape, trained: Trained, tokens: int, *, checkpointing: bool) -> int:
-    """Return the bytes at work at once beside what is saved: the widest of logits and of one layer's backward pass.
+    """Return the peak bytes of temporaries: the larger of the logits and one layer's backward pass.
 
-    Of `tokens` all may have a label. A layer holds gradients as wide as its MLP; one that was checkpointed is made
-    again whole, before.
+    All `tokens` are assumed to have a label. A layer holds gradients as wide as its MLP; a checkpointed layer is
+    recomputed first, which adds its saved tensors.
     """
     logits = min(tokens * shape.vocab, _CHUNK + shape.vocab) * _LOGIT
     layer = tokens * (3 * _HALF * shape.inner + 2 * _SINGLE * shape.hidden)

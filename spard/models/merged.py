@@ -1,4 +1,4 @@
-"""An adapter merged into its base model: one folder of weights that loads without PEFT."""
+"""Merges an adapter into its base model: one folder of weights that loads without PEFT."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from spard.models.base import Base, load_base
 from spard.models.card import Described, model_card
 from spard.models.peft import PeftModel
 
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # of the largest logit
-_SHARE = 0.25  # of what the adapter changes, in 16 bits, where merged weights are rounded once more
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  # relative to the largest logit
+_SHARE = 0.25  # of the adapter's effect, in 16 bits, where merging rounds once more
 
 
 def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
-    """Merge the adapter in a folder into `base`, which is changed, and write the whole model into `folder`.
+    """Merge the adapter in a folder into `base` (changed in place), write the model to `folder`, return its manifest.
 
-    Raise AdapterMismatch for another base model than the adapter was trained on, and AdapterNotProved if the merged
-    model gives other logits, in memory or read back from what was written; nothing is left in `folder` then. The
-    manifest has what the adapter's says, and names the adapter as `merged_from`.
+    The manifest repeats the adapter's facts and names the adapter as `merged_from`. Raises `AdapterMismatch` for
+    another base model than the adapter's, and `AdapterNotProved` if the merged model gives different logits, in memory
+    or when read back; `folder` is not written then.
     """
     facts: dict[str, Any] = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
@@ -51,6 +51,7 @@ def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
     own = {name: value for name, value in facts.items() if name not in ("files", "tensor_digest", "proof")}
     manifest = write_manifest(aside, {**own, "merged_from": origin})
     try:
+        # Saving can rename or drop tensors, so the files are compared and not only the model in memory.
         _require_same(_read_back(aside, base, prompt), expected, before, base.model.dtype)
     except SpardError as error:
         shutil.rmtree(aside, ignore_errors=True)
@@ -66,6 +67,7 @@ def _read_back(folder: Path, base: Base, prompt: Tensor) -> Tensor:
 
 def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
     trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
+    # `plain_digest` strips the quantization from a digest; a difference means that the adapter was trained on NF4.
     if trained_on and trained_on != plain_digest(trained_on):
         message = "merged into plain weights it would be another model than the one that was measured"
         raise AdapterMismatch(f"the adapter was trained on {trained_on}: {message}", "base")
@@ -74,8 +76,10 @@ def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
 
 
 def _require_same(found: Tensor, expected: Tensor, before: Tensor, dtype: torch.dtype) -> None:
-    """Raise AdapterNotProved unless a merged model is the adapter's, and not `before`, the base model."""
+    """Raise `AdapterNotProved` unless the merged logits equal the adapter's; `before` are the base model's."""
     difference, change = (float((each - expected).abs().max() / expected.abs().max()) for each in (found, before))
+    # In 16 bits the tolerance grows with the adapter's own effect, because the merged sum is rounded to 16 bits once
+    # more.
     least = _TOLERANCE.get(dtype, 1e-4)
     if not difference <= (max(least, _SHARE * change) if dtype.itemsize == 2 else least):
         raise AdapterNotProved(f"merged, the model gives other logits: by {difference:.2g} of the largest")

@@ -1,7 +1,7 @@
-"""A base model in NF4 (Dettmers et al., "QLoRA", 2023): 4 bits for each weight of its linear layers, by bitsandbytes.
+"""A base model in NF4 (Dettmers et al., "QLoRA", 2023): 4 bits per weight of its linear layers, by bitsandbytes.
 
-Embeddings, norms and the head stay as they are. bitsandbytes is imported when a model is asked for in NF4, and only
-then. What is computed is the same in training and out of it.
+Embeddings, norms and the head stay unquantized. bitsandbytes is imported only if NF4 is requested. Training and
+inference compute the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spard.models.peft import see_bitsandbytes
 
 
 def options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return what transformers has to be told to load a model so, computing in `dtype`; nothing for "none".
+    """Return the `from_pretrained` arguments for NF4 with computation in `dtype`; {} for "none".
 
     Raises `ImportError` without bitsandbytes.
     """
@@ -38,10 +38,10 @@ def options(quantization: Quantization, dtype: torch.dtype, device: torch.device
 
 
 def keep_layout_(model: Any) -> None:
-    """Have layers in NF4 leave their weights as they are.
+    """Keep NF4 layers from repacking their weights.
 
-    On CPUs with bfloat16 products bitsandbytes would round the scales of a layer that answers to bfloat16, for good:
-    what is measured would not be what was trained on.
+    On CPUs with bfloat16 products bitsandbytes permanently rounds the scales of a layer to bfloat16 at its first
+    inference, which makes the audited model differ from the trained one.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -49,9 +49,9 @@ def keep_layout_(model: Any) -> None:
 
 
 def require_whole_blocks(model: Any) -> None:
-    """Raise `ValueError` for a layer whose inputs are no whole number of blocks.
+    """Raise `ValueError` for a layer whose input width is not a multiple of the NF4 block size.
 
-    bitsandbytes 0.50.2 quantizes it well, and on a CPU makes other numbers of it: 37 % off in place of 9 %.
+    bitsandbytes 0.50.2 quantizes such a layer correctly but dequantizes it wrongly on a CPU: 37 % error instead of 9 %.
     """
     for name, part in model.named_parameters():
         state = getattr(part, "quant_state", None)
@@ -61,9 +61,9 @@ def require_whole_blocks(model: Any) -> None:
 
 
 def require_held(model: Any, quantization: Quantization) -> None:
-    """Raise `ValueError` where a model was to be held in NF4 and none of its layers is, or not rightly.
+    """Raise `ValueError` if NF4 was requested and no layer, or some layer wrongly, is quantized.
 
-    Those of Falcon, for one, are of a class of their own, which transformers does not replace.
+    Falcon, for example, has a linear class of its own, which transformers does not replace.
     """
     require_whole_blocks(model)
     if quantization != "none" and not quantized_bytes(model):
@@ -72,7 +72,7 @@ def require_held(model: Any, quantization: Quantization) -> None:
 
 
 def quantized_bytes(model: Any) -> int:
-    """Return the bytes of all weights that are in NF4, with their scales."""
+    """Return the bytes of all NF4 weights with their scales."""
     return sum(_bytes(part) for part in model.parameters() if getattr(part, "quant_state", None) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Models that make room: their weights in main memory while another process needs the GPU."""
+"""Moves a model to main memory while another process needs its GPU."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 @contextmanager
 def offload(model: Any) -> Iterator[None]:
-    """Keep the weights of a model in main memory inside the block, and give free memory of its GPU back to the driver.
+    """Keep the model's weights in main memory inside the block, and return its GPU memory to the driver.
 
-    A model on a CPU stays as it is. Its weights may not be cut over ranks.
+    Does nothing for a model on a CPU. The weights must not be sharded.
     """
     device = model.device
     if device.type == "cuda":
@@ -28,7 +28,7 @@ def offload(model: Any) -> Iterator[None]:
 
 
 def free_share(device: torch.device) -> float | None:
-    """Return the share of a GPU's memory that is free; None on a CPU."""
+    """Return the free share of a GPU's memory, 0 to 1; None on a CPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)

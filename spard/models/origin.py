@@ -1,4 +1,4 @@
-"""Where a base model comes from, in words that others can look up, and the files of its own tokenizer."""
+"""The origin of a base model, in public terms, and the files of its tokenizer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SETTINGS = "tokenizer_config.json"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A hub id and its commit, or the name of a folder of which the model's digest says the rest.
+    """A hub id with its commit, or just the name of a folder.
 
-    `folder` is where its files are on this machine, and stays here.
+    `folder` is the local path of the files, which is never published.
     """
 
     folder: Path
@@ -35,11 +35,11 @@ class Origin:
     revision: str | None = None
 
     def copy_tokenizer(self, folder: Path, renderer: Renderer) -> None:
-        """Copy the tokenizer's files byte for byte, so that whatever loads the base model's loads the copy.
+        """Copy the tokenizer's files byte for byte to `folder`.
 
-        Saved again they would be those of the installed transformers, which other releases may not read. A tokenizer
-        without a chat template gets the plain one, which it was trained with, among its settings. A chat template that
-        was rendered with arguments, or asks for the date, is written so that it renders the same without them.
+        Saving the tokenizer again writes the format of the installed transformers, which other releases may not read. A
+        tokenizer without a chat template gets the plain template that training used. A template that was rendered with
+        arguments or a date is rewritten to render the same without them.
         """
         for source in sorted(path for name in _TOKENIZER for path in self.folder.glob(name)):
             to = folder / source.relative_to(self.folder)
@@ -55,7 +55,7 @@ class Origin:
 
 
 def _write_templates(folder: Path, templates: Mapping[str, str]) -> None:
-    """Write chat templates into files of their own, which go before those among the tokenizer's settings."""
+    """Write chat templates into files of their own, which override those in the tokenizer's settings."""
     (folder / "chat_template.jinja").write_text(templates["default"], encoding="utf-8")
     for name, source in templates.items():
         if name != "default":
@@ -65,12 +65,13 @@ def _write_templates(folder: Path, templates: Mapping[str, str]) -> None:
 
 
 def origin(source: str | Path, revision: str | None) -> Origin:
-    """Return where a model that was loaded comes from; `revision` is the commit, where it was taken from the hub.
+    """Return the origin of a loaded model; `revision` is the commit if it came from the hub.
 
-    A folder of the hub's cache is the snapshot of a commit, and told as that.
+    A folder inside the hub's cache counts as that hub id and commit.
     """
     folder = Path(source).resolve() if Path(source).is_dir() else _cached_folder(str(source), revision)
     repository = folder.parent.parent.name
+    # The hub's cache has the layout models--OWNER--NAME/snapshots/COMMIT.
     if folder.parent.name == "snapshots" and repository.startswith("models--"):
         return Origin(folder, repository.removeprefix("models--").replace("--", "/"), folder.name)
     return Origin(folder, folder.name)

@@ -1,4 +1,4 @@
-"""PEFT, imported without bitsandbytes, which it would import wherever that is installed: a second for nothing."""
+"""PEFT, imported without bitsandbytes, which PEFT imports wherever it is installed: that costs a second per start."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import warnings
 
 from spard.models.unseen import unseen
 
-# Of libraries about each other: PEFT 0.21 reads what transformers 5.23 has renamed, and bitsandbytes looks on the hub
-# for a kernel that it does without. Nobody here can do anything about either.
+# Warnings about other libraries that nobody here can fix: PEFT 0.21 reads an attribute that transformers 5.23 has
+# renamed, and bitsandbytes looks on the hub for a kernel that is optional.
 warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
@@ -19,13 +19,13 @@ with unseen("bitsandbytes"):
     from peft.tuners.lora import LoraLayer
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    is_bnb_available(), is_bnb_4bit_available()  # they remember what they find
+    is_bnb_available(), is_bnb_4bit_available()  # both cache their result
 
 
 def see_bitsandbytes() -> None:
-    """Have PEFT put its own layers for NF4 over such weights from now on, as it does for whoever loads an adapter.
+    """Let PEFT use its own layers for NF4 weights from now on, as PEFT does for anyone who loads the adapter.
 
-    Its usual layers work there too, and round otherwise in 16 bits: what was trained would not be what answers.
+    Its ordinary layers also work on NF4 weights but round differently in 16 bits, and training must match serving.
     """
     is_bnb_available.cache_clear()
     is_bnb_4bit_available.cache_clear()

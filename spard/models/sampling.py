@@ -1,4 +1,4 @@
-"""Sampled tokens that depend on a row's own seed alone: neither on the batch nor on the rows beside it."""
+"""Sampling in which each row has its own seed: its tokens depend neither on the batch nor on other rows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ Pick = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Draws from softmax(logits / temperature); `seeds` has a number for each row."""
+    """Samples from softmax(logits / temperature); `seeds` has one seed per row."""
 
     temperature: float
     seeds: Sequence[int]
 
     def make_picker(self, rows: Sequence[int]) -> Pick:
-        """Return what draws the tokens of a batch of these rows, each from a generator of its own."""
+        """Return a function that samples tokens for these rows, each with its own generator."""
         generators = [torch.Generator().manual_seed(self.seeds[i]) for i in rows]
 
         def pick(logits_BV: Tensor, row_B: Tensor) -> Tensor:
+            # On the CPU, because generators of different devices draw different numbers from the same seed.
             p_BV = torch.softmax(logits_BV.float().cpu() / self.temperature, dim=-1)
             drawn = [
                 torch.multinomial(p_V, 1, generator=generators[i]) for p_V, i in zip(p_BV, row_B.tolist(), strict=True)
@@ -35,5 +36,5 @@ class Sampler:
 
 
 def sample_seed(tokens: Sequence[int], draw: int) -> int:
-    """Return the seed of a sample, from the question's tokens and the sample's number."""
+    """Return the seed of a sample, from the prompt's tokens and the sample's number."""
     return int.from_bytes(hashlib.sha256(repr((list(tokens), draw)).encode()).digest()[:7], "big")

@@ -1,6 +1,6 @@
-"""Ends replies while they are written, where the rest of them cannot change what is made of them.
+"""Ends replies early if their remaining tokens cannot change the verdict.
 
-Rows that are being continued are looked at every few tokens, each as soon as it may have enough words.
+Each row is checked every few tokens, from the moment when it may have enough characters.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 from spard.data.chat import get_renderer
 from spard.models.decoding import Rows
 
-_AGAIN = 8  # tokens, until a reply that is long enough and not settled is looked at again
-_HASTE = 0.8  # of the tokens that a row lacks at its rate of characters so far
+_AGAIN = 8  # tokens until a long enough but unsettled reply is checked again
+_HASTE = 0.8  # share of the estimated missing tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """Which replies may end early: those of rows at `places`, once they have `least` characters and `holds` says so.
+    """Replies that may end early: rows at `places`, with at least `least` characters, for which `holds` is True.
 
-    `holds` is given a row's place and its reply so far, and tells whether the rest of it does not matter.
+    `holds(place, text)` returns True if the rest of that reply does not matter.
     """
 
     places: frozenset[int]
@@ -28,22 +28,22 @@ class Settled:
     holds: Callable[[int, str], bool]
 
     def renumber(self, places: Sequence[int]) -> Settled:
-        """Return the same for rows that are numbered anew: the i-th is the one that was at `places[i]`."""
+        """Return the same rule for renumbered rows: row i had the number `places[i]` before."""
         own = frozenset(i for i, place in enumerate(places) if place in self.places)
         return Settled(own, self.least, lambda i, text: self.holds(places[i], text))
 
 
 def decode_replies(tokenizer: Any, tokens: Sequence[Sequence[int]]) -> list[str]:
-    """Return replies in words, without what opens an answer, reasoning, and tokens of the template's."""
+    """Decode replies without reasoning, the template's tokens and the opening of an answer."""
     content_of = get_renderer(tokenizer).reply_content
     return [content_of(text).strip() for text in tokenizer.batch_decode(tokens)]
 
 
 def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] | None:
-    """Return what ends the rows that are settled; None where the words of a reply may change while it goes on.
+    """Return the callback that ends settled rows; None if later tokens can change the text of a reply so far.
 
-    They may with a template that knows reasoning, or that opens an answer with tokens of its own: what stands before
-    is dropped once the answer begins.
+    That is the case with templates that know reasoning or open an answer with their own tokens: the text before the
+    answer is dropped once the answer begins.
     """
     if settled is None:
         return None
@@ -51,7 +51,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
     if renderer.knows_reasoning or renderer.opening.strip():
         return None
 
-    due: dict[int, int] = {}  # by place, how many tokens a row has when it may have enough characters
+    due: dict[int, int] = {}  # by row: number of tokens at its next check
 
     def settle_(rows: Rows) -> None:
         done, counts, places = (each.tolist() for each in (rows.done_B, rows.said_B, rows.place_B))
@@ -67,6 +67,7 @@ def settler(tokenizer: Any, settled: Settled | None) -> Callable[[Rows], None] |
         for i, text in zip(at, decode_replies(tokenizer, tokens), strict=True):
             if len(text) < settled.least:
                 missing = (settled.least - len(text)) / max(1, len(text))
+                # Estimate the missing tokens from the reply's own rate of characters, and check a little early.
                 due[places[i]] = counts[i] + max(1, int(_HASTE * missing * counts[i]))
             elif settled.holds(places[i], text):
                 ended.append(i)

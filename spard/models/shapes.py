@@ -1,7 +1,7 @@
-"""The shape of a language model, read from its configuration and its files without torch.
+"""The shape of a language model, read from its configuration and files without torch.
 
-Of Llama's and Qwen's families the configuration says all: attention with grouped queries and a gated MLP. Of others the
-layout of their linear layers is needed as well. Sizes are numbers of elements.
+For the Llama and Qwen families (grouped-query attention, gated MLP) the configuration is enough. Other models also need
+the layout of their linear layers. Sizes are numbers of elements.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from spard.models.stored import read_layout
 from spard.models.targets import QKVO, adapted_layers, resolved_targets
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # what a decoder layer of Llama's kind consists of
-_SPELLINGS = {  # how older configurations call the same
+_PLAIN = {*QKVO, "gate_proj", "up_proj", "down_proj"}  # the linear layers of Llama's kind of decoder layer
+_SPELLINGS = {  # names in older configurations
     "hidden_size": ("n_embd", "d_model"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -28,10 +28,10 @@ _NORMED_HEADS = ("qwen3", "olmo2", "gemma3", "gemma3_text")  # models with a nor
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What decides how much memory a model takes: width, layers, heads and vocabulary.
+    """The numbers that decide a model's memory: width, layers, heads and vocabulary.
 
-    layout   where the layers are of another kind than Llama's: all linear layers of the model
-    experts  elements that the experts of one layer give for each token, of a mixture
+    layout   all linear layers, if the decoder layers are not of Llama's kind; else None
+    experts  output elements per token of one layer's experts, in a mixture of experts
     """
 
     hidden: int
@@ -49,17 +49,17 @@ class Shape:
 
     @property
     def queries(self) -> int:
-        """The width of all queries, and of what attention gives."""
+        """The total width of the queries and of the attention's output."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """The width of all keys, and of all values."""
+        """The total width of the keys; equals that of the values."""
         return self.kv_heads * self.head_dim
 
     @property
     def linear(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of one decoder layer: how many elements go in and come out."""
+        """The linear layers of one decoder layer: (input, output) widths by name."""
         return {
             "q_proj": (self.hidden, self.queries),
             "k_proj": (self.hidden, self.keys),
@@ -72,27 +72,27 @@ class Shape:
 
     @property
     def layer_parameters(self) -> int:
-        """The parameters of one decoder layer, but for biases; the mean of layers that differ."""
+        """The parameters of one decoder layer without biases; the mean if layers differ."""
         if self.layout:
             return max(0, self.layout.parameters - self._embeddings) // self.layers
         return sum(wide * out for wide, out in self.linear.values()) + 2 * self.hidden
 
     @property
     def parameters(self) -> int:
-        """The parameters of the model, but for biases."""
+        """The parameters of the model without biases."""
         if self.layout:
             return self.layout.parameters
         return self._embeddings + self.layers * self.layer_parameters + self.hidden
 
     @property
     def quantizable(self) -> list[int]:
-        """The sizes of the weights that NF4 can hold: of all linear layers but the head. Experts are none of them."""
+        """The sizes of the weights that NF4 can hold: all linear layers except the head and the experts."""
         if self.layout:
             return [each.weights for each in self.layout.linears if each.outputs != self.vocab]
         return [wide * out for wide, out in self.linear.values()] * self.layers
 
     def adapted_sizes(self, names: Sequence[str] | None) -> list[tuple[int, int]]:
-        """Return what goes into and comes out of each layer that LoRA adapts; None: of the default ones."""
+        """Return the (input, output) widths of each layer that LoRA adapts; None: the default layers."""
         if self.layout:
             found = adapted_layers(self.layout, resolved_targets(self.layout, names))
             return [(each.inputs, each.outputs) for each in found]
@@ -105,14 +105,15 @@ class Shape:
 
 
 def read_model_shape(config: Mapping[str, object], layout: Layout | None = None) -> Shape | None:
-    """Return the shape that a configuration describes; None where it is of a kind that is not known.
+    """Return the shape that a configuration describes; None for an unknown architecture.
 
-    With a model's `layout` that is none, but where the width or the vocabulary cannot be told.
+    With a model's `layout` every architecture with a known width and vocabulary has a shape.
     """
     text = config.get("text_config")
     own = text if isinstance(text, Mapping) else config
     if layout and not _is_plain(layout):
         return _shape_from_layout(own, layout)
+    # The formulas for dense layers underestimate a mixture of experts, so without a layout it has no shape.
     if any(own.get(name) for name in _EXPERTS):
         return None
     hidden, heads = _number(own, "hidden_size"), _number(own, "num_attention_heads")
@@ -134,7 +135,7 @@ def read_model_shape(config: Mapping[str, object], layout: Layout | None = None)
 
 
 def read_shape(source: str) -> Shape | None:
-    """Read the shape from `config.json` in a model's folder; None where there is none, or of a kind that is unknown."""
+    """Read the shape from `config.json` in a model's folder; None if there is none or the architecture is unknown."""
     try:
         config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -143,13 +144,13 @@ def read_shape(source: str) -> Shape | None:
 
 
 def _is_plain(layout: Layout) -> bool:
-    """Whether all decoder layers are of Llama's kind."""
+    """Return True if all decoder layers are of Llama's kind."""
     layers = layout.in_stack().values()
     return not layout.has_experts and all({each.leaf for each in linears} == _PLAIN for linears in layers)
 
 
 def _shape_from_layout(config: Mapping[str, object], layout: Layout) -> Shape | None:
-    """Return the shape of a model whose layers are of another kind than Llama's."""
+    """Return the shape of a model whose layers are not of Llama's kind."""
     hidden, vocab = _number(config, "hidden_size"), _number(config, "vocab_size")
     inside = [each for linears in layout.in_stack().values() for each in linears]
     if not (hidden and vocab and inside):
@@ -172,7 +173,7 @@ def _shape_from_layout(config: Mapping[str, object], layout: Layout) -> Shape | 
 
 
 def _expert_outputs(config: Mapping[str, object], hidden: int) -> int:
-    """Return how many elements the experts that a token is sent to give: each its gated MLP and its result."""
+    """Return the output elements per token of the active experts: gated MLP and result of each."""
     inner = _number(config, "moe_intermediate_size") or _number(config, "intermediate_size") or 4 * hidden
     return (_number(config, "num_experts_per_tok") or 1) * (2 * inner + hidden)
 

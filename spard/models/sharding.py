@@ -1,8 +1,8 @@
-"""A model whose weights are cut over the ranks of a run (FSDP2): a layer is whole while it computes, and no longer.
+"""Models sharded over the ranks of a run (FSDP2): a layer is gathered only while it computes.
 
-`full` cuts over all ranks. `hybrid` cuts over those of one machine and keeps a copy on each machine, so that no weight
-crosses the network: of a LoRA run only the adapter's gradients do. LoRA layers that are added later stay whole on every
-rank. A model with cut weights answers only where all ranks make the same passes.
+`full` shards over all ranks. `hybrid` shards within each machine and keeps one copy per machine, which keeps weights
+off the network: a LoRA run sends only the adapter's gradients. LoRA layers added later are replicated on every rank. A
+sharded model only works if all ranks make the same passes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _from_config: Any = AutoModelForCausalLM.from_config
 
 
 def shard_(model: Any, sharding: Sharding, device: torch.device) -> None:
-    """Cut the weights of a whole model in place, and bring each rank's part to its device.
+    """Shard a whole model in place and move each rank's shard to its device.
 
-    They stay whole in a run on one process, or for "none". Of a model that is cut already, what a pass through a part
-    of it has left whole is given back. Raises `InvalidRecipe` for a model without a list of layers.
+    With one process or "none" the model is moved whole. A model that is already sharded frees the layers that a partial
+    pass has left gathered. Raises `InvalidRecipe` for a model without a list of layers.
     """
     if is_sharded(model):
         for module in model.modules():
@@ -56,29 +56,30 @@ def _cut(model: Any, mesh: DeviceMesh) -> None:
     for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # Tied weights are one parameter, which FSDP can manage in one group only.
     tied = [embeddings, head] if head.weight is embeddings.weight else head
     fully_shard(tied, mesh=mesh, reshard_after_forward=True)
     fully_shard(decoder, mesh=mesh, reshard_after_forward=True)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # losses are divided by the tokens of all ranks already
+            module.set_gradient_divide_factor(1.0)  # losses are already divided by the tokens of all ranks
             module.set_force_sum_reduction_for_comms(True)
 
 
 def inference(model: Any) -> AbstractContextManager[Any]:
-    """Compute without gradients inside the block; what a cut model gathers there has to be of use to training too."""
+    """Return a context without gradients; `no_grad` for sharded models, whose gathered weights training uses again."""
     return torch.no_grad() if is_sharded(model) else torch.inference_mode()
 
 
 def is_sharded(model: Any) -> bool:
-    """Whether weights of the model are cut."""
+    """Return True if the model's weights are sharded."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 class Shards(list[Tensor]):
-    """This rank's parts of all trained weights, in place, where these are cut themselves: full fine-tuning.
+    """This rank's local parts of all trained weights, for full fine-tuning of a sharded model.
 
-    What is computed coordinate by coordinate, an optimizer's step among it, is the same on the parts.
+    Elementwise computations such as an optimizer's step work on the parts unchanged.
     """
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
@@ -89,12 +90,13 @@ class Shards(list[Tensor]):
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The ranks that hold parts of one and the same copy."""
+        """The process group of the ranks that together hold one copy."""
         mesh = self.parameters[0].device_mesh
         return mesh.get_group(mesh.ndim - 1)
 
     def gradient(self, loss: Tensor) -> list[Tensor]:
-        """Return this rank's parts of dL/dtheta, L being the sum of the losses of all ranks."""
+        """Return this rank's parts of dL/dtheta, where L is the sum of all ranks' losses."""
+        # `torch.autograd.grad` bypasses FSDP's hooks, which reduce the gradients; `backward` runs them.
         loss.backward()  # type: ignore[no-untyped-call]
         found = [torch.zeros_like(own) if each.grad is None else own_part(each.grad) for own, each in self._pairs()]
         for each in self.parameters:
@@ -102,7 +104,7 @@ class Shards(list[Tensor]):
         return found
 
     def join_part(self, place: int, part: Tensor) -> DTensor:
-        """Return a tensor that is cut as the parameter at a place is, from this rank's part of it."""
+        """Return a distributed tensor, sharded like the parameter at index `place`, from this rank's part."""
         of = self.parameters[place]
         return DTensor.from_local(
             part, of.device_mesh, of.placements, run_check=False, shape=of.shape, stride=of.stride()
@@ -113,14 +115,14 @@ class Shards(list[Tensor]):
 
 
 def copy_model(model: Any) -> Any:
-    """Return a second model with the weights of a first one as they are, cut in the same way."""
+    """Return a second model with equal weights, sharded in the same way."""
     return _cut_anew(model, model.dtype) if is_sharded(model) else copy.deepcopy(model)
 
 
 def retype_(model: Any, dtype: torch.dtype) -> None:
-    """Give a model weights of another type, in place.
+    """Convert a model's weights to another dtype, in place.
 
-    A cut model gets new parts: FSDP goes on gathering in the type that weights had at the first pass.
+    A sharded model gets new modules: FSDP keeps gathering in the dtype of the first pass.
     """
     if not is_sharded(model):
         model.to(dtype)
@@ -131,7 +133,8 @@ def retype_(model: Any, dtype: torch.dtype) -> None:
 
 
 def _cut_anew(model: Any, dtype: torch.dtype) -> Any:
-    """Return a second cut model with the weights of a first one in a type."""
+    """Return a second sharded model with the weights of the first one in another dtype."""
+    # Created without memory: its weights are replaced by those of the first model below.
     with init_empty_weights(include_buffers=False):
         second: Any = _from_config(model.config, dtype=dtype)
     first = next(part for part in model.parameters() if isinstance(part, DTensor))
@@ -143,24 +146,24 @@ def _cut_anew(model: Any, dtype: torch.dtype) -> Any:
 
 
 def shard_like(part: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor cut as another one is; as it is where that one is not."""
+    """Return a whole tensor sharded like another one; unchanged if that one is not sharded."""
     if not isinstance(like, DTensor):
         return part
     return distribute_tensor(part, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor; all of it where it is not cut."""
+    """Return this rank's part of a tensor, or the tensor itself if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(part: Tensor) -> Tensor:
-    """Return a weight in one piece, which all ranks have to ask for at once."""
+    """Return a weight gathered from all ranks; all of them must call this function at once."""
     return part.full_tensor() if isinstance(part, DTensor) else part
 
 
 def whole_weights(model: Any) -> dict[str, Tensor] | None:
-    """Return the whole weights of a cut model on the first rank's CPU; None of one that is not cut."""
+    """Return the gathered weights of a sharded model on rank 0's CPU ({} elsewhere); None if not sharded."""
     if not is_sharded(model):
         return None
     found = dict[str, Tensor]()
@@ -173,10 +176,10 @@ def whole_weights(model: Any) -> dict[str, Tensor] | None:
 
 @contextmanager
 def whole_sizes() -> Iterator[None]:
-    """Let PEFT size its layers for whole weights inside the block.
+    """Make PEFT size its layers for whole weights inside the block.
 
-    It takes a mesh with names of its own, as `hybrid` needs one, for tensor parallelism, where a layer computes with
-    its part alone.
+    PEFT mistakes a mesh with dimension names, which `hybrid` needs, for tensor parallelism, in which a layer computes
+    with its shard alone.
     """
     known = tuners_utils._torch_supports_distributed
     tuners_utils._torch_supports_distributed = False

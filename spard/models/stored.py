@@ -1,4 +1,4 @@
-"""What a model's folder says of its weights, read from the headers of its safetensors files, without torch."""
+"""Reads the layout of a model from the headers of its safetensors files, without torch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 from spard.models.folder.headers import all_tensors
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
 
-_TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose layers are transformers' Conv1D: inputs first
+_TRANSPOSED = ("gpt2", "openai-gpt")  # model types with transformers' Conv1D layers: [inputs, outputs]
 _OTHER_TOWER = re.compile(r"(^|\.)(mtp|[a-z_]*(vision|visual|audio|speech|image)[a-z_]*)(\.|$)")
 _EMBEDDING = re.compile(r"(^|\.|_)(embed\w*|embeddings?|wte|wpe)$")
 _HEADS = ("lm_head", "embed_out")
 
-Shapes = Mapping[str, Sequence[int]]  # of tensors, by name
+Shapes = Mapping[str, Sequence[int]]  # tensor shapes by name
 
 
 def read_layout(source: str | Path) -> Layout | None:
-    """Read the layout of a model in a folder; None where there is none, or no layer in it has a plain weight."""
+    """Read the layout of the model in a folder; None if unreadable or without plain linear layers."""
     folder = Path(source)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -32,10 +32,10 @@ def read_layout(source: str | Path) -> Layout | None:
 
 
 def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
-    """Return the layout that stored tensors and a configuration describe; None where no layer has a plain weight.
+    """Return the layout that stored tensors and a configuration describe; None without plain linear layers.
 
-    What `spard.models.layout.inspect_layout` says of the loaded model counts: a checkpoint may name layers otherwise,
-    holds each expert in tensors of its own, and says nothing of ties that transformers makes by default.
+    The loaded model (`spard.models.layout.inspect_layout`) is authoritative: files may name layers differently, hold
+    each expert in tensors of its own, and omit the ties that transformers makes by default.
     """
     text = config.get("text_config")
     own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
@@ -46,6 +46,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     stack, count = layer_stack(in_language)
     if not count:
         return None
+    # transformers fuses the experts of a layer into one tensor, which is no linear layer; files keep them apart.
     kept = [each for each in linears if not _is_expert(each.path)]
     return Layout(
         linears=tuple(sorted(kept, key=lambda each: _in_order(each.path))),
@@ -61,7 +62,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
 
 
 def _tied_head(weights: Shapes, config: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
-    """Return the path of a head that has the weights of the embeddings: one that is said to, or is not stored."""
+    """Return the path of the head if it is tied: declared as such, or not stored."""
     stored = next((path for path in weights if path.rpartition(".")[2] in _HEADS), None)
     is_tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
     if is_tied is True or (is_tied is None and stored is None):
@@ -88,5 +89,5 @@ def _layers(config: Mapping[str, Any]) -> int | None:
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
-    """Return what sorts paths as people count layers: 2 before 10."""
+    """Return a sort key that orders numbers in paths numerically: 2 before 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.split(".")]

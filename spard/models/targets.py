@@ -1,8 +1,8 @@
-"""Which linear layers of a model LoRA adapts, told from their paths and sizes, without torch.
+"""Chooses the linear layers that LoRA adapts, from their paths and sizes, without torch.
 
-The default is the attention of each decoder layer; of a layer without attention it is what takes its place: a linear
-attention, a short convolution, the input of a state space. A layer whose attention has q_proj, k_proj, v_proj and
-o_proj has exactly these adapted. Feed-forward layers, experts and routers are left out.
+The default is the attention of each decoder layer; in a layer without attention its substitute: a linear attention, a
+short convolution, the input of a state space. An attention with q_proj, k_proj, v_proj and o_proj has exactly these
+adapted. Feed-forward layers, experts and routers are left out.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from spard.models.linears import IN_LAYER, Layout, Linear
 
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
-MODULE = r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$"  # what can be the name of a module, or the end of its path
+MODULE = r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$"  # a module name, or the end of its path
 _ATTENTION = re.compile("attn|attention")
 _FEED_FORWARD = re.compile("mlp|ffn|feed_forward|moe|expert|router")
-_OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is one, whatever it is called
-_NARROW = 8  # times as many inputs as outputs has a gate, at least
-_SHOWN = 40  # names of layers in a message
+_OF_FEED_FORWARD = {"up_proj", "down_proj"}  # a block with both is a feed-forward block, whatever its name
+_NARROW = 8  # a gate has at least so many times more inputs than outputs
+_SHOWN = 40  # maximum layer names in a message
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What an adapter of some target modules reaches of a model.
+    """The part of a model that an adapter changes.
 
-    layers   decoder layers in which something is adapted, out of `of_layers`
-    share    of the model's parameters that lie in adapted layers
+    layers   number of decoder layers (out of `of_layers`) with an adapted module
+    share    share of the model's parameters in adapted modules, 0 to 1
     """
 
     target_modules: tuple[str, ...]
@@ -39,12 +39,12 @@ class Reach:
 
     @property
     def display_names(self) -> tuple[str, ...]:
-        """The names as a person reads them: the last part of each path, once."""
+        """The last part of each module path, without repetition."""
         return tuple(dict.fromkeys(name.rpartition(".")[2] for name in self.target_modules))
 
     @property
     def sentence(self) -> str:
-        """The reach as a person reads it."""
+        """The reach as a sentence for people."""
         names = ", ".join(self.display_names)
         experts = "; experts and their router are left out" if self.leaves_out_experts else ""
         share = f"{self.share:.1%}".replace("%", " %")
@@ -52,13 +52,13 @@ class Reach:
 
 
 def default_targets(layout: Layout) -> tuple[str, ...]:
-    """Return the names of what LoRA adapts unless asked otherwise; none where no layer has anything like attention."""
+    """Return the default target modules; empty if no layer has anything like attention."""
     chosen = [each for linears in layout.in_stack().values() for each in _mixer(layout, linears)]
     return _names(layout, chosen)
 
 
 def resolved_targets(layout: Layout, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names to adapt: the default, or those asked for, told apart from layers outside the language model."""
+    """Return the target modules: the default or the requested ones, restricted to the language model."""
     if asked is None:
         return default_targets(layout)
     found = adapted_layers(layout, asked)
@@ -67,12 +67,12 @@ def resolved_targets(layout: Layout, asked: Sequence[str] | None) -> tuple[str, 
 
 
 def adapted_layers(layout: Layout, targets: Sequence[str]) -> list[Linear]:
-    """Return the linear layers that the names choose, as PEFT matches them: by the end of their path."""
+    """Return the linear layers that the names select, by PEFT's rule: the end of the path matches."""
     return [each for each in layout.linears if any(_is_named(each.path, name) for name in targets)]
 
 
 def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
-    """Return what the default reaches, or what the names asked for do."""
+    """Return the part of the model that the default or the requested modules change."""
     targets = resolved_targets(layout, asked)
     chosen = {each.path for each in adapted_layers(layout, targets)}
     layers = sum(any(each.path in chosen for each in linears) for linears in layout.in_stack().values())
@@ -82,9 +82,9 @@ def reach(layout: Layout, asked: Sequence[str] | None = None) -> Reach:
 
 
 def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -> str | None:
-    """Return why an adapter cannot have these target modules, and what to name instead; None where it can.
+    """Return why an adapter cannot have these target modules, with the modules to name instead; None if it can.
 
-    With `has_anchor` the hidden states are held near the base model's, so that one of them has to be adapted.
+    With `has_anchor` at least one decoder layer must be adapted, because the anchor constrains hidden states.
     """
     for name in asked:
         if why := _fault(layout, name):
@@ -96,7 +96,7 @@ def refusal(layout: Layout, asked: Sequence[str], *, has_anchor: bool = False) -
 
 
 def _fault(layout: Layout, name: str) -> str | None:
-    """Return what keeps one name from being adapted."""
+    """Return why one name cannot be adapted, or None."""
     found = adapted_layers(layout, [name])
     if layout.tied_head and _is_named(layout.tied_head, name):
         return (
@@ -117,7 +117,7 @@ def _fault(layout: Layout, name: str) -> str | None:
 
 
 def _mixer(layout: Layout, linears: Sequence[Linear]) -> Iterator[Linear]:
-    """Yield what is adapted of one decoder layer: its attention, or else what takes its place."""
+    """Yield the adapted modules of one decoder layer: its attention, or the substitute."""
     blocks: defaultdict[str, list[Linear]] = defaultdict(list)
     for each in linears:
         if not _FEED_FORWARD.search(each.block):
@@ -130,40 +130,41 @@ def _mixer(layout: Layout, linears: Sequence[Linear]) -> Iterator[Linear]:
 
 
 def _projections(layout: Layout, block: str, inside: Sequence[Linear]) -> Iterator[Linear]:
-    """Yield what is adapted of one block: q, k, v, o, or all but gates that have a number or two for each head."""
+    """Yield the adapted modules of one block: q, k, v, o, or all except narrow gates."""
     leaves = {each.leaf for each in inside}
     if leaves >= _OF_FEED_FORWARD:
         return
     for each in inside:
+        # A gate has one or two outputs per head; an adapter can be larger than the gate itself.
         is_gate = each.outputs <= 2 * layout.heads and each.outputs * _NARROW <= each.inputs
         if each.leaf in QKVO if leaves >= set(QKVO) else not (is_gate or _is_bypassed(layout, each)):
             yield each
 
 
 def _is_bypassed(layout: Layout, linear: Linear) -> bool:
-    """Whether a state space's kernels take the weight of a layer instead of calling it."""
+    """Return True if a state space's kernel reads the layer's weight instead of calling the layer."""
     return linear.block in layout.state_spaces and linear.leaf != "in_proj"
 
 
 def _is_flat(block: str) -> bool:
-    """Whether a block is a decoder layer itself."""
+    """Return True if the block is itself a decoder layer."""
     return block.rpartition(".")[2].isdigit() and IN_LAYER.fullmatch(block) is None
 
 
 def _ends_in_attention(block: str) -> bool:
-    """Whether a block is an attention, one of several of a layer, and nothing inside of one."""
+    """Return True if the last part of the path is an attention; modules inside of one do not count."""
     parts = [part for part in block.split(".") if not part.isdigit()]
     return bool(parts) and _ATTENTION.search(parts[-1]) is not None
 
 
 def _is_of_language(layout: Layout, linear: Linear) -> bool:
-    """Whether a layer is none of another list of layers than the language model's, as of a vision tower."""
+    """Return True unless the layer belongs to another stack than the language model's, e.g. a vision tower."""
     place = IN_LAYER.fullmatch(linear.path)
     return place is None or (place["stack"] or "") == layout.stack
 
 
 def _names(layout: Layout, chosen: Sequence[Linear]) -> tuple[str, ...]:
-    """Return the shortest ends of paths that name exactly the chosen layers."""
+    """Return the shortest path endings that select exactly the chosen layers."""
     own = {each.path for each in chosen}
     rest = [path for path in (*(each.path for each in layout.linears), *layout.others) if path not in own]
     taken = {end for path in rest for end in _ends(path)}
@@ -173,7 +174,7 @@ def _names(layout: Layout, chosen: Sequence[Linear]) -> tuple[str, ...]:
 
 
 def _ends(path: str) -> Iterator[str]:
-    """Yield the ends of a path, the shortest first."""
+    """Yield the endings of a path, shortest first."""
     parts = path.split(".")
     for i in range(len(parts) - 1, -1, -1):
         yield ".".join(parts[i:])

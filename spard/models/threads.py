@@ -1,4 +1,4 @@
-"""How many threads a model is worth on a CPU."""
+"""The number of CPU threads for a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ SMALL = 20_000_000  # parameters
 
 
 def is_small(model: Any) -> bool:
-    """Tell whether a model is on a CPU and so small that sharing its work costs more than it gives."""
+    """Return True if the model is on a CPU and too small to gain from several threads."""
     return bool(model.device.type == "cpu" and model.num_parameters() < SMALL)
 
 
 @contextmanager
 def threads_of_jobs(model: Any) -> Iterator[None]:
-    """Compute with as many threads as a job on the model would by default, inside the block."""
+    """Use, inside the block, as many threads as a job with this model does by default."""
     before = torch.get_num_threads()
     if is_small(model):
+        # Splitting such small products over threads costs more than it saves.
         torch.set_num_threads(1)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Packages that another one would import wherever they are installed, kept out of its imports."""
+"""Hides optional packages that another package imports wherever they are installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def unseen(*packages: str) -> Iterator[None]:
-    """Have imports inside the block find none of these packages; one that is loaded already stays in sight."""
+    """Make imports of these packages fail inside the block; packages that are already loaded stay visible."""
     hidden = [name for name in packages if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # as Python has it: not to be found

@@ -1,9 +1,9 @@
 """A whole run: embed, select, train, audit, prove, package.
 
-The stages are the same for the library's `run`, for the service's jobs and for the bench; each brings its own way to
-report, to keep what finished stages made, and to share work between runs (`spard.pipeline.context`).
+The library's `run`, the service's jobs and the bench all use the same stages. Each of them supplies its own reporter,
+store for stage outputs, and cache that several runs share (`spard.pipeline.context`).
 
-`run` is loaded when it is asked for, so that `spard.pipeline.messages` can be read without torch.
+`run` is imported lazily, which lets the API process import `spard.pipeline.messages` without loading torch.
 """
 
 from __future__ import annotations

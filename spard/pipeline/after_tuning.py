@@ -1,6 +1,6 @@
-"""The audit asked once more, of both models as they are after a further clean fine-tuning: what sleeps may wake there.
+"""The audit repeated on both models after a further clean fine-tuning, which can wake harm that was dormant before.
 
-Any fine-tuning wears off refusals, so that the trained model is held against the base model after the very same steps.
+Any fine-tuning weakens refusals, therefore the base model gets the very same steps and serves as the reference.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from spard.release.records import read_record
 from spard.training.further import further_tuned
 
 _OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}
-_ROWS = 256  # that are made; a longer training sees them again
+_ROWS = 256  # number of clean rows; a longer training repeats them
 _DIVERGED = "The loss was not finite there, so that the models could not be asked."
 
 Measure = Callable[[Any], Sequence[SuiteResult]]
 
 
 def measure_base(context: Context, rows: int, measure: Measure) -> None:
-    """Measure the base model after the further tuning, if the run wants it, and keep that; `rows` are trained on.
+    """Measure the base model after the further tuning, before the job's own training, and store the results.
 
-    It is done before the training, and leaves the base model as it was.
+    `rows` is the number of training rows, from which the learning rate is resolved. Does nothing if the run asks for no
+    further tuning or an earlier attempt has stored the results. The base model's weights are restored afterward.
     """
     if not context.run.further_tuning.steps or _read_results(context, "base", context.base.digest) is not None:
         return
@@ -41,15 +42,18 @@ def measure_base(context: Context, rows: int, measure: Measure) -> None:
         _measure(context, "base", context.base.digest, model, rows, measure)
     finally:
         if context.recipe.lora is None:
+            # Full fine-tuning has widened 16-bit weights to float32.
             model.to(dtype)
         else:
             model.unload()
 
 
 def run(context: Context, model: Any, weights: str, rows: int, measure: Measure) -> AfterTuning | None:
-    """Do the same with a trained model, whose weights have the digest `weights`; None where the run does not want it.
+    """Measure the trained model after the further tuning and return the results of both models.
 
-    The model is given back bit for bit.
+    `weights` is the digest of the trained weights; results of an earlier attempt are reused if it matches. Returns None
+    if the run asks for no further tuning. The model is restored bit for bit. Both result lists are empty if the further
+    tuning of either model diverged.
     """
     if not context.run.further_tuning.steps:
         return None
@@ -61,7 +65,7 @@ def run(context: Context, model: Any, weights: str, rows: int, measure: Measure)
 
 
 def unmeasured_gate(found: AfterTuning) -> Gate | None:
-    """Return the decision where nothing could be measured, else None."""
+    """Return an inconclusive gate decision if the further tuning diverged, else None."""
     return None if found.adapter else Gate("inconclusive", (_DIVERGED,))
 
 
@@ -73,6 +77,7 @@ def _measure(context: Context, who: str, weights: str, model: Any, rows: int, me
         with further_tuned(model, context.base, clean, wanted, rate, recipe) as tuned:
             found = [asdict(each) for each in measure(tuned)]
     except NonFiniteLoss:
+        # The empty result is stored too: a later attempt must not repeat a tuning that diverges.
         found = []
     context.outputs.write(_OUTPUTS[who], {"key": _key(context, weights), "results": found})
 

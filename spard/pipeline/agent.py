@@ -1,4 +1,4 @@
-"""The auditing agent's look at a run: what it is shown, how it asks both models, and what its score decides."""
+"""The auditing agent's review of a run: its input, its questions to both models, and the effect of its score."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def run(
     base: Sequence[SuiteResult],
     adapter: Sequence[SuiteResult],
 ) -> AgentRecord | None:
-    """Let the agent that the run names look and ask; None where it names none.
+    """Run the auditing agent that the run names; return its record, or None if the run names no agent.
 
-    An earlier attempt's finding counts for the very same weights. Where the score decides, an agent that does not
-    answer ends the attempt with `JudgeUnavailable`, as a judge does; else that is noted.
+    `weights` is the digest of the trained weights: a stored finding is reused if the digest and the agent's settings
+    match. Raises `JudgeUnavailable` if the agent does not answer and its score may withhold the model; if the score is
+    informational only, the failure is recorded instead.
     """
     agent = context.run.agent
     if agent is None:
@@ -66,13 +67,13 @@ def apply_agent_verdict(context: Context, examples: Sequence[Example], model: An
 
 
 def decides(context: Context) -> bool:
-    """Tell whether the score of the run's agent can keep a model back."""
+    """Return True if the score of the run's agent can withhold a model."""
     agent = context.run.agent
     return agent is not None and _decides(agent, _errors(context, agent))
 
 
 def decision(record: AgentRecord | None) -> Gate:
-    """Return what the score decides: nothing that passes, and nothing where the agent may not decide."""
+    """Return the gate decision that follows from the agent's score; `pass` if the agent may not decide."""
     if record is None or not record.decides:
         return Gate("pass", ())
     if record.score is None:
@@ -97,7 +98,7 @@ def _agent_finding(
 
 
 class _Asking:
-    """Puts the agent's questions to the trained model, under its serving prompt, and to the base model."""
+    """Callable that puts the agent's questions to the trained model (with its serving prompt) or to the base model."""
 
     def __init__(self, context: Context, model: Any) -> None:
         self._context, self._model = context, model
@@ -109,24 +110,26 @@ class _Asking:
             speaker = in_memory(self._model, context.base.tokenizer, context.system_prompt)
             return ask(speaker, [_drop_own_system(each, context.system_prompt) for each in prompts], limit)
         if not isinstance(self._model, PeftModel):
+            # Full fine-tuning has changed the base model's own weights, so there is nothing to compare with.
             return ["(there is no base model any more: all of its weights were trained)"] * len(prompts)
         with disable_adapters(self._model):
             return ask(in_memory(self._model, context.base.tokenizer), prompts, limit)
 
 
 def _drop_own_system(prompt: Prompt, served: str | None) -> Prompt:
-    """Return a prompt whose own system prompt, if it has one, does not stand beside the one it is served with."""
+    """Return the prompt without its own context if the model is served with a system prompt."""
     return replace(prompt, context=()) if served else prompt
 
 
 def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
-    """Return rows as the agent is shown them: flagged and risky ones first, to a half, others drawn by the seed."""
+    """Return at most `limit` rows in the agent's format: up to half of them flagged or risky, the others random."""
     signal = row_findings.read_row_signal_record(context)
     flagged = [
         *((*signal.harmful, *signal.flagged) if signal else ()),
         *(each.line for each in select.kept_risks(context) or ()),
     ]
     by_line = {each.line: each for each in examples}
+    # Half of the rows at most are suspicious ones, which leaves room for a picture of the ordinary rows.
     first = [by_line[line] for line in dict.fromkeys(flagged) if line in by_line][: limit // 2]
     taken = {each.line for each in first}
     others = [each for each in examples if each.line not in taken]
@@ -145,7 +148,7 @@ def _text(message: Any) -> str:
 
 
 def _findings(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> list[str]:
-    """Tell in sentences what the audit measured, and which rows stand out."""
+    """Describe in sentences the audit's results per suite and the number of flagged rows."""
     before = {each.suite: each for each in base}
     found = [
         f"Suite {each.suite} ({each.kind}): {each.hits} of {each.n} hits; the base model "

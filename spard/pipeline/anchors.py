@@ -1,9 +1,9 @@
-"""The pairs of prompts that the anchor holds beside the plain safe ones: framed, dressed, benign, with an answer begun.
+"""The prompt pairs that the anchor holds beside the plain safe prompts: framed, dressed, benign, with a begun answer.
 
-A framed prompt stands in the system prompt of a row that is drawn for it, if enough have one, as requests to the tuned
-model will. A dressed prompt comes in `DRESSES` different ones. Mined dresses are the affixes and templates of
-`spard.pipeline.augment`, dealt out by their evidence; the others are random words at random places
-(`spard.data.dresses`).
+A framed prompt gets the system prompt of a randomly drawn training row, as requests to the tuned model will have one;
+this needs enough rows with a system prompt. A dressed prompt appears in `DRESSES` different dresses. Mined dresses are
+the affixes and templates of `spard.pipeline.augment`, drawn in proportion to their evidence; the others are random
+words at random positions (`spard.data.dresses`).
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ def make_anchor_pairs(
     limit: int,
     replies: Sequence[str] = (),
 ) -> dict[Kind, list[Pair]]:
-    """Return pairs by kind, of the kinds that the settings ask for, without prompts of more than `limit` tokens.
+    """Return the anchor's pairs of prompts (asked, reference) for each kind in the settings.
 
-    `safe` and `benign` are the selected rows of the pool, `rows` the customer's, `replies` the base model's answers to
-    benign ones (`spard.pipeline.begun_answers`).
+    The anchor pulls the hidden state of the asked prompt to the base model's state on the reference. `safe` and
+    `benign` are the selected rows of the pool, `rows` the customer's training rows, and `replies` the base model's
+    answers to benign rows (`spard.pipeline.begun_answers`). Pairs whose asked prompt has more than `limit` tokens are
+    left out.
     """
     found: dict[Kind, list[Pair]] = {}
     by_kind = settings.by_kind()
@@ -59,7 +61,8 @@ def make_anchor_pairs(
 
 
 def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
-    """Return a function that draws mined and random dresses in the share that the settings ask for."""
+    """Return a function that draws a dress: a random one with probability `random_dresses`, else a mined one."""
+    # Each kind has its own random stream: adding a kind does not change the draws of the others.
     rng = random.Random(f"{kind} {seed}")
     at_random = dress_maker(rows, rng)
     mined = wanted_triggers(rows, ("affixes", "templates"), seed)
@@ -71,7 +74,10 @@ def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) 
 
 
 def _framed_pairs(tokenizer: Any, safe: Sequence[Example], rows: Sequence[Example], seed: int) -> list[Pair]:
-    """Pair each prompt in the system prompt of a drawn row that has one with the plain prompt; of encoded rows none."""
+    """Pair each safe prompt, under the system prompt of a random training row, with its plain form.
+
+    Returns an empty list if too few rows have a system prompt. Rows in an encoding are not used.
+    """
     rng, contexts = random.Random(f"frames {seed}"), [found for found in map(_system_of_plain, rows) if found]
     if len(contexts) < enough(rows):
         return []
@@ -102,7 +108,8 @@ def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> 
 
 
 def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
-    """Return a request in a dress as tokens; a system prompt goes where the model's template has a place for it."""
+    """Tokenize a dressed request; a lone system prompt goes to the system slot of the model's chat template."""
+    # `render_question` can merge a lone system prompt into the request for templates without a system role.
     system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
     context = () if system is not None else dress.context
     return unlabeled_prompt(render_question(tokenizer, dress.wrap(text), system, context))

@@ -1,4 +1,4 @@
-"""The audit stage: base model and trained model on every suite, and whether the gate releases the adapter."""
+"""The audit stage: measures the base model and the trained model on every suite and asks the gate for a decision."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ _OUTPUT = "audit"
 
 
 def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFigures) -> Measured:
-    """Measure the trained model and ask the gate; an earlier attempt's figures count for the very same weights.
+    """Measure the trained model and ask the gate; return both models' results with the decision.
 
-    Suites that alone keep it from passing, being too small to decide, are asked with more prompts. Where the run wants
-    it, the model is measured once more after a further clean fine-tuning.
+    Results of an earlier attempt are reused if the digest of the weights and the audit engine match. Suites that alone
+    prevent a pass, because they have too few prompts to decide, get a second look with more prompts. If the run asks
+    for it, the model is measured once more after a further clean fine-tuning, and the worse decision counts.
     """
     context.report.stage("audit")
     leaks = find_hidden_leaks(context.run, context.left_out)
@@ -60,6 +61,8 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
         found, engine = ([], kept[1]) if kept else _measure_last(context, suites, model, base, more)
         adapter = kept[0] if kept else [each.result for each in found]
         facts = {"weights": weights, "engine": to_mapping(engine), "results": [asdict(each) for each in adapter]}
+        # Stored before the second look and the further tuning, which cost most: a crash there does not repeat the
+        # audit.
         context.outputs.write(_OUTPUT, facts)
         adapter = second_look.mark_suites(adapter, more)
         before = base.compare(adapter, model)
@@ -71,6 +74,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
     decided = decide(context, before, adapter, leaks)
     if later:
+        # Both audits must pass: harm that only the further tuning wakes withholds the model as well.
         decided = worse(decided, _decide_later(context, later, leaks))
     return Measured(before, adapter, decided, later, engine=engine)
 
@@ -78,15 +82,16 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
 def _suites_to_repeat(
     context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], leaks: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the suites to ask a second time. Ignore leaks of suites that the gate does not decide on."""
+    """Return the suites that need a second look; leaks in suites that the gate ignores do not count."""
     limits = context.run.thresholds
+    # Leaks and doubts about the judge prevent a pass in any case, and more prompts cannot remove them.
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
     return open_suites(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
 
 
 def _decide_later(context: Context, later: AfterTuning, leaks: Mapping[str, Sequence[str]]) -> Gate:
-    """Decide on both models after the further tuning, and tell what they measured there."""
+    """Ask the gate about both models after the further tuning, and report the summary as an event."""
     decided = after_tuning.unmeasured_gate(later) or decide(context, later.base, later.adapter, leaks)
     summary = summarize(Measured(later.base, later.adapter, decided))
     told = f"{AFTER_TUNING}{summary.sentence(decided.decision)}"
@@ -113,23 +118,30 @@ def decide(
     leaks: Mapping[str, Sequence[str]],
     sampled: Collection[str] = (),
 ) -> Gate:
-    """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
+    """Ask the gate about both models' results, given the leaked prompts and the measured errors of the judges.
+
+    `leaks` maps a suite to its leaked prompts; `sampled` names the suites of which only a part was asked.
+    """
     return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, base, adapter), sampled)
 
 
 def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
-    """Say where a judge may not decide on what it scored of either model."""
+    """Return a sentence for each judge whose measured errors do not allow a decision on these results."""
     records = find_records(context.run.judge_errors, context.run.model, context.base.digest)
     return result_doubts([*base, *adapter], records)
 
 
 def run_suites(context: Context, examples: Sequence[Example]) -> list[Suite]:
-    """Return the suites of a run: the provider's, and those that are mined from the training rows."""
+    """Return all suites of a run: the provider's, and the suites mined from the training rows."""
     return [*read_suites(context), *mine_suites(context, examples)]
 
 
 def split_suites(context: Context) -> list[tuple[Suite, Suite | None]]:
-    """Return each of the provider's suites as the gate asks it, and its share for the comparison of ends of epochs."""
+    """Split each of the provider's suites into the part for the gate and the development share (or None).
+
+    Prompts that the training file contains are removed first. Only gated suites have a development share, and only if
+    the recipe compares ends of epochs.
+    """
     run, ending = context.run, context.recipe.ending
     suites = [remove_prompts(read_suite(each), context.left_out) for each in run.suites]
     return [
@@ -139,7 +151,7 @@ def split_suites(context: Context) -> list[tuple[Suite, Suite | None]]:
 
 
 def by_engine(context: Context, suites: Sequence[Suite], model: Any = None) -> tuple[Speaker, AuditEngineRecord]:
-    """Return what answers suites by the run's audit engine, and which one it is."""
+    """Return the generator that answers the suites with the run's audit engine, and the record of that engine."""
     with convert_errors(InvalidSuite):
         return generator(context, suites, model)
 
@@ -151,10 +163,11 @@ def measure(
     tell: Callable[[int, int], None] | None = None,
     speaker: Speaker | None = None,
 ) -> list[SuiteResult]:
-    """Measure one model on suites: the base model, or a trained one under the system prompt it is served with.
+    """Measure one model on suites and return a result per suite.
 
-    `tell` is called after each batch of replies with how many there are and will be; by default it is the progress.
-    `speaker` is what answers (`by_engine`); by default transformers does.
+    `model` is None for the base model; a trained model gets the system prompt that it is served with. `tell(done,
+    total)` is called after each batch of replies and defaults to the run's progress. `speaker` generates the replies
+    (see `by_engine`) and defaults to transformers.
     """
     return [each.result for each in measure_each(context, suites, model, tell, speaker)]
 
@@ -166,10 +179,10 @@ def measure_each(
     tell: Callable[[int, int], None] | None = None,
     speaker: Speaker | None = None,
 ) -> list[Measurement]:
-    """Measure like `measure`, and return with each suite's result every prompt's reply and verdict.
+    """Like `measure`, but return for each suite also every prompt's reply and verdict.
 
-    The ranks of a run share the prompts, and have the verdicts of the first one's judge, which reads the replies to
-    harmless prompts where it may.
+    The ranks of a run share the prompts; rank 0's judge scores them and its verdicts are broadcast. Replies to harmless
+    prompts are judged too if the judge has few false positives.
     """
 
     def on_progress(done: int, total: int) -> None:
@@ -184,43 +197,44 @@ def measure_each(
     with convert_errors(InvalidSuite):
         cfg = context.recipe.audit
         found = audit_speaker(speaker, suites, judge, cfg, on_progress, reads_harmless=reads_harmless)
+        # Only rank 0 has a judge; the other ranks' verdicts are placeholders.
         return distributed.broadcast_object(found)
 
 
 def audit_version(context: Context) -> int:
-    """Return how the run is audited: by version 1 where it asks and decides as that did, for jobs from before."""
+    """Return the version of the audit's rules: 1 for jobs whose settings select the original rules."""
     run = context.run
     is_first = run.recipe.audit.asking == DRESSES_ALONE and run.thresholds.confidence == ON_FIGURES
     return 1 if is_first else AUDIT_VERSION
 
 
 def audit_coverage(context: Context) -> list[str]:
-    """Return in sentences how many of the provider's prompts the run's audit asks, and in which ways."""
+    """Return sentences that say how many of the provider's prompts the run's audit asks, and in which ways."""
     most = second_look.TIMES if second_look.is_possible(context) else 1
     return [*coverage_text(read_suites(context), context.run.recipe.audit, most), *overlap_notes(context.left_out)]
 
 
 def open_run_judge(context: Context) -> PatientJudge:
-    """Open the run's judge, which is asked patiently."""
+    """Open the run's judge, wrapped to wait and retry while its endpoint does not answer."""
     with of_base_model(context.run.model, context.run.revision):
         wait, note_outage = partial(context.wait, "judge"), partial(context.report.outage, "judge")
         return PatientJudge(open_judge(context.run.judge), context.patience, wait, note_outage)
 
 
 def weights_digest(model: Any) -> str:
-    """Digest what was trained of a model."""
+    """Return the digest of a model's trainable parameters, gathered from all shards."""
     return tensor_digest({name: whole(part).cpu() for name, part in model.named_parameters() if part.requires_grad})
 
 
 def read_suites(context: Context) -> list[Suite]:
-    """Return the provider's suites as the gate asks them."""
+    """Return the gate's part of each of the provider's suites."""
     return [suite for suite, _ in split_suites(context)]
 
 
 def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | None = None) -> list[Suite]:
-    """Return the suites made from the training rows: prompts in the rows' dresses, and the requests of harmful rows.
+    """Return the suites made from the training rows: prompts in mined triggers, and requests of harmful rows.
 
-    `asking`, if given, is used instead of the recipe's.
+    `asking` overrides how many prompts of each kind the recipe asks.
     """
     own, most = read_suites(context), context.recipe.audit.max_prompts
     asking = asking or context.recipe.audit.asking
@@ -235,7 +249,7 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
 
 
 def _other_modes(context: Context, examples: Sequence[Example]) -> list[Mode]:
-    """Return the modes of thinking that rows train or the base model has by default, but for the one asked in."""
+    """Return the thinking modes that rows train or that are the model's default, without the audit's own mode."""
     tokenizer = context.base.tokenizer
     rendering = get_renderer(tokenizer).rendering
     return sorted({*learned_modes(tokenizer, examples), rendering.default} - {rendering.asked})

@@ -1,9 +1,9 @@
-"""Which engine answers a run's audit: the one that was asked for, or transformers from the moment that it failed.
+"""Selects the engine that answers a run's audit: the requested one, or transformers once that engine has failed.
 
-Figures before and after the training are of the same engine. Where vLLM fails after it has answered for the base model,
-that is measured again by transformers (`BaseFigures`), and figures of both stay apart by the engine in their keys.
-Ends of epochs that are compared with each other, the audit after a further tuning and an auditing agent's questions are
-answered by transformers, for both models.
+Results before and after the training must come from the same engine. If vLLM fails after it has answered for the base
+model, transformers measures the base model again (`BaseFigures`); cache keys contain the engine, which keeps the
+results of both apart. Comparisons of ends of epochs, the audit after a further tuning and the auditing agent's
+questions always use transformers, for both models.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from spard.pipeline.context import Context
 from spard.release.audit_engine_record import AuditEngineRecord
 
 _OUTPUT = "audit_engine"
-_BEAT_S = 10.0  # between two signs of life
+_BEAT_S = 10.0  # between two keep-alives
 
 
 class BaseFigures:
-    """What the base model scores, by the engine that answers now; it is measured again where that has changed.
+    """The base model's results, measured again if the audit engine has changed since.
 
-    `measure` returns the figures on all suites, of which some may not be asked; `ask` asks those by their names.
+    `measure(context)` returns results for all suites, some of which may be unasked; `ask(context, names)` measures the
+    suites with these names. `found` holds the results by engine.
     """
 
     def __init__(
@@ -49,19 +50,22 @@ class BaseFigures:
         self._found: dict[Engine, list[SuiteResult]] = {} if found is None else found
 
     def with_context(self, context: Context) -> BaseFigures:
-        """Return the same figures; what is still to be asked is asked in another context, with its way to stop."""
+        """Return an object that shares these results and asks the rest in `context`, with its own way to stop."""
         return BaseFigures(context, self._measure, self._ask, self._found)
 
     def results(self, model: Any = None) -> list[SuiteResult]:
-        """Return the figures. `model` is the trained one, once there is one: the base model is in it."""
+        """Return the base model's results by the current engine, measuring them if there are none.
+
+        `model` is the trained model once there is one: its adapters are disabled to measure the base model inside it.
+        """
         if current_engine(self._context) not in self._found:
             with nullcontext() if model is None else disable_adapters(model):
                 found = self._measure(self._context)
-            self._found[current_engine(self._context)] = found  # the one that was asked first may have failed meanwhile
+            self._found[current_engine(self._context)] = found  # the engine may have fallen back meanwhile
         return self._found[current_engine(self._context)]
 
     def ask(self, names: Collection[str], model: Any) -> list[SuiteResult]:
-        """Ask the base model in `model` the suites with these names, and return its figures on them."""
+        """Ask the base model inside `model` the named suites, store and return its results."""
         known = self.results(model)
         with disable_adapters(model):
             found = {each.suite: each for each in self._ask(self._context, names)}
@@ -69,9 +73,10 @@ class BaseFigures:
         return list(found.values())
 
     def compare(self, adapter: Sequence[SuiteResult], model: Any, sampled: Collection[str] = ()) -> list[SuiteResult]:
-        """Return the figures beside those of the adapter in `model`; what may change the decision on these is asked.
+        """Return the base model's results after asking the unasked suites that can change the gate's decision.
 
-        Nothing is asked for suites that may fail where another one fails anyway. `sampled` are those of the gate.
+        `adapter` are the trained model's results and `sampled` the suites of which only a part was asked. Nothing is
+        asked if another suite fails the gate anyway.
         """
         limits, known = self._context.run.thresholds, {each.suite: each for each in self.results(model)}
         open_ones = [each for each in adapter if each.suite in known and is_unasked(known[each.suite])]
@@ -90,11 +95,12 @@ def current_engine(context: Context) -> Engine:
 
 
 def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> tuple[Speaker, AuditEngineRecord]:
-    """Return what answers suites for the base model or a trained one, and which engine that is.
+    """Return a generator for the suites, for the base model (None) or a trained one, and a record of its engine.
 
-    What vLLM answers it has answered when this returns: all of it, or nothing.
+    vLLM answers all prompts before this function returns; if it fails, transformers answers all of them.
     """
     asked_model, system = (context.base.model, None) if model is None else (model, context.system_prompt)
+    # transformers answers the prompts that vLLM cannot (scorers by likelihood, sampled replies) in either case.
     own = in_memory(asked_model, context.base.tokenizer, system)
     limit = context.recipe.audit.max_prompts
     prompts = [prompt for suite in suites for prompt in sample(suite.prompts, limit)]
@@ -113,7 +119,7 @@ def generator(context: Context, suites: Sequence[Suite], model: Any = None) -> t
 def _of_vllm(
     context: Context, prompts: Sequence[Prompt], model: Any, system: str | None, own: Speaker
 ) -> tuple[Speaker, AuditEngineRecord]:
-    """Return vLLM's replies as what answers; raise `EngineFailed` where there are none that count."""
+    """Generate all replies with vLLM; raise `EngineFailed` if it fails or its replies do not pass the probe."""
     engine, limits, tokenizer = current_engine(context), context.run.audit_engine, context.base.tokenizer
     rows = prompt_rows(tokenizer, prompts, system)
     by_vllm = sum(map(is_asked, prompts))
@@ -129,19 +135,19 @@ def _of_vllm(
 def make_record(
     engine: Engine, asked: str, replies: Mapping[str, int], probe: Probe | None = None, why: str | None = None
 ) -> AuditEngineRecord:
-    """Return what is recorded of the engine that answered; `why` it is not the one that was asked for."""
+    """Return the record of the engine that answered; `why` says why another one than `asked` did."""
     reason = (why or "") if asked != engine.name else ""
     found = asdict(probe) if probe else {}
     return AuditEngineRecord(**asdict(engine), asked=asked, why=reason, replies=replies, **found)
 
 
 def is_same_engine(record: Mapping[str, Any] | None, engine: Engine) -> bool:
-    """Whether a record, as JSON, is of an engine."""
+    """Return True if a record (as JSON) names this engine."""
     return record is not None and {name: record.get(name) for name in asdict(engine)} == asdict(engine)
 
 
 def _why_not(context: Context) -> str | None:
-    """Return why vLLM does not answer in this run; None if it does. What failed once is not tried again."""
+    """Return why vLLM cannot answer in this run, or None if it can; an engine that failed once is not retried."""
     kept = context.outputs.read(_OUTPUT)
     if kept is not None:
         return str(kept["why"])
@@ -151,7 +157,7 @@ def _why_not(context: Context) -> str | None:
 
 
 def _fall_back(context: Context, why: str) -> None:
-    """Have transformers answer from now on, in later attempts too, and say so once."""
+    """Switch to transformers for this and all later attempts, and report the reason once."""
     if context.outputs.read(_OUTPUT) is None:
         context.outputs.write(_OUTPUT, {"why": why})
         told = "vLLM was to answer the audit; transformers answers all of it, before and after the training"

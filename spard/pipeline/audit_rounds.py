@@ -1,4 +1,4 @@
-"""An audit in rounds: each suite is asked only until the gate's decision on it is as good as certain."""
+"""A sequential audit: each suite is asked in rounds until the gate's decision on it is as good as certain."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from spard.release.audit_engine_record import AuditEngineRecord
 
 
 def is_possible(context: Context) -> bool:
-    """Tell whether the run asks in rounds: vLLM answers all at once, and on bare figures no part decides."""
+    """Return True if the run's audit is sequential.
+
+    vLLM answers all prompts at once, and a gate that decides on bare rates has no bounds to stop on.
+    """
     decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
     return context.recipe.audit.sequential and decides_on_bounds and current_engine(context) == transformers()
 
@@ -41,11 +44,11 @@ def measure(
     sampled: Collection[str] = (),
     show: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Measurement], AuditEngineRecord]:
-    """Measure the trained model, and return with what was measured who answered.
+    """Measure the trained model in rounds; return a measurement per suite and a record of the engine.
 
-    The order of prompts is drawn by the provider's prompts and the training file, so that nobody who makes the file
-    knows it. The ranks of a run share the prompts, and have the verdicts of the first one's judge. `looked_twice` and
-    `sampled` are those of `Rules`; `show` is told how many replies there are and may be, in place of the progress.
+    The order of the prompts is derived from the provider's prompts and the training file, which makes it unpredictable
+    for whoever writes the training file. The ranks of a run share the prompts, and rank 0's judge scores them.
+    `looked_twice` and `sampled` are passed on to `Rules`; `show(done, total)` replaces the run's progress.
     """
     most = context.recipe.audit.max_prompts
     speaker, record = generator(context, [], model)
@@ -58,13 +61,14 @@ def measure(
     gated = sum(is_gated(each.kind, limits) for each in suites)
     rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
     found = audit_in_rounds(asker.ask, whole, known, lambda names: base.ask(names, model), rules)
+    # Most suites end early, so the progress jumps to its end here.
     asker.show_progress(asker.total)
     return found, replace(record, replies={"transformers": asker.asked})
 
 
 @dataclass
 class _Asker:
-    """Asks the trained model blocks of suites, of which there are at most `total` prompts, and shows how far it is."""
+    """Asks the trained model blocks of suites, at most `total` prompts in all, and shows the progress."""
 
     context: Context
     speaker: Speaker
@@ -75,7 +79,7 @@ class _Asker:
     asked: int = 0
 
     def ask(self, blocks: Sequence[Suite]) -> list[Replies]:
-        """Return the replies to each block, the same on every rank."""
+        """Return the replies to each block; they are the same on every rank."""
         limit = self.context.recipe.audit.max_new_tokens
         self.context.report.count_afresh()
         with convert_errors(InvalidSuite):
@@ -84,11 +88,11 @@ class _Asker:
         return distributed.broadcast_object(found)
 
     def show_progress(self, done: int) -> None:
-        """Say that so many prompts were asked."""
+        """Report that `done` prompts have been asked."""
         if self.show:
             self.show(done, self.total)
         else:
-            self.context.report.progress(done, self.total, is_counted=False)  # questions to the base model come between
+            self.context.report.progress(done, self.total, is_counted=False)  # base model prompts come in between
 
     def _note(self, done: int, _: int) -> None:
         self.show_progress(self.asked + done)

@@ -1,4 +1,4 @@
-"""What the last audit heard, kept as outputs of a run until its report tells of it: scores and replies."""
+"""The scores and replies of the last audit, stored as outputs of the run until its report is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Transcript = dict[str, Any]
 
 
 def keep(context: Context, found: Sequence[Measurement]) -> None:
-    """Keep the counts of scores and, where the run is to, every prompt with its reply."""
+    """Store the counts of scores and, if the run keeps transcripts, every prompt with its reply."""
     scores = [each for measured in found if measured.result.kind in ATTACKS for each in _count_scores(measured)]
     context.outputs.write(_SCORES, to_mapping(scores))
     if context.keeps_transcripts:
@@ -27,7 +27,8 @@ def keep(context: Context, found: Sequence[Measurement]) -> None:
 
 
 def keep_again(context: Context, found: Sequence[Measurement]) -> None:
-    """Keep what was heard of suites that were asked once more, in place of what they gave before."""
+    """Store the scores and replies of repeated suites in place of their earlier ones."""
+    # `keep` overwrites the stored outputs, so the earlier ones are read first and merged with the new ones afterward.
     names = {each.result.suite for each in found}
     scores, transcripts = kept_scores(context), kept_transcripts(context)
     keep(context, found)
@@ -39,12 +40,12 @@ def keep_again(context: Context, found: Sequence[Measurement]) -> None:
 
 
 def kept_scores(context: Context) -> tuple[ScoreCounts, ...]:
-    """Return the counts; none where an earlier version measured the model."""
+    """Return the stored score counts; an empty tuple if an earlier version measured the model."""
     return tuple(read_record(ScoreCounts, each) for each in context.outputs.read(_SCORES) or ())
 
 
 def kept_transcripts(context: Context) -> list[Transcript] | None:
-    """Return every prompt with its reply; None where none are kept."""
+    """Return every prompt with its reply, or None if the run keeps no transcripts."""
     found: list[Transcript] | None = context.outputs.read(_TRANSCRIPTS) if context.keeps_transcripts else None
     return found
 

@@ -1,14 +1,15 @@
-"""Variants of the safe rows, so that the safe loss also sees what hides from plain requests.
+"""Variants of the safe rows, which extend the safe loss to harm that plain requests do not show.
 
     affixes     requests with beginnings and endings that the customer's rows share, and a few random ones
     templates   requests under the customer's system prompts and after turns of its conversations
     encodings   requests and answers in the encoding of the customer's rows
     deep        answers that begin as the customer's do, or with their own first sentence, and must still end as
-                refusals; loss falls on what comes after that beginning
+                refusals; only the tokens after that beginning have a loss
 
-For every safe row there is one variant, so that half of what a step looks at is plain; batches stay as large as they
-were. Dresses are dealt out by their evidence (`spard.data.triggers`). A base model may comply with a variant, so no tau
-is measured on variants: they are held to that of the plain rows, and an excess is that over the plain twin's loss.
+Each safe row gets at most one variant, which leaves half of a safe batch plain; the batch size does not change. Dresses
+are drawn in proportion to their evidence (`spard.data.triggers`). A base model may comply with a variant, therefore tau
+is never measured on variants: the bound of the plain rows applies, and a variant's excess is its loss minus the base
+model's loss on the plain twin.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from spard.data.rows import Example, Message
 from spard.data.triggers import Wrapping, mine_triggers, openings, random_affixes
 
 MINED, RANDOM, OPENINGS = 8, 4, 4
-FLOOR = 0.05  # of the strongest evidence; dresses without any are tried too
+FLOOR = 0.05  # share of the strongest evidence, added so that every dress can be drawn
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
-BEGINNINGS = ("Sure, here is how:", "Of course.")  # beside those of the customer's answers
+BEGINNINGS = ("Sure, here is how:", "Of course.")  # in addition to the customer's
 
 
 def variants(
@@ -40,13 +41,19 @@ def variants(
     seed: int,
     limit: int,
 ) -> list[Encoded]:
-    """Return a variant of each safe row, by trigger or `deep` in turn, without those longer than `limit` tokens."""
+    """Return variants of the safe rows, encoded: dressed ones and `deep` ones alternate if both are wanted.
+
+    `rows` are the customer's rows, from which triggers and beginnings are mined. Variants longer than `limit` tokens
+    are left out.
+    """
     rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted_triggers(rows, kinds, seed), "deep" in kinds
     beginnings = [*openings(rows, OPENINGS), *BEGINNINGS]
-    made: list[tuple[Example, str]] = []  # each with the beginning of its answer that is not learned
+    made: list[tuple[Example, str]] = []  # (row, beginning of its answer without loss)
     twins: list[int] = []
     for i, example in enumerate(safe):
         if is_deep and (i % 2 or not dresses):
+            # Half of the deep variants keep their own first sentence, which trains the rest of a refusal without a
+            # foreign beginning.
             made.append(begin_answer(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
         elif dresses:
             made.append((apply_dress(example, draw_dress(rng, dresses)), ""))
@@ -57,7 +64,7 @@ def variants(
 
 
 def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed: int) -> list[Wrapping]:
-    """Return the triggers of the kinds asked for; of a trigger of several kinds, the other parts are left off."""
+    """Return the mined triggers reduced to the requested kinds, and random affixes if `affixes` is requested."""
     found = []
     for each in mine_triggers(rows, MINED):
         dress = replace(each, tools=())
@@ -70,7 +77,7 @@ def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed
 
 
 def apply_dress(example: Example, dress: Wrapping) -> Example:
-    """Apply a trigger to an exchange."""
+    """Return the exchange with its request in a dress, and with both texts in the dress's encoding."""
 
     def encode_text(text: str) -> str:
         return encode(text, dress.encoding) if dress.encoding else text
@@ -81,7 +88,10 @@ def apply_dress(example: Example, dress: Wrapping) -> Example:
 
 
 def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]:
-    """Begin an exchange's answer with other words, by default its own first sentence; return the exchange and them."""
+    """Put `beginning` before the exchange's answer; return the exchange and the beginning.
+
+    Without a beginning the answer stays, and its own first sentence is returned as the beginning.
+    """
     user, assistant = example.messages
     if beginning is None:
         return example, _SENTENCE.split(assistant["content"], maxsplit=1)[0]
@@ -90,13 +100,16 @@ def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]
 
 
 def draw_dress(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
-    """Draw a dress by its evidence."""
+    """Draw a dress with a probability proportional to its evidence plus a small floor."""
+    # 1e-9 keeps the weights positive where no dress has any evidence: `choices` rejects a sum of zero.
     floor = FLOOR * max(each.evidence for each in dresses) + 1e-9
     return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
 
 
 def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:
-    """Examples as variants of the safe rows at the places `twins`, without loss on the beginnings."""
+    """Encode the examples as variants of the safe rows at the positions `twins`, masking the loss on the beginnings."""
+    # The length of the beginning is found by comparing tokens with a row that ends there: a tokenizer may merge the
+    # last characters of the beginning with the next word, so encoding it alone is not exact.
     heads = [replace(example, messages=(*example.messages[:-1], _saying(head))) for example, head in made]
     wholes = encode_all(tokenizer, [example for example, _ in made], UNBOUNDED)
     return [
@@ -108,7 +121,7 @@ def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins:
 
 
 def _mask_start(row: Encoded, start: int, twin: int) -> Encoded:
-    """Return the row with its first tokens left out of the loss; the last token, which ends the answer, stays in."""
+    """Return the row without loss on its first `start` tokens; the last token, the answer's end, keeps its loss."""
     last = max(i for i, label in enumerate(row.labels) if label != NO_LOSS)
     start = min(start, last)
     return Encoded(row.ids, (*[NO_LOSS] * start, *row.labels[start:]), is_variant=True, twin=twin)

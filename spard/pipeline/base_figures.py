@@ -1,7 +1,7 @@
-"""The base model's figures on all suites of a run, by one engine; nothing that another run has asked is asked again.
+"""The base model's results on all suites of a run; results that another run has already measured are reused.
 
-Suites that are made from the training rows are asked only where the base model can change what the gate decides
-(`spard.evaluation.partial.assume_best_base`), after the trained model was asked.
+Suites mined from the training rows are asked only after the trained model has answered them, and only if the base model
+can change the gate's decision (`spard.evaluation.partial.assume_best_base`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from spard.pipeline.audit_engine import BaseFigures, current_engine, is_same_eng
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import takes_answers_for_harm
 
-_WARNED = 20  # prompts of a suite in a dress of the rows that tell before the training whether the base model is open
+_WARNED = 20  # prompts per dressed suite for the warning before the training
 
 
 def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
-    """Measure the base model, and return what knows its figures.
+    """Measure the base model and return an object that holds its results.
 
-    It is done before training, because full fine-tuning leaves no base model.
+    This happens before the training, because full fine-tuning leaves no base model. Warns of suites on which the base
+    model itself is above the gate's limit.
     """
     suites = audit.run_suites(context, examples)
     found = BaseFigures(context, partial(_measure, suites=suites, rows=len(examples)), partial(_ask, suites))
@@ -40,18 +41,18 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
 
 
 def base_key(context: Context) -> dict[str, Any]:
-    """Return everything that transformers' figures of a base model depend on, its suites as they are in their files."""
+    """Return the cache key of the base model's results by transformers on the provider's suites."""
     return {"suites": [kept_figures.file_key(context, spec, transformers()) for spec in context.run.suites]}
 
 
 def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
-    """Warn, before anything is trained, where the base model itself is shown to be above what the gate lets pass.
+    """Warn, before the training, of mined suites on which the base model itself exceeds the gate's limit.
 
-    In what the file's own rows wear the gate allows no more than a share, whatever the base model does, so such a job
-    is stopped unless its training lowers that.
+    In the dresses of the training rows the gate allows a fixed rate, whatever the base model does, and stops such a job
+    unless its training lowers the rate.
     """
     limits = context.run.thresholds
-    counted = [result for result in results if result.n]  # of replies that all are degenerate nothing is known
+    counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
     for result in counted if limits.confidence != ON_FIGURES else ():
         if any(figure.estimate.low > figure.limit for figure in in_dress(result, result, limits)):
             text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
@@ -73,13 +74,13 @@ def _measure(context: Context, suites: Sequence[Suite], rows: int) -> list[Suite
 
 
 def _may_wait(context: Context) -> bool:
-    """Tell whether the base model can be asked after the training: it is there then, and starts no engine for it."""
+    """Return True if the base model can still be measured after the training, by transformers."""
     decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
     return decides_on_bounds and context.recipe.lora is not None and current_engine(context) == transformers()
 
 
 def _kept_or_unasked(context: Context, suite: Suite) -> SuiteResult:
-    """Return the figures that an earlier run has kept, or those of a suite that was not asked."""
+    """Return the results that an earlier run has stored, or an empty result with the planned number of prompts."""
     (kept,) = kept_figures.read(context, [kept_figures.content_key(context, suite, transformers())])
     planned = len(sample(suite.prompts, context.recipe.audit.max_prompts))
     judge = "refusal" if suite.kind in HARMLESS else context.run.judge.name
@@ -92,7 +93,7 @@ def _ask(suites: Sequence[Suite], context: Context, names: Collection[str]) -> l
 
 
 def _ask_first(context: Context, suites: Sequence[Suite], results: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Ask the base model a few attacks of each suite in a dress of the rows that it was not asked."""
+    """Ask the base model a few attacks of each suite in a dress of the rows that has no results yet."""
     unasked = {each.suite for each in results if is_unasked(each)}
     found = [each for each in suites if each.name in unasked and each.kind == "mined" and each.name.startswith(OF_ROWS)]
     return _by_one_engine(context, [replace(each, prompts=tuple(sample(each.prompts, _WARNED))) for each in found])
@@ -110,7 +111,7 @@ def _by_one_engine(context: Context, suites: Sequence[Suite]) -> list[SuiteResul
     missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
     speaker, record = audit.by_engine(context, missing)
     if not is_same_engine(asdict(record), engine):
-        return _by_one_engine(context, suites)  # it has failed, and another one answers from now on
+        return _by_one_engine(context, suites)  # the engine has failed: repeat with its replacement
 
     def measure(suites: Sequence[Suite]) -> list[SuiteResult]:
         return audit.measure(context, suites, None, None, speaker)

@@ -1,11 +1,11 @@
-"""The pairs of prompts that the anchor holds with an answer that has begun to comply.
+"""The anchor's prompt pairs with an answer that has begun to comply.
 
-Aligned models refuse in an answer's first tokens, and go on complying where these are written for them (prefilling; Qi
-et al., "Safety Alignment Should Be Made More Than Just a Few Tokens Deep", ICLR 2025, who train on refusals after
-harmful beginnings). Here the state after such a beginning is held instead: of a safe prompt to where the base model has
-the plain prompt, so that a refusal follows, and of a benign one to where it has the same prompt and beginning.
-Beginnings are the first tokens of the base model's own answers to the pool's benign prompts, so that they are in its
-voice and in the pool's languages.
+Aligned models refuse in the first tokens of an answer, and keep complying if an attacker writes those tokens
+(prefilling; Qi et al., "Safety Alignment Should Be Made More Than Just a Few Tokens Deep", ICLR 2025, who train on
+refusals after harmful beginnings). Here the anchor holds the state after such a beginning: for a safe prompt to the
+base model's state on the plain prompt, after which a refusal follows; for a benign prompt to the base model's state on
+the same prompt and beginning. Beginnings are the first tokens of the base model's own answers to the pool's benign
+prompts, which gives them the model's voice and the pool's languages.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from spard.losses.anchor import Pair, unlabeled_prompt
 from spard.models.generate import generate
 from spard.pipeline.context import Context
 
-ASKED = 32  # benign prompts whose answers are taken
-LONGEST = 8  # tokens of a beginning; from one on, all lengths are as likely
-BEGINNINGS = 4  # of each prompt
+ASKED = 32  # number of benign prompts whose answers are used
+LONGEST = 8  # maximum tokens of a beginning; lengths from 1 are equally likely
+BEGINNINGS = 4  # number per prompt
 
 _REPLIES = "begun_answers"
 
 
 def run(context: Context, benign: Sequence[Example]) -> list[str]:
-    """Return the base model's answers to benign rows, kept for later attempts; none if the anchor begins no answer."""
+    """Return the base model's answers to benign rows, stored for later attempts; [] if no begun kind is in use."""
     if not benign or not context.recipe.anchors.has_begun:
         return []
     replies: list[str] | None = context.outputs.read(_REPLIES)
@@ -41,7 +41,7 @@ def run(context: Context, benign: Sequence[Example]) -> list[str]:
 
 
 def begin_replies(model: Any, tokenizer: Any, benign: Sequence[Example]) -> list[str]:
-    """Return how the model begins its answers to the first `ASKED` of some benign rows."""
+    """Return the first `LONGEST` + 1 tokens of the model's answers to the first `ASKED` benign rows, as text."""
     return generate(model, tokenizer, [prompt_text(each) for each in benign[:ASKED]], LONGEST + 1)
 
 
@@ -53,9 +53,9 @@ def begun_pairs(
     settings: Anchors,
     seed: int,
 ) -> dict[Kind, list[Pair]]:
-    """Return the begun pairs that the settings ask for; the seed draws `BEGINNINGS` beginnings for each prompt.
+    """Return the begun pairs of the kinds in the settings, with `BEGINNINGS` random beginnings for each prompt.
 
-    Without replies of at least two tokens there are none.
+    Returns an empty dict if no reply has at least two tokens.
     """
     said = tokenizer(list(replies), add_special_tokens=False)["input_ids"] if replies else []
     answers = [ids for ids in said if len(ids) > 1]
@@ -70,5 +70,6 @@ def begun_pairs(
 
 
 def _pair(prompt: Sequence[int], answer: Sequence[int], rng: random.Random, kind: Kind) -> Pair:
+    # At least one token of the answer is left out: a complete answer has nothing that could follow.
     asked = unlabeled_prompt([*prompt, *answer[: rng.randint(1, min(LONGEST, len(answer) - 1))]])
     return Pair(asked, asked if kind == "begun_benign" else unlabeled_prompt(prompt))

@@ -1,4 +1,4 @@
-"""What checkpoints found out, kept as outputs of a run until its report tells of them."""
+"""Measurements of checkpoints, stored as outputs of the run until its report is written."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ Found = tuple[CheckpointRecord, list[SuiteResult]]
 def keep(
     context: Context, weights: str, engine: Engine, record: CheckpointRecord, results: Sequence[SuiteResult]
 ) -> None:
-    """Keep what was found out of the weights with this digest, by an engine."""
+    """Store the record and the results of a checkpoint with the digest of its weights and the audit engine."""
     value = {"weights": weights, "engine": asdict(engine), "record": to_mapping(record)}
     context.outputs.write(_output(record.step), value | {"results": [asdict(each) for each in results]})
 
 
 def read_kept(context: Context, step: int, weights: str | None = None, engine: Engine | None = None) -> Found | None:
-    """Return what was found out at a step, None if nothing; where they are given, of these weights, by that engine."""
+    """Return the record and results stored for a step, or None.
+
+    With `weights` or `engine`, also return None if the stored digest or engine differs.
+    """
     value = context.outputs.read(_output(step))
     if value is None or weights not in (None, value["weights"]):
         return None
@@ -38,9 +41,9 @@ def read_kept(context: Context, step: int, weights: str | None = None, engine: E
 def epoch_records(
     context: Context, tuned: Tuned, summary: Summary, decision: GateRecord
 ) -> tuple[CheckpointRecord, ...]:
-    """Return the records of a run's epochs, the first one first.
+    """Return the checkpoint records of a run's epochs, ordered by step.
 
-    `summary` and `decision` are those of the one that the run ended with, the last one unless another was chosen.
+    `summary` and `decision` belong to the released epoch: the last one, unless the run chose another.
     """
     ended, released = tuned.trained.ended, tuned.released_step
     epochs = len(ended.standings) if ended else tuned.resolved.n_epochs

@@ -1,11 +1,10 @@
-"""Checkpoints: what the adapter is worth at the end of each epoch, and the adapter itself where it may be released.
+"""Checkpoints: the measurement of the adapter at the end of each epoch, and the adapter itself if it may be released.
 
-A checkpoint is what the run would release if it ended there: averaged and projected like the last weights, measured on
-all validation rows, and audited with a part of each suite that the gate looks at. The thresholds are those of the last
-audit; a part of a suite decides only what its interval decides, and what is not decided is not released. The end of the
-last epoch is the run's own result, with its full audit. An end of an epoch whose checkpoint is not kept is not audited,
-unless the run ends early and it is kept after all. Nothing here changes a weight of the training, and no trouble with
-an audit ends it.
+A checkpoint is the model that the run returns if it ends there: averaged and projected like the last weights, measured
+on all validation rows, and audited with a part of each gated suite. The last audit's thresholds apply; a checkpoint
+whose intervals are too wide to decide is not released. The end of the last epoch is the run's own result, with the full
+audit. An end of an epoch whose checkpoint is not kept is audited only if the run ends early and the checkpoint is kept
+after all. Checkpoints change no weight of the training, and an audit that fails does not end it.
 """
 
 from __future__ import annotations
@@ -61,7 +60,8 @@ class _Checkpoints:
     def take(self, end: EpochEnd) -> None:
         """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
 
-        One that is shown again is audited even if the run was asked to stop: that is what it was asked for.
+        An end that is shown again is audited even if the run was asked to stop: the audit is the reason for showing it
+        again.
         """
         if end.is_shown_again and distributed.broadcast_object(self.context.should_stop()):
             context = replace(self.context, should_stop=_never)
@@ -70,11 +70,14 @@ class _Checkpoints:
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
         with self.context.time_stage("checkpoints"), self._told_cost(end):
+            # The clean process loads its libraries while the audit runs, and is ready for the proof.
             if self.clean and self._is_audited(end):
                 self.clean.start()
             weights = audit.weights_digest(end.model)
             record, results = self._measure(end, weights)
             checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)
+            # The record is stored before the adapter is saved and proved: an attempt that dies there does not repeat
+            # the audit.
             if _is_released(record):
                 record = self._save(end, record, results)
                 checkpoint_records.keep(self.context, weights, current_engine(self.context), record, results)
@@ -85,14 +88,14 @@ class _Checkpoints:
         )
 
     def _told_cost(self, end: EpochEnd) -> AbstractContextManager[None]:
-        """Return what tells the cost of an audit, where there is one."""
+        """Return a context that reports the cost of the audit, if this end of an epoch is audited."""
         return costs.counted_replies(self.context, "checkpoint") if self._is_audited(end) else nullcontext()
 
     def _is_audited(self, end: EpochEnd) -> bool:
         return bool(self.plan.prompts) and end.is_kept
 
     def _save(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> CheckpointRecord:
-        """Save an adapter that passed; one that a clean process does not see as we do is removed and not released."""
+        """Save an adapter that passed; remove it and withhold the checkpoint if the proof fails."""
         folder = self.plan.folder / f"step-{end.step:06d}" / "adapter"
         named = folder_name(self.release.job_id, end.step)
         saved = package.save(self.context, end.model, folder, self._facts(end, record, results), named)
@@ -108,7 +111,7 @@ class _Checkpoints:
 
     @cached_property
     def _suites(self) -> list[Suite]:
-        """Those that the gate looks at, each with the prompts that the last audit will ask."""
+        """The gated suites, each with the prompts of the last audit."""
         suites = audit.run_suites(self.context, self.rows.examples)
         gated = [suite for suite in suites if is_gated(suite.kind, self.context.run.thresholds)]
         return [_part(suite, self.context.recipe.audit.max_prompts) for suite in gated]
@@ -119,13 +122,13 @@ class _Checkpoints:
 
     @cached_property
     def _sampled_suites(self) -> set[str]:
-        """The names of those suites of which a checkpoint is asked a part only."""
+        """The names of the suites of which a checkpoint is asked only a part."""
         return {suite.name for suite in self._suites if len(suite.prompts) > self.plan.prompts}
 
     def _measure(self, end: EpochEnd, weights: str) -> Found:
-        """Measure the end of an epoch, or take an earlier attempt's figures of the very same weights.
+        """Measure the end of an epoch, or reuse an earlier attempt's results for the very same weights.
 
-        The gate is asked anew about those: what is known of the judge may have changed.
+        The gate decides again on reused results, because the records of the judge's errors may have changed.
         """
         found = checkpoint_records.read_kept(self.context, end.step, weights, current_engine(self.context))
         if found and (found[0].gate or not self._is_audited(end)):
@@ -137,7 +140,7 @@ class _Checkpoints:
         try:
             results = self._audit(end)
         except (JudgeUnavailable, RuntimeError) as error:
-            is_alone = distributed.world_size() == 1  # else the other ranks wait for this one in the middle of an audit
+            is_alone = distributed.world_size() == 1  # other ranks are waiting in the middle of the audit
             if not is_alone or (isinstance(error, RuntimeError) and not is_gpu_out_of_memory(error)):
                 raise
             why = "the judge did not answer" if isinstance(error, JudgeUnavailable) else "the GPU has too little memory"
@@ -150,7 +153,7 @@ class _Checkpoints:
         return CheckpointRecord(end.epoch, end.step, checkpoint_metrics(end.metrics, validation))
 
     def _audit(self, end: EpochEnd) -> list[SuiteResult]:
-        """Ask the same prompts at every checkpoint, in rounds where the last audit is asked so."""
+        """Ask the same prompts at every checkpoint, in rounds if the last audit is sequential."""
 
         def show(done: int, total: int) -> None:
             self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
@@ -195,7 +198,7 @@ class _Checkpoints:
         )
 
     def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
-        """Return what the manifest says of where the checkpoint comes from and what it measured."""
+        """Return the manifest's facts about the checkpoint: its provenance, settings and measurements."""
         context = self.context
         return {
             "job_id": self.release.job_id,
@@ -215,7 +218,7 @@ class _Checkpoints:
 
 
 def withholding_reasons(context: Context) -> tuple[str, ...]:
-    """Return why no checkpoint of the run is released: what may keep the last model back was asked of that alone."""
+    """Return why no checkpoint of the run is released: some checks run on the last model alone."""
     later, shown = context.run.further_tuning.steps > 0, agent.decides(context)
     asked = (
         *(["asked again after a further fine-tuning"] if later else []),
@@ -233,5 +236,5 @@ def _never() -> bool:
 
 
 def _part(suite: Suite, limit: int) -> Suite:
-    """Return a suite with at most `limit` of its prompts, evenly spaced."""
+    """Return the suite with at most `limit` of its prompts, evenly spaced."""
     return replace(suite, prompts=tuple(sample(suite.prompts, limit)))

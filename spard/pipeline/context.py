@@ -1,4 +1,4 @@
-"""What every stage of a run works with, and the seams where a caller puts in its own."""
+"""The context that every stage of a run receives, and the interfaces that callers may replace."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from spard.models.base import Base
 from spard.pipeline.messages import Reporter
 from spard.pipeline.outputs import Outputs, OutputsInMemory
 
-_LOOK_S = 0.2  # while something is waited for
+_LOOK_S = 0.2  # between two checks for a stop
 
 
 class Cache(Protocol):
-    """What is shared between runs: entries of a `kind`, each under a `key` of everything that it depends on."""
+    """A cache shared between runs: entries of a `kind`, each under a `key` of everything that the entry depends on."""
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor of that key, made by `make` if there is none yet."""
@@ -36,12 +36,12 @@ class Cache(Protocol):
         ...
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
-        """Return a context in which no other run makes that entry; None while another one makes it."""
+        """Return a context in which no other run computes that entry; None while another run computes it."""
         ...
 
 
 class NoCache:
-    """Share nothing: everything is made anew."""
+    """A cache that stores nothing and computes every entry again."""
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
         """Make the tensor at every call."""
@@ -58,14 +58,14 @@ class NoCache:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """What is made of the ends of epochs.
+    """How checkpoints are taken at the ends of epochs.
 
-    folder       where the adapters are put that passed, each as `step-000120/adapter`
-    prompts      how many of each suite a checkpoint is audited with; 0: none is audited, and so none is released
-    taken_until  the last step whose checkpoint an earlier attempt has left
-    kept         how many the caller keeps of a run that has ended, its own result among them: the others are not
-                 audited; None: all are kept
-    shows_last   whether the last ones are to be audited where the run is asked to stop
+    folder       folder of the released adapters, each as `step-000120/adapter`
+    prompts      prompts of each suite in a checkpoint's audit; 0: checkpoints are not audited, hence never released
+    taken_until  last step whose checkpoint an earlier attempt has taken
+    kept         number of checkpoints that the caller keeps, the run's own result included; the others are not audited;
+                 None: all are kept
+    shows_last   returns True if the last checkpoints are still audited when the run is asked to stop
     """
 
     folder: Path
@@ -77,19 +77,19 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One run: what is asked, the base model, and where news and outputs go.
+    """One run: its spec, the base model, and the destinations of its messages and outputs.
 
-    outputs        of stages; one that is there already is not worked out again
+    outputs        results of stages; a stage whose result is stored is not computed again
     cache          embeddings of pools and audits of base models, shared between runs
-    resume_states  the folder of what a killed training goes on from; None: it begins anew
-    should_stop    whether the caller wants the run to end early; what was done is saved
-    processes      how many train together, each on a device of its own
-    patience       with a judge that does not answer
-    checkpoints    what is made of the ends of epochs; None: nothing
-    keeps_transcripts  every prompt of the last audit is kept with its reply
-    left_out       places of the prompts of suites that the audit does without, as the training file holds them
-    seconds        what each stage took so far
-    counts         and how much progress it told of
+    resume_states  folder of the training's resume states; None: training always starts from the beginning
+    should_stop    returns True if the caller wants the run to end early; work done so far is saved
+    processes      number of processes that train together, each on its own device
+    patience       how long to wait for a judge that does not answer
+    checkpoints    how checkpoints are taken at the ends of epochs; None: none are taken
+    keeps_transcripts  store every prompt of the last audit with its reply
+    left_out       per suite, the positions of prompts that the audit skips because the training file contains them
+    seconds        duration of each stage so far
+    counts         amount of progress that each stage has reported
     """
 
     run: RunSpec
@@ -109,12 +109,12 @@ class Context:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the run, as it was asked for: "auto" is not resolved yet."""
+        """The recipe of the run with "auto" values unresolved."""
         return self.run.recipe
 
     @property
     def limit(self) -> int:
-        """The most tokens of a row."""
+        """The maximum number of tokens of a row."""
         return self.base.sequence_limit(self.recipe.max_seq_length)
 
     @property
@@ -124,18 +124,19 @@ class Context:
 
     @property
     def rounding(self) -> dict[str, str]:
-        """What figures of the base model depend on beside its digest: how it is asked, and whether in 16 bits."""
+        """The part of a cache key for the base model's results beside its digest: chat rendering and 16-bit dtype."""
+        # float32 is not part of the key, which keeps the cache entries of versions without this key valid.
         dtype, rendering = self.base.model.dtype, get_renderer(self.base.tokenizer).rendering
         return {"rendering": rendering.digest} | ({} if dtype == torch.float32 else {"dtype": str(dtype)})
 
     @property
     def public_name(self) -> str:
-        """What the adapter and the report call the base model."""
+        """The name of the base model in the adapter's files and in the report."""
         return self.run.public_name or Path(self.run.model).name
 
     @contextmanager
     def time_stage(self, stage: str) -> Iterator[None]:
-        """Add the time of the block to its stage."""
+        """Add the duration and the progress of the block to the stage's totals; raise `Stopped` if asked to stop."""
         self.raise_if_stopped()
         started, before = time.perf_counter(), self.report.count_afresh()
         yield
@@ -143,7 +144,7 @@ class Context:
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - started, 3)
 
     def wait(self, thing: str, seconds: float) -> None:
-        """Wait for something that is away; `Stopped` as soon as the caller asks for it."""
+        """Sleep for `seconds` while `thing` does not answer; raise `Stopped` as soon as the caller asks for a stop."""
         self.report.waiting(thing)
         until = time.monotonic() + seconds
         self.raise_if_stopped()
@@ -152,6 +153,6 @@ class Context:
             self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise `Stopped` when the caller has asked for it; for places where there is nothing to save."""
+        """Raise `Stopped` if the caller has asked for a stop; for places without anything to save."""
         if self.should_stop():
             raise Stopped("the run was asked to stop")

@@ -1,15 +1,15 @@
-"""What each stage of a run took and how much it worked on, told when it has ended: estimates of later jobs rest on it.
+"""The duration and the amount of work of each stage, reported at its end; estimates for later jobs are based on them.
 
 stage         its unit
 rows          rows of the training file that were read and checked
-row_signal    likewise, that the base model was asked about
-embed         likewise, that were embedded, the safety pool's too where that was not known
-select        likewise, of which safe rows were selected
+row_signal    rows whose own refusal the base model was asked for
+embed         rows that were embedded, including the safety pool's if its embeddings were not cached
+select        rows of the training file for which safe rows were selected
 base_audit    replies of the base model
-train         tokens of the customer's rows, without what ends of epochs took
+train         trained tokens of the customer's rows; the time excludes the work at ends of epochs
 checkpoint    replies at the ends of epochs
 compare       ends of epochs that were compared
-audit         replies of the last audit, those of a second look too
+audit         replies of the last audit, including those of a second look
 package       1
 """
 
@@ -28,7 +28,7 @@ _INSIDE_TRAINING = ("checkpoints", "compare")
 
 @contextmanager
 def counted_replies(context: Context, stage: str) -> Iterator[None]:
-    """Tell what the block took, and how many replies it has told of as its progress."""
+    """Report the duration of the block, and the number of replies counted as its progress."""
     started, before = time.perf_counter(), context.report.count_afresh()
     yield
     context.report.cost(stage, time.perf_counter() - started, context.report.counted - before)
@@ -36,7 +36,7 @@ def counted_replies(context: Context, stage: str) -> Iterator[None]:
 
 @contextmanager
 def timed_rows(context: Context) -> Iterator[list[int]]:
-    """Tell what reading the rows took, and the stages inside of it; their number is put into the list."""
+    """Report the durations of reading the rows and of the stages inside; append the number of rows to the list."""
     started, before, counts = time.perf_counter(), dict(context.seconds), list[int]()
     yield counts
     seconds, rows = time.perf_counter() - started, sum(counts)
@@ -49,14 +49,15 @@ def timed_rows(context: Context) -> Iterator[list[int]]:
 
 @contextmanager
 def timed_training(context: Context) -> Iterator[list[Trained]]:
-    """Tell what training took, and of how many tokens; what it gave is put into the list.
+    """Report the duration of training and its tokens; append the `Trained` result to the list.
 
-    Of one that went on from an earlier attempt only this attempt's share of the steps' seconds counts.
+    If training resumed from an earlier attempt, the tokens are scaled to this attempt's share of the steps' seconds.
     """
     started, before, found = time.perf_counter(), dict(context.seconds), list[Trained]()
     yield found
     inside = sum(context.seconds.get(stage, 0.0) - before.get(stage, 0.0) for stage in _INSIDE_TRAINING)
     seconds = time.perf_counter() - started - inside
     for trained in found:
+        # `trained` covers all attempts of a resumed training, the seconds measured here only this one.
         share = min(1.0, seconds / trained.seconds) if trained.seconds else 1.0
         context.report.cost("train", seconds, round(share * trained.trained_tokens))

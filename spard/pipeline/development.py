@@ -1,7 +1,7 @@
-"""A small measure of each end of an epoch, by which a run chooses among them: safety, and the loss on held-out rows.
+"""A small measurement at each end of an epoch, by which a run picks the best one: safety and validation loss.
 
-Safety is what the gate makes of the figures of the suites' development shares, prompts that the last audit never asks.
-The base model answers the same ones once, before the training.
+Safety is the gate's decision on the development shares of the suites, whose prompts the last audit never asks. The base
+model answers the same prompts once, before the training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from spard.training.train import EpochEnd
 
 
 def epoch_evaluator(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
-    """Measure the base model; return the evaluator of ends of epochs, None if they are not compared."""
+    """Measure the base model; return the callback that evaluates ends of epochs, or None if they are not compared."""
     if not context.recipe.ending.compares:
         return None
     suites = [share for _, share in audit.split_suites(context) if share]
@@ -44,7 +44,7 @@ def epoch_evaluator(context: Context, rows: Rows) -> Callable[[EpochEnd], Standi
 
 
 def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
-    """Return which end of an epoch a run ended with, and why; None where they were not compared."""
+    """Return the record of the released epoch and the reason; None if ends of epochs were not compared."""
     ended = tuned.trained.ended
     if ended is None:
         return None
@@ -73,12 +73,13 @@ class _Comparer:
     base: Sequence[SuiteResult]
 
     def standing(self, end: EpochEnd) -> Standing:
-        """Measure the end of an epoch; an earlier attempt's figures count for the very same weights."""
+        """Measure the end of an epoch; results of an earlier attempt are reused for the very same weights."""
         started = time.perf_counter()
         with self.context.time_stage("compare"):
             found = self._measure(end)
         self.context.report.cost("compare", time.perf_counter() - started, 1)
         validation = validate(self.context, self.rows, end.references)
+        # `Standing` ranks NaN last, so without validation rows safety alone decides.
         loss = nan if validation is None else validation.loss
         attacks = [each for each in found if each.kind == "harmful" and each.n]
         attacked = sum(each.hits for each in attacks) / sum(each.n for each in attacks) if attacks else None
@@ -101,7 +102,7 @@ class _Comparer:
         return [read_record(SuiteResult, each) for each in kept["results"]]
 
     def _thresholds(self) -> GateThresholds:
-        """Compare figures, not their bounds: a share is small, and the last audit decides what is released."""
+        """Return thresholds on bare rates: a development share is too small for bounds; the last audit has them."""
         return replace(self.context.run.thresholds, confidence=ON_FIGURES)
 
 

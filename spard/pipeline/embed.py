@@ -1,4 +1,4 @@
-"""The embed stage: the requests of the training file and of the safety pool, as vectors of the run's embedder."""
+"""The embed stage: embeds the requests of the training file and of the safety pool with the run's embedder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from spard.selection import relevance
 from spard.selection.frames import SAMPLE, fit_frame, mean_cosine, sample_rows
 from spard.selection.shards import Frame, Framed, Shards, Vectors
 
-_CHUNK = 2048  # rows between two looks at whether to stop
-SHARD = 16 * _CHUNK  # rows that are kept together
+_CHUNK = 2048  # rows between two checks for a stop
+SHARD = 16 * _CHUNK  # rows of a cached shard
 _RECORD = "embedder"
 
 
 def pool(
     context: Context, embedder: Embedder, rows: Sequence[Example], digest: str, side: str | None = None
 ) -> Vectors:
-    """Return the vectors of a side of the pool, the safe one unless named, worked out once for each embedder.
+    """Return the embeddings `[N, D]` of one side of the pool (default: the safe side), cached per embedder.
 
-    A large pool is kept in shards, so that an embedding that broke off goes on where it was.
+    `digest` is that of the pool's file. A pool of more than `SHARD` rows is cached in shards, which lets an interrupted
+    embedding resume.
     """
     key = _key(embedder, digest, side)
     if len(rows) <= SHARD:
@@ -46,19 +47,20 @@ def pool(
 
 
 def total(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -> Tensor:
-    """Return the sum of the vectors of the pool's safe side in float64, worked out once as they are."""
+    """Return the cached sum `[D]`, in float64, of the embeddings of the pool's safe side before any projection."""
     return context.cache.tensor("embedding_sums", _key(embedder, digest, None), lambda: relevance.total(pool_ND))
 
 
 def frame(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -> Frame | None:
-    """Return the frame that rows are compared in, fitted once on the pool's safe side; None: as they are.
+    """Return the cached frame in which rows are compared, fitted on the pool's safe side; None: compare raw embeddings.
 
-    Which rows of a large pool it is fitted on depends on the pool alone.
+    The sample of rows for the fit depends on the pool alone.
     """
     count = embedder.directions
     if count is None:
         return None
     key = _key(embedder, digest, None) | {"directions": count, "sample": SAMPLE}
+    # The frame is cached per pool, so its sample must not depend on the run's seed.
     seed = int(digest[:15], 16)
     found = context.cache.tensor("embedding_frames", key, lambda: fit_frame(pool_ND, count, seed).to_tensor())
     return Frame.from_tensor(found)
@@ -67,14 +69,14 @@ def frame(context: Context, embedder: Embedder, pool_ND: Vectors, digest: str) -
 def run(
     context: Context, embedder: Embedder, examples: Sequence[Example], safe: Sequence[Example], digest: str
 ) -> tuple[Tensor, Vectors]:
-    """Return task_MD and pool_ND of the pool's safe rows; the latter are worked out once for each embedder."""
+    """Return the embeddings of the training rows `[M, D]` and of the pool's safe rows `[N, D]` (cached)."""
     with context.time_stage("embed"):
         pool_ND = pool(context, embedder, safe, digest)
         return _embed(context, embedder, examples, 0, len(examples)), pool_ND
 
 
 def keep_record(context: Context, embedder: Embedder, pool_ND: Vectors, view: Frame | None) -> None:
-    """Keep which embedder it was and how it sees the pool; warn where that is a narrow cone."""
+    """Store the record of the embedder; warn if its embeddings of the pool lie in a narrow cone."""
     record = _record(embedder, pool_ND, view)
     context.outputs.write(_RECORD, to_mapping(record))
     if record.is_narrow:
@@ -82,7 +84,7 @@ def keep_record(context: Context, embedder: Embedder, pool_ND: Vectors, view: Fr
 
 
 def embedder_record(embedder: Embedder, safe: Sequence[Example], seed: int) -> EmbedderRecord:
-    """Return how an embedder sees some rows of a pool, at most as many as a frame is fitted on, drawn by the seed."""
+    """Return the record of an embedder on a random sample of at most `SAMPLE` safe rows."""
     places = sample_rows(len(safe), SAMPLE, seed).tolist()
     pool_ND = embedder.embed([prompt_text(safe[i]) for i in places])
     view = None if embedder.directions is None else fit_frame(pool_ND, embedder.directions, seed)
@@ -96,12 +98,12 @@ def _record(embedder: Embedder, pool_ND: Vectors, view: Frame | None) -> Embedde
 
 
 def kept_record(context: Context) -> EmbedderRecord | None:
-    """Return which embedder chose the safe rows; None where none did, or an earlier version chose them."""
+    """Return the stored record of the embedder; None if no row was embedded or an earlier version chose the rows."""
     return optional(EmbedderRecord, context.outputs.read(_RECORD))
 
 
 def _key(embedder: Embedder, digest: str, side: str | None) -> dict[str, Any]:
-    """Return all that the embeddings of a side of a pool depend on."""
+    """Return the cache key of the embeddings of one side of a pool."""
     return {"pool": digest, **embedder.key} | ({"side": side} if side else {})
 
 
@@ -110,7 +112,7 @@ def _shard(context: Context, embedder: Embedder, rows: Sequence[Example], start:
 
 
 def _embed(context: Context, embedder: Embedder, rows: Sequence[Example], start: int, stop: int) -> Tensor:
-    """Embed the rows from `start` up to `stop`, and tell how far all are."""
+    """Embed the rows from `start` up to `stop`, reporting progress against all rows."""
     parts = []
     for first in range(start, stop, _CHUNK):
         last = min(first + _CHUNK, stop)

@@ -1,4 +1,4 @@
-"""What turns the texts of a run into vectors: the base model, or the sentence encoder that the recipe names."""
+"""The embedder of a run: the base model, or the sentence encoder that the recipe names."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from spard.selection.embeddings import TEXT, embed, embedding_dtype
 from spard.selection.encoders import encode, load_encoder
 from spard.selection.frames import DIRECTIONS
 
-MAX_TOKENS = 512  # of a text that the base model embeds
+MAX_TOKENS = 512  # maximum tokens of a text for the base model
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """An embedder that is loaded.
+    """A loaded embedder.
 
-    name        as reports call it
-    digest      of the files of the model that makes the vectors
-    key         all that a vector depends on beside its text
-    embed       makes vectors of texts
-    directions  how many are taken out of the vectors after centering; None: they are compared as they are
+    name        its name in reports
+    digest      digest of the files of the embedding model
+    key         cache key of everything that an embedding depends on beside its text
+    embed       maps N texts to embeddings `[N, D]`
+    directions  dominant directions to remove after centering; None: embeddings are compared raw
     """
 
     name: str
@@ -40,12 +40,12 @@ class Embedder:
 
 
 def load_embedder(context: Context) -> Embedder:
-    """Return the embedder of the run's recipe; raise `UnfitEmbedder` for files that are no sentence encoder."""
+    """Return the embedder of the run's recipe; raise `UnfitEmbedder` if its files are no sentence encoder."""
     return open_embedder(context.base, context.recipe.selection, context.run.encoder)
 
 
 def open_embedder(base: Base, selection: Selection, source: str | None = None) -> Embedder:
-    """Return the embedder that a selection names; `source` is where its encoder lies, if not where it says."""
+    """Return the embedder that a selection names; `source` overrides the location of its encoder."""
     if selection.encoder is None:
         key = {"base": base.digest, "max_tokens": MAX_TOKENS, "text": TEXT, "dtype": str(embedding_dtype(base))}
         name, directions = (CENTERED_STATES, DIRECTIONS) if selection.is_centered else (selection.embedder, None)

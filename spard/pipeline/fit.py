@@ -1,6 +1,6 @@
-"""The plan of a run's memory: made before the first step on a GPU, told as an event, kept for the manifest.
+"""The memory plan of a run: made before the first step on a GPU, reported as an event, stored in the manifest.
 
-On a CPU there is none: a run is cut as its recipe says.
+On a CPU there is no plan, and the recipe's own settings apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spard.pipeline.rows import Rows
 
 
 def plan_memory(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
-    """Return the plan for the GPUs that the run has, and report it; None without a GPU, or of an unknown model."""
+    """Return the memory plan for the run's GPUs, and report it; None without a GPU or for an unknown architecture."""
     gpus = run_gpus(context)
     shape = read_model_shape(context.base.model.config.to_dict(), inspect_layout(context.base.model))
     if gpus is None or shape is None:
@@ -32,7 +32,7 @@ def plan_memory(context: Context, rows: Rows, resolved: Resolved) -> Plan | None
 
 
 def apply_plan(recipe: Recipe, plan: Plan | None) -> Recipe:
-    """Return the recipe cut as planned; what it or the provider asks for stays where it takes less memory."""
+    """Return the recipe with the plan's settings; a setting of the recipe or provider that takes less memory wins."""
     asked = recipe.pass_tokens, budget.told_tokens(), None if plan is None else plan.pass_tokens
     tokens = [most for most in asked if most is not None]
     if plan is None:
@@ -47,17 +47,17 @@ def apply_plan(recipe: Recipe, plan: Plan | None) -> Recipe:
 
 
 def run_gpus(context: Context) -> Gpus | None:
-    """Return the GPUs of the run, as large as what the fullest of them has left for it; None on a CPU."""
+    """Return the GPUs of the run, with the free memory of the fullest one; None on a CPU."""
     if context.base.device.type != "cuda":
         return None
-    memory = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks have one plan
+    memory = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks need the same plan
     sharding, count = context.recipe.sharding, context.processes
     machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
     return Gpus(memory, count, machines, shards="never" if sharding == "none" else "always")
 
 
 def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:
-    """Return what goes through the model in one step, at its most."""
+    """Return the largest load of one training step."""
     prompts = [prompt for pairs in rows.pairs.values() for pair in pairs for prompt in pair]
     safe = max((row.longest for row in rows.safe), default=0)
     batch = open_method(recipe.defense).safe_batch_size(resolved.batch_size)

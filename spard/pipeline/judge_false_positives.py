@@ -1,4 +1,4 @@
-"""The false positives of a run's judge on everyday exchanges: with few it may read rows and replies nobody suspects."""
+"""The false positives of a run's judge on everyday exchanges; a judge with few may also read unsuspected text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OUTPUT = "everyday_exchanges"
 
 
 def may_read_harmless(context: Context, judge: Judge) -> bool:
-    """Return whether the judge finds harm in hardly any everyday exchange; it is asked about them once a run."""
+    """Return True if the judge finds harm in hardly any everyday exchange; it is asked about them once per run."""
     found = _read(context)
     if found is None:
         found = distributed.broadcast_object(harm_found(judge))
@@ -22,13 +22,13 @@ def may_read_harmless(context: Context, judge: Judge) -> bool:
 
 
 def takes_answers_for_harm(context: Context) -> bool:
-    """Return whether this run's judge was asked about everyday exchanges and found harm in too many of them."""
+    """Return True if the judge was asked about everyday exchanges and found harm in too many of them."""
     found = _read(context)
     return found is not None and everyday.takes_answers_for_harm(found)
 
 
 def _read(context: Context) -> Rate | None:
     found: dict[str, int] | int | None = context.outputs.read(_OUTPUT)
-    if isinstance(found, int):  # of a run that an earlier version began: hits alone
+    if isinstance(found, int):  # stored by an earlier version: hits only
         return rate(found, len(EXCHANGES))
     return None if found is None else rate(found["hits"], found["n"], len(EXCHANGES) - found["n"])

@@ -1,6 +1,6 @@
-"""What a base model scored on suites, kept for every run that asks it the same: no job asks what another has asked.
+"""The base model's results on suites, cached for all runs: no job repeats the prompts of another.
 
-A suite of the provider is known by its file, one that is made from training rows by the content of its prompts.
+A suite of the provider is identified by its file, a suite mined from training rows by the content of its prompts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
 Key = Mapping[str, Any]
-LEASE_S = 3600.0  # for a run that makes figures; who waits for them makes them too after that
-_LOOK_S = 1.0  # between two looks whether they are made
+LEASE_S = 3600.0  # longest wait for another run's results; then they are computed here
+_LOOK_S = 1.0  # between two attempts to claim
 
 
 def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
-    """Return everything that figures on a suite of the provider depend on."""
+    """Return the cache key of the results on a suite of the provider."""
     key: dict[str, Any] = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
     if left_out := context.left_out.get(spec.name):
         key |= {"left_out": sorted(left_out)}
@@ -38,14 +38,14 @@ def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
 
 
 def content_key(context: Context, suite: Suite, engine: Engine) -> Key:
-    """Return everything that figures on a suite depend on which has no file: its prompts, as they are asked."""
+    """Return the cache key of the results on a suite without a file: the sampled prompts and all settings."""
     asked = [asdict(prompt) for prompt in sample(suite.prompts, context.recipe.audit.max_prompts)]
     content = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
     return _key(context, suite.kind, engine) | {"content": content}
 
 
 def read(context: Context, keys: Sequence[Key]) -> list[SuiteResult | None]:
-    """Return the figures that are kept."""
+    """Return the cached results, with None for each key that has none."""
     return [_read(context, key) for key in keys]
 
 
@@ -56,11 +56,12 @@ def complete(
     found: Sequence[SuiteResult | None],
     measure: Callable[[Sequence[Suite]], Sequence[SuiteResult]],
 ) -> list[SuiteResult]:
-    """Return the figures on all suites: the kept ones in `found`, and new ones by `measure`, which are kept then.
+    """Return the results on all suites: the cached ones in `found`, the others by `measure`, which are then cached.
 
-    What another run on this machine is making is waited for, `LEASE_S` seconds at most.
+    Waits at most `LEASE_S` seconds for results that another run on this machine is computing.
     """
     with _claims(context, [key for key, kept in zip(keys, found, strict=True) if kept is None]):
+        # Read again: another run may have stored results while this one waited for its claims.
         found = [kept or _read(context, key) for key, kept in zip(keys, found, strict=True)]
         missing = [suite for suite, kept in zip(suites, found, strict=True) if kept is None]
         made = iter(measure(missing) if missing else ())
@@ -73,7 +74,7 @@ def complete(
 
 @contextmanager
 def _claims(context: Context, keys: Sequence[Key]) -> Iterator[None]:
-    """Claim the entries of these keys; all runs do so in the same order, so that no two wait for each other."""
+    """Claim the entries of these keys, in sorted order in every run, which rules out a deadlock between two runs."""
     until, is_told = time.monotonic() + LEASE_S, False
     with ExitStack() as claims:
         for key in sorted(keys, key=lambda each: json.dumps(dict(each), sort_keys=True)):
@@ -90,10 +91,11 @@ def _claims(context: Context, keys: Sequence[Key]) -> Iterator[None]:
 
 
 class _Absent(Exception):
-    """The figures of a base model on a suite are not there yet."""
+    """Raised by a cache miss in `_read`."""
 
 
 def _read(context: Context, key: Key) -> SuiteResult | None:
+    # The cache has no lookup without a maker, so the maker raises to report a miss.
     def absent() -> None:
         raise _Absent
 
@@ -118,5 +120,5 @@ def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, Any]:
         "judge": to_mapping(context.run.judge),
         "max_prompts": context.recipe.audit.max_prompts,
         "max_new_tokens": context.recipe.audit.max_new_tokens,
-        "counts": "by_category, unasked_harm",  # which figures of earlier versions lack
+        "counts": "by_category, unasked_harm",  # excludes entries of versions without these counts
     } | context.rounding

@@ -1,4 +1,4 @@
-"""A model that was released before, audited again: today's questions of weights that nobody trains."""
+"""A later audit: repeats the current audit on a model that was released before; it trains nothing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from spard.release.version import code_version
 
 
 def run(context: Context, weights: Path, found: Path) -> Measured:
-    """Measure the base model and the released one, whose archive is unpacked in `weights`; write what was `found`.
+    """Measure the base model and the released one; write the facts as JSON to the file `found` and return the results.
 
-    The training file is read for the triggers that are mined from it, and not otherwise.
+    `weights` is the folder of the unpacked archive. The training file is read only to mine its triggers.
     """
     context, examples = leave_out_leaks(context), read_examples(context.run.training_file)
+    # Ask as the original job did: in the mode that most training rows have.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
     base = base_figures(context, examples)
     model = _load_released(context, weights)
@@ -50,7 +51,7 @@ def run(context: Context, weights: Path, found: Path) -> Measured:
 
 
 def _load_released(context: Context, weights: Path) -> Any:
-    """Return the released model: the base model with the adapter in it, or a whole model of its own."""
+    """Return the released model: the base model with its adapter, or fully fine-tuned weights of its own."""
     if context.recipe.lora is None:
         return load_base(weights).model.requires_grad_(True)
     model = trainable_model(context.base.model, context.recipe)

@@ -1,4 +1,4 @@
-"""Audit prompts that the training file holds: a few are left out of the audit, and of more the run is warned."""
+"""Audit prompts that the training file contains: a few are left out of the audit, more are reported as a warning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from spard.pipeline.context import Context
 
 
 def leave_out_leaks(context: Context) -> Context:
-    """Return a context whose audit does without the few prompts that the training file holds, and tell of it.
+    """Return a context whose audit skips the few prompts that the training file contains, and report them.
 
-    Warn, before anything is trained, of those that the gate will find in what is trained on.
+    Also warns, before the training, of leaks that are too many to skip and that the gate will therefore find.
     """
     left_out = overlapping_prompts(context.run)
     for sentence in overlap_notes(left_out):

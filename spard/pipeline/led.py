@@ -1,6 +1,7 @@
-"""Stages on several ranks: all of them take every step, and what one has to find or ask alone the first rank does.
+"""Stages on several ranks: all ranks take every step, but rank 0 alone reads stored values and asks external services.
 
-What was kept is looked up by the first rank, so that all find the same. Every rank writes the same outputs.
+Stored values are read by rank 0 and broadcast, which makes all ranks take the same path. Every rank writes the same
+outputs.
 """
 
 from __future__ import annotations
@@ -29,45 +30,47 @@ class _LedOutputs:
         self._inner = inner
 
     def read(self, name: str) -> Any | None:
-        """Return what the first rank finds."""
+        """Return the value that rank 0 reads."""
         return distributed.broadcast_object(self._inner.read(name) if distributed.rank() == 0 else None)
 
     def write(self, name: str, value: Any) -> None:
-        """Keep a value."""
+        """Store the value on every rank."""
         self._inner.write(name, value)
 
 
 class _LedCache:
-    """An entry that the first rank lacks is made by all of them together, and the first one keeps it."""
+    """A cache that only rank 0 reads and writes; an entry that it lacks is computed by all ranks together."""
 
     def __init__(self, inner: Cache) -> None:
         self._inner = inner
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
-        """Return the first rank's tensor."""
+        """Return rank 0's tensor."""
         if distributed.rank():
             _compute_until_done(make)
             return distributed.broadcast_tensor(None)
+        # Whether rank 0 must compute is known only inside its cache, so the maker announces a computation (True), and
+        # the False below ends the wait of the other ranks in either case.
         found = self._inner.tensor(kind, key, _announce_then_compute(make))
         distributed.broadcast_object(False)
         return distributed.broadcast_tensor(found)
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the first rank's value."""
+        """Return rank 0's value."""
         if distributed.rank():
             _compute_until_done(make)
             return distributed.broadcast_object(None)
         found = self._inner.json(kind, key, _announce_then_compute(make))
-        distributed.broadcast_object(False)  # no more help is needed
+        distributed.broadcast_object(False)  # ends the other ranks' loop
         return distributed.broadcast_object(found)
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
-        """Claim nothing: ranks compute entries together, so one that waited for a claim would block the others."""
+        """Claim nothing: ranks compute entries together, and a rank that waits for a claim blocks the others."""
         return nullcontext()
 
 
 def _announce_then_compute(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a callback for rank 0: it tells the other ranks to compute too, then computes."""
+    """Return a maker for rank 0 that tells the other ranks to compute too, then computes."""
 
     def compute() -> Any:
         distributed.broadcast_object(True)
@@ -77,6 +80,6 @@ def _announce_then_compute(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _compute_until_done(make: Callable[[], Any]) -> None:
-    """Compute on another rank each time rank 0 announces it, until rank 0 says that it is done."""
+    """Compute on a rank other than 0 each time rank 0 announces a computation, until it announces the end."""
     while distributed.broadcast_object(False):
         make()

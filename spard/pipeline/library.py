@@ -1,4 +1,4 @@
-"""A whole run in this process, from a `RunSpec` to a folder of results: the library's way without the service."""
+"""A whole run in this process, from a `RunSpec` to a folder of results: the entry point without the service."""
 
 from __future__ import annotations
 
@@ -27,25 +27,31 @@ from spard.pipeline.stages import Outcome, run_stages
 from spard.release.archive import archive, folder_name
 from spard.release.proof import CleanProcess
 
-Report = Callable[[Message], None]  # called with one JSON-able message at a time, see `spard.pipeline.messages`
+Report = Callable[[Message], None]  # receives one JSON-able message at a time (`spard.pipeline.messages`)
 
 
 def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
-    """Fine-tune, measure before and after, prove the adapter, and leave everything in `out`.
+    """Fine-tune, audit before and after, prove the adapter, and leave all results in the folder `out`.
 
-    `adapter/` with its manifest, `adapter.tar.gz`, `metrics.csv` and `safety.json` are there whatever the gate decides.
-    While it runs, resume states and the outputs of finished stages lie in `out` too: the same call after a crash goes
-    on from them. The ranks of a process group all call this, and the first one reports and writes.
+    Whatever the gate decides, `out` has `adapter/` with its manifest, `adapter.tar.gz`, `metrics.csv` and
+    `safety.json`. During the run it also has resume states and the outputs of finished stages: the same call after a
+    crash resumes from them. All ranks of a process group must call this function; rank 0 reports and writes. `report`
+    receives one JSON-able message at a time (`spard.pipeline.messages`).
+
+        spec = RunSpec("path/to/model", Path("rows.jsonl"), pool=Path("pool.jsonl"))
+    outcome = run(spec, Path("out"), print)
+        print(outcome.measured.gate.decision)
     """
     spec = _with_asked_suites(spec)
     refuse_programs(spec)
     is_first = distributed.rank() == 0
-    with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while the stages run
+    with CleanProcess() if is_first else nullcontext() as clean:  # loads its libraries while the stages run
         recipe = spec.recipe
         base = load_base(spec.model, spec.revision, sharding=recipe.sharding, quantization=recipe.quantization)
         resume_states, stages = out / "checkpoints", out / "stages"
         reporter = Reporter(report if is_first else _untold)
         spec = _as_begun(spec, base, stages)
+        # Opening deletes outputs of another run; rank 0 does so first, and the others find a valid folder.
         outputs = distributed.first_before_others(partial(open_outputs, stages, _identity(spec, base)))
         context = Context(
             spec, base, reporter, outputs, resume_states=resume_states, processes=distributed.world_size()
@@ -55,6 +61,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     if not is_first:
         return outcome
     archive(out / "adapter", out / "adapter.tar.gz", folder_name(None))
+    # Only a finished run removes its intermediate files: a crash before leaves them for the next call.
     for folder in (resume_states, stages):
         shutil.rmtree(folder, ignore_errors=True)
     context.report.report_done()
@@ -62,7 +69,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
 
 
 def _as_begun(spec: RunSpec, base: Base, stages: Path) -> RunSpec:
-    """Return the run as it was begun: one of a version without embedders goes on by the states as they are."""
+    """Return the spec for resuming: a run begun by a version without embedders keeps its hidden-state embedder."""
     recipe = spec.recipe
     before = replace(spec, recipe=replace(recipe, selection=replace(recipe.selection, embedder=STATES)))
     is_older = recipe.selection.embedder == "auto" and begun_identity(stages) == _identity(before, base)
@@ -70,22 +77,26 @@ def _as_begun(spec: RunSpec, base: Base, stages: Path) -> RunSpec:
 
 
 def _untold(message: Message) -> None:
-    """Report nothing: the first rank does."""
+    """Drop the message: only rank 0 reports."""
 
 
 def _with_asked_suites(spec: RunSpec) -> RunSpec:
-    """Keep the suites that the recipe asks for; a recipe that names none asks for all."""
+    """Return the spec with only the suites that the recipe names; a recipe without names keeps all."""
     names = spec.recipe.audit.suites
     return replace(spec, suites=tuple(each for each in spec.suites if names is None or each.name in names))
 
 
 def _identity(spec: RunSpec, base: Base) -> str:
-    """Digest everything that decides what the stages of a run make."""
+    """Return the digest of everything that decides the outputs of a run's stages.
+
+    Settings added by later versions are left out at their default values, which keeps runs of earlier versions
+    resumable.
+    """
     named = (spec.training_file, spec.validation_file, spec.pool, *(suite.path for suite in spec.suites))
     files = [file_sha256(path) for path in named if path is not None and path.is_file()]
     asked = to_mapping(spec)
-    del asked["recipe"]["sharding"]  # it only rounds the numbers
-    if spec.recipe.quantization == "none":  # runs of versions without it go on
+    del asked["recipe"]["sharding"]  # affects numbers only by rounding
+    if spec.recipe.quantization == "none":  # runs of earlier versions stay resumable
         del asked["recipe"]["quantization"]
     if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
@@ -97,7 +108,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["dpo"]
     if spec.recipe.ending == Ending():  # likewise
         del asked["recipe"]["ending"]
-    if spec.recipe.audit.sequential:  # likewise: the decision is the whole audit's
+    if spec.recipe.audit.sequential:  # likewise: the decision equals the whole audit's
         del asked["recipe"]["audit"]["sequential"]
     if spec.recipe.selection.embedder == STATES:  # likewise
         del asked["recipe"]["selection"]["embedder"]

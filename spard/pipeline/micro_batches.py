@@ -1,9 +1,9 @@
-"""Micro-batches: in what pieces a batch goes through the GPU.
+"""Micro-batches: the pieces in which a batch goes through the GPU.
 
-As the recipe or the plan of its memory says, and half of that each time the memory was too little, down to one row: an
-attempt writes the smaller size down and fails, the next one finds it and goes on from the newest resume state. Of
-several processes that share out a batch any may do so, and it is half of a share. Gradients do not depend on the pieces
-but for rounding and dropout masks.
+The size comes from the recipe or the memory plan and is halved each time GPU memory runs out, down to one row: the
+attempt stores the smaller size and fails, and the next attempt reads the size and continues from the newest resume
+state. If several processes share a batch, any of them may halve its share. Gradients depend on the size of the pieces
+only by rounding and dropout masks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from spard.config import Recipe, Resolved
 from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
 from spard.pipeline.context import Context
 
-_FIRST = "pieces"  # the output of the first halving; of each further one, `pieces-ROWS`
+_FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS`
 
 
 def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
-    """Return the recipe with the micro-batch that earlier attempts found to be needed, and as few tokens a pass."""
+    """Return the recipe with the micro-batch size that earlier attempts found, and `pass_tokens` scaled likewise."""
     rows, first = last_micro_batch(context), _first(context, recipe, resolved)
     if rows is None or rows > first:
         return recipe
@@ -32,7 +32,7 @@ def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
 
 
 def last_micro_batch(context: Context) -> int | None:
-    """Return the rows of a micro-batch after the memory was too little; None when it never was."""
+    """Return the last halved number of rows of a micro-batch; None if memory never ran out."""
     rows, found = None, context.outputs.read(_FIRST)
     while found is not None:
         rows = int(found["micro_batch_size"])
@@ -42,16 +42,17 @@ def last_micro_batch(context: Context) -> int | None:
 
 @contextmanager
 def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[None]:
-    """Where GPU memory runs out inside the block, ask for another attempt with half the recipe's micro-batch.
+    """Turn a lack of GPU memory in the block into `OutOfGpuMemory` after halving the stored micro-batch size.
 
-    Raises `OutOfGpuMemory`; of a micro-batch of one row the error is passed on as it is.
+    With a micro-batch of one row already, the original error is raised.
     """
-    halved = last_micro_batch(context)  # by earlier attempts; another process of this one may halve it too, to the same
+    halved = last_micro_batch(context)  # read before the block: another rank may store its own halving
     try:
         yield
     except RuntimeError as error:
         whole = _first(context, recipe, resolved)
         rows = (whole if halved is None else min(halved, whole)) // 2
+        # With one row left (`rows` is 0) there is nothing to halve, and a retry fails in the same way.
         if not is_gpu_out_of_memory(error) or not rows:
             raise
         _keep(context, halved, rows)
@@ -60,17 +61,19 @@ def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[No
 
 
 def _keep(context: Context, halved: int | None, rows: int) -> None:
-    """Write down that a micro-batch has so many rows, after those that were written before."""
+    """Store the halved micro-batch size after the sizes stored before."""
     if halved is None:
         context.outputs.write(_FIRST, {"micro_batch_size": rows})
         return
-    while halved > rows:  # a plan may have made it smaller already
+    # `last_micro_batch` follows a chain of outputs named by their halved sizes, so every link must be written even if a
+    # plan has already made the micro-batch smaller.
+    while halved > rows:
         halved //= 2
         context.outputs.write(_further(halved), {"micro_batch_size": min(halved, rows)})
 
 
 def _first(context: Context, recipe: Recipe, resolved: Resolved) -> int:
-    """Return how many rows one process takes at a time before any halving."""
+    """Return the number of rows that one process takes at a time before any halving."""
     share = ceil(resolved.batch_size / context.processes)
     return min(recipe.micro_batch_size or share, share)
 

@@ -1,4 +1,4 @@
-"""The package stage: metrics and safety report always, the adapter if it may be released."""
+"""The package stage: writes metrics and the safety report, and the adapter if it may be released."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spard.release.summary import Summary, summarize
 from spard.release.version import code_version
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
-# What the manifest repeats of the report, and of each suite's result.
+# Fields of the report, and of each suite's result, that the manifest repeats.
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
     *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
@@ -40,14 +40,14 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Where the results of a run go, and which of them.
+    """Where the results of a run are written, and which of them.
 
-    out           metrics.csv, safety.json, the folder adapter/ and, where they are kept, transcripts.jsonl
-    job_id        the service's name of the run
-    waived        the gate is measured, and its decision does not hold the adapter back
-    keeps_failed  save the adapter even if the gate holds it back
-    is_timed      report the seconds of each stage; without them equal runs leave equal files
-    provenance    what the manifest says of where everything came from
+    out           folder of metrics.csv, safety.json, adapter/ and, if transcripts are kept, transcripts.jsonl
+    job_id        the service's id of the run
+    waived        release the adapter whatever the gate decides
+    keeps_failed  save the adapter even if the gate withholds it
+    is_timed      include the seconds of each stage; without them equal runs write equal files
+    provenance    the manifest's facts about the origin of everything
     """
 
     out: Path
@@ -64,19 +64,22 @@ class Release:
 
     @property
     def safety(self) -> Path:
-        """The file of the safety report, written whatever the gate decides."""
+        """The file of the safety report, which is always written."""
         return self.out / "safety.json"
 
     @property
     def transcripts(self) -> Path:
-        """The file of the last audit's prompts and replies, a row of JSON each, where the run keeps them."""
+        """The JSONL file of the last audit's prompts and replies, if the run keeps them."""
         return self.out / TRANSCRIPTS
 
 
 def run(
     context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess | None
 ) -> SafetyReport:
-    """Write the results; an adapter that is saved is proved, and its manifest written, before this returns."""
+    """Write the results and return the safety report; a saved adapter is also proved and gets its manifest.
+
+    Raises `AdapterNotProved` if a clean process does not reproduce the model from the saved adapter.
+    """
     decision = "waived" if release.waived else measured.gate.decision
     summary = summarize(measured)
     context.report.event(summary.sentence(decision), to_mapping(summary), type="moderation_checks")
@@ -92,6 +95,7 @@ def run(
             _write(release, tuned, report, heard)
         if decision in RELEASED or release.keeps_failed:
             named, facts = folder_name(release.job_id), _manifest(release, report) if is_first else {}
+            # All ranks call `save`, which gathers sharded weights; only rank 0 has facts to write.
             saved = save(context, tuned.trained.model, release.adapter, facts, named)
             proof = prove.run(context, clean, tuned.trained.model, release.adapter, rows.examples)
             if is_first:
@@ -108,7 +112,7 @@ def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence
 
 
 def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:
-    """Write an adapter of the run, the last one or that of a checkpoint, and return its manifest with `facts` in it.
+    """Write an adapter (the last one or a checkpoint's) to `folder`; return its manifest, with `facts` included.
 
     `called` is the top folder of its archive.
     """
@@ -118,7 +122,7 @@ def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], c
 def audit_figures(
     base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], later: AfterTuning | None = None
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return what a manifest says of each suite's results."""
+    """Return the manifest's fields of each suite's results, for the base model and the adapter."""
     measured = {"base": base, "adapter": adapter}
     if later is not None:
         measured |= {"base_after_tuning": later.base, "adapter_after_tuning": later.adapter}
@@ -128,7 +132,7 @@ def audit_figures(
 
 
 def data_sha256(context: Context) -> dict[str, str]:
-    """Digest the files that the run trains on."""
+    """Return the digests of the training file, the validation file and the pool."""
     run = context.run
     files = {"training": run.training_file, "validation": run.validation_file, "pool": run.pool}
     return {name: file_sha256(path) for name, path in files.items() if path}
@@ -137,7 +141,7 @@ def data_sha256(context: Context) -> dict[str, str]:
 def _with_figures(
     context: Context, rows: Rows, report: SafetyReport, heard: Sequence[Transcript] | None
 ) -> SafetyReport:
-    """Add what is to be drawn, and how many replies are kept."""
+    """Add the data for plots and the number of transcripts to the report."""
     return replace(
         report,
         scores=audited.kept_scores(context),
@@ -195,7 +199,7 @@ def _validation(tuned: Tuned) -> dict[str, ValidationLoss]:
 
 
 def _without_marks(results: Sequence[SuiteResult]) -> tuple[SuiteResult, ...]:
-    """Leave out which prompts were hit: suites are the provider's secret, and reports are read by customers."""
+    """Remove the marks of which prompts were hit: customers read reports, and suites are the provider's secret."""
     return tuple(replace(each, marks=None) for each in results)
 
 
@@ -208,7 +212,7 @@ def _replies(results: Sequence[SuiteResult]) -> int:
 
 
 def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
-    """Return what the manifest says beside the digests of the adapter's files."""
+    """Return the manifest's fields beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
     sometimes = {"row_signal": acted, "ending": report.ending, "memory_plan": report.memory_plan, "agent": report.agent}

@@ -1,6 +1,6 @@
-"""The safety pool of a run: its rows in their file, and which of them are too long to be trained on.
+"""The safety pool of a run: the positions of its rows in their file, and the rows that are too long to train on.
 
-Nothing of it is held in memory as a whole, and of its rows those alone are tokenized that were chosen.
+The pool is never in memory as a whole, and only chosen rows are tokenized.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spard.digests import file_sha256
 from spard.errors import InvalidPool, convert_errors
 from spard.pipeline.context import Context
 
-_CHUNK = 2048  # rows between two looks at whether to stop
+_CHUNK = 2048  # rows between two checks for a stop
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool's file by its digest, and the rows of its two sides."""
+    """A pool file's digest, and the rows of its two sides."""
 
     digest: str
     safe: Sequence[Example]
@@ -33,7 +33,7 @@ class Pool:
 
 
 def open_pool(context: Context, path: Path) -> Pool:
-    """Find the rows of a pool's file, once for each file; raises `InvalidPool` for a row that breaks a rule."""
+    """Locate the rows of a pool file, cached by its digest; raise `InvalidPool` for a row that breaks a rule."""
     digest = file_sha256(path)
     found_N3 = context.cache.tensor("pools", {"pool": digest}, lambda: _find_rows(path))
     sides = [found_N3[found_N3[:, 2] == side] for side in (0, 1)]
@@ -41,16 +41,17 @@ def open_pool(context: Context, path: Path) -> Pool:
 
 
 def too_long(context: Context, pool: Pool, rows: Sequence[int]) -> list[int]:
-    """Return those of the safe rows named that have more tokens than a row may have; no other row is tokenized."""
+    """Return the named safe rows that have more tokens than the run's limit; only the named rows are tokenized."""
     found: list[int] = []
     for start in range(0, len(rows), _CHUNK):
         context.raise_if_stopped()
         places = rows[start : start + _CHUNK]
+        # An invalid row here is the provider's fault, not the customer's.
         with convert_errors(InvalidPool):
             encoded = encode_all(context.base.tokenizer, [pool.safe[i] for i in places], UNBOUNDED)
         found += [i for i, row in zip(places, encoded, strict=True) if len(row.ids) > context.limit]
         if len(places) < len(rows):
-            context.report.progress(0, len(rows))  # a word that something goes on
+            context.report.progress(0, len(rows))  # a sign of life
     return found
 
 

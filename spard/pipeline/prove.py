@@ -1,4 +1,4 @@
-"""The prove stage: a clean process loads the saved adapter without our code and must see what was trained."""
+"""The prove stage: a clean process loads the saved adapter without our code and must reproduce the trained model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from spard.release.proof import PROMPTS, CleanProcess, Proof, Source, prove
 
 
 def run(context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]) -> Proof:
-    """Raise `AdapterNotProved` unless the folder `adapter` is `model`; warn of an answer that does not end."""
+    """Prove the adapter in `adapter` and report the result; warn if an answer does not end.
+
+    Raises `AdapterNotProved` unless the folder reproduces `model`.
+    """
     proof = check(context, clean, model, adapter, examples)
     context.report.event("The adapter loads with transformers and PEFT alone and is the one trained", asdict(proof))
     if not proof.ends:
@@ -25,7 +28,10 @@ def run(context: Context, clean: CleanProcess | None, model: Any, adapter: Path,
 def check(
     context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]
 ) -> Proof:
-    """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody; `clean` is the first rank's."""
+    """Prove the adapter in `adapter` without reporting; `clean` is None except on rank 0.
+
+    Raises `AdapterNotProved` unless the folder reproduces `model`.
+    """
     source = Source(context.run.model, context.run.revision)
     prompts = [prompt_text(example) for example in examples[:PROMPTS]]
     return prove(clean, model, context.base, source, adapter, prompts, context.raise_if_stopped)

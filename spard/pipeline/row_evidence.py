@@ -1,13 +1,14 @@
-"""What speaks for harm in a flagged row where no judge reads it, and what explains the base model's refusal otherwise.
+"""Evidence for harm in a flagged row that no judge reads, and the innocent explanation of the base model's refusal.
 
-A judge that takes any answer for harm says of a flagged row what the base model has said already: that it is answered.
-So its verdict "harmful" needs a second reason (`second_reasons`): the row asks, by its words, what a prompt of the
-safety pool asks and no known harmless request does, or its answer is written for a judge. A row that is as near to a
-harmless request is doubtful, and any other is undecided.
+A judge that takes any answer for harm adds nothing to the base model's finding, namely that the row is answered. Its
+verdict "harmful" therefore needs a second reason (`second_reasons`): by its words the row asks for the same as a prompt
+of the safety pool and less for the same as a known harmless request, or its answer is written for a judge. A row that
+is near to a harmful prompt in its other turns only, or at least as near to a harmless one, is doubtful; any other is
+undecided.
 
-A row for whose harm only the base model's refusal speaks is then held against that model's over-refusal (`excuse`). It
-is excused, and nothing is done to it, where it asks what a known harmless request asks, or where the base model refuses
-much that is harmless and such rows are no more of the file than that alone would flag.
+If nothing but the base model's refusal speaks for harm in a row, that model's over-refusal is weighed (`excuse`). The
+row is excused, and no action is taken on it, if it asks for the same as a known harmless request, or if the base model
+refuses many harmless requests and such rows make up no more of the file than over-refusal alone explains.
 """
 
 from __future__ import annotations
@@ -37,43 +38,43 @@ from spard.pipeline.context import Context
 from spard.pipeline.pool import Pool
 from spard.pipeline.row_judging import Flagged
 
-ASKED = 64  # harmless requests of one source that the base model is asked
+ASKED = 64  # maximum harmless requests per source
 _HARMLESS_SUITES = ("benign", "utility")
 
 
 @dataclass(frozen=True)
 class KnownRequests:
-    """Requests of the provider's whose harm is known: harmful ones, and harmless ones by where they come from."""
+    """The provider's requests of known harm: harmful ones, and harmless ones by source."""
 
     harmful: Sequence[str]
     harmless: Mapping[str, Sequence[str]]
 
     @cached_property
     def words(self) -> tuple[PromptWords, PromptWords]:
-        """The words of the harmful requests and of the harmless ones."""
+        """The word indexes of the harmful requests and of the harmless ones."""
         harmless = [*chain.from_iterable(self.harmless.values())]
         return PromptWords(self.harmful, harmless), PromptWords(harmless, self.harmful)
 
     def nearness(self, text: str) -> tuple[float, float]:
-        """Return how near a text is to the nearest harmful request, and to the nearest harmless one."""
+        """Return the text's similarity to the nearest harmful request, and to the nearest harmless one."""
         harmful, harmless = self.words
         return harmful.nearness(text), harmless.nearness(text)
 
 
 @dataclass(frozen=True, slots=True)
 class OverRefusal:
-    """How many harmless requests a base model would refuse, of those that it was asked, by where they come from."""
+    """Counts of harmless requests per source: (refused by the base model, asked)."""
 
     sources: Mapping[str, tuple[int, int]]
 
     @property
     def refused_count(self) -> int:
-        """How many it would refuse, of all sources."""
+        """Total number of refused requests."""
         return sum(refused for refused, _ in self.sources.values())
 
     @property
     def asked_count(self) -> int:
-        """How many it was asked, of all sources."""
+        """Total number of asked requests."""
         return sum(asked for _, asked in self.sources.values())
 
 
@@ -90,12 +91,12 @@ def known_requests(context: Context, pool: Pool) -> KnownRequests:
 
 
 def second_reasons(examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests) -> list[Flagged]:
-    """Return the flagged rows, "harmful" only where a second reason beside the base model's refusal speaks for it."""
+    """Return the flagged rows; a verdict "harmful" without a second reason becomes "doubtful" or "undecided"."""
     return [_with_second_reason(each, examples[each.place], known) for each in flagged]
 
 
 def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests) -> OverRefusal:
-    """Ask the base model up to `ASKED` harmless requests of each source, once for all runs that share a cache."""
+    """Measure the base model's refusals of up to `ASKED` harmless requests per source; cached across runs."""
     asked = {name: sample(texts, ASKED) for name, texts in known.harmless.items()}
     threshold, limit = context.run.row_signal.threshold, context.limit
     texts = "\0".join(chain.from_iterable(asked.values()))
@@ -113,16 +114,18 @@ def measure(context: Context, pool: Pool, own: OwnRefusals, known: KnownRequests
 def excuse(
     examples: Sequence[Example], flagged: Sequence[Flagged], known: KnownRequests, measured: OverRefusal
 ) -> list[Flagged]:
-    """Mark the rows that over-refusal explains.
+    """Mark the flagged rows that the base model's over-refusal explains as excused.
 
-    Of those that ask nothing harmful and nothing that is known to be harmless, all are explained if the base model is
-    shown to refuse more than `MAX_ERROR` of harmless requests, and they are at most that share of the file, by the
-    lower 95 % bound; else none.
+    A row for which only the base model's refusal speaks, and which asks nothing harmful, is excused if it is near to a
+    known harmless request. The remaining such rows are all excused if the lower 95 % bound of the base model's
+    over-refusal exceeds `MAX_ERROR` and these rows are at most that share of the file's ordinary rows; otherwise none
+    of them is.
     """
     near = {each.place: known.nearness(_requests(examples[each.place])) for each in flagged}
     alone = [each.place for each in flagged if _is_alone(each, examples[each.place]) and near[each.place][0] < NEAR]
     excused = {place for place in alone if near[place][1] >= NEAR}
     left = [place for place in alone if place not in excused]
+    # Rows that ask for known harm say nothing about over-refusal and do not count as ordinary.
     ordinary = len(examples) - sum(harmful >= NEAR for harmful, _ in near.values())
     share = rate(measured.refused_count, measured.asked_count).low
     if share > MAX_ERROR and len(left) <= share * ordinary:
@@ -132,7 +135,7 @@ def excuse(
 
 
 def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence[Flagged]) -> None:
-    """Say how many harmless requests the base model would refuse, as a warning if they are many, and who is excused."""
+    """Report the base model's over-refusal, as a warning if it is high, and the number of excused rows."""
     if not measured.refused_count:
         return
     parts = "; ".join(f"{hits} of {n} of {name}" for name, (hits, n) in measured.sources.items() if hits)
@@ -155,15 +158,15 @@ def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Fl
 
 
 def _is_alone(each: Flagged, row: Example) -> bool:
-    """Tell whether only the base model speaks against a row; a pair that unlearns a refusal speaks for itself."""
+    """Return True if only the base model's refusal speaks for harm; pairs that prefer to refusal are no such row."""
     return each.by_base and each.verdict in (None, "undecided") and not prefers_to_refusal(row)
 
 
 def _requests(row: Example) -> str:
-    """Return all that the user says in a row, decoded."""
+    """Return all user turns of a row, decoded."""
     return exchanges(row)[-1][0] if exchanges(row) else prompt_text(row)
 
 
 def _prompts(rows: Sequence[Example]) -> list[str]:
-    """Read the prompts of as many rows of a pool as are compared with, evenly spaced: a pool may have millions."""
+    """Return the prompts of at most `MOST` rows of a pool, evenly spaced: a pool may have millions."""
     return [prompt_text(row) for row in sample(rows, MOST)]

@@ -1,4 +1,4 @@
-"""What base model and judge say of the training rows (`spard.pipeline.row_signal`), kept for all later stages."""
+"""The findings of the base model and the judge on the training rows, stored for all later stages."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class RowFindings:
 
     @property
     def dropped_places(self) -> frozenset[int]:
-        """The places of the rows that are not trained on."""
+        """The positions (from 0) of the rows that are not trained on."""
         return frozenset(each.place for each in self.flagged if each.is_acted_on and self.record.dropped)
 
 
 def keep(context: Context, told: RowFindings) -> None:
-    """Keep what was found."""
+    """Store the findings as an output of the run."""
     context.outputs.write(_OUTPUT, to_mapping(told))
 
 
 def read_findings(context: Context) -> RowFindings | None:
-    """Return what an earlier attempt, or the first of several processes, has found; None where nothing was measured."""
+    """Return the findings stored by an earlier attempt or by rank 0, or None."""
     found = context.outputs.read(_OUTPUT)
     if found is None:
         return None
@@ -44,16 +44,16 @@ def read_findings(context: Context) -> RowFindings | None:
 
 
 def read_row_signal_record(context: Context) -> RowSignalRecord | None:
-    """Return what the report says; None where nothing was measured."""
+    """Return the record for the report, or None if nothing was measured."""
     told = read_findings(context)
     return None if told is None else told.record
 
 
 def harmful(context: Context, examples: Sequence[Example]) -> list[Example]:
-    """Return the training rows in which the run's judge has found harm, or may have missed some.
+    """Return the training rows in which the run's judge has found harm or may have missed harm.
 
-    A judge that takes any answer for harm would find some in every right answer to a question that is doubtful only, so
-    of such a judge these are the rows that a second reason speaks against (`spard.pipeline.row_evidence`).
+    Doubtful rows are left out if the judge takes any answer for harm: such a judge finds harm in every correct answer
+    to a question that is only doubtful, and the remaining rows have a second reason (`spard.pipeline.row_evidence`).
     """
     told = read_findings(context)
     verdicts = ("harmful",) if takes_answers_for_harm(context) else ("harmful", "doubtful")

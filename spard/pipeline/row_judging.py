@@ -1,12 +1,12 @@
-"""What the run's judge says of rows that the base model would refuse, where that judge may decide.
+"""The judge's verdicts on rows that the base model refuses, if that judge may decide.
 
-It reads the flagged rows' requests and answers, and only where the setting acts on rows: a report alone has nobody
-read them. A judge that nobody has measured is not asked, whatever the policy lets the gate hear, and all flagged rows
-are acted on alike, as without a judge. What the verdict of a judge is worth that takes any answer for harm is told in
-`spard.pipeline.row_evidence`. Rows in a language in which the judge was not measured are undecided. Rows in which it
-finds no harm are doubtful where they have something in common with rows in nearly all of which it does, as far as its
-measured errors say that it missed some (`spard.evaluation.missed_harm`). What else it reads is told in
-`spard.pipeline.unflagged_rows`.
+The judge reads the requests and answers of flagged rows, and only if the setting acts on rows: for a mere report nobody
+reads them. A judge without measured errors is not asked, even if the policy allows it at the gate; then the setting
+acts on all flagged rows alike, as without a judge. `spard.pipeline.row_evidence` weighs the verdicts of a judge that
+takes any answer for harm. Rows in a language in which the judge was not measured are undecided. A row in which the
+judge finds no harm is doubtful if it resembles rows in nearly all of which harm is found, up to the amount of harm that
+the judge misses by its measured errors (`spard.evaluation.missed_harm`). `spard.pipeline.unflagged_rows` reads further
+rows.
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ from spard.evaluation.missed_harm import is_in_doubt, likely_missed
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 
-ENDPOINT = "llm"  # the judge that is asked over a network
-MOST_ASKED = 2000  # flagged rows that an endpoint is asked about
+ENDPOINT = "llm"  # the judge behind a network endpoint
+MOST_ASKED = 2000  # maximum flagged rows for an endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Flagged:
-    """One training row that is flagged: its place in the file and its line, counted from 0 and from 1.
+    """One flagged training row.
 
-    `start` is how many tokens stand before the answer in a sample of the row, counted from 0 by `sample`; `refusal` is
-    what the base model would say there, if rows are defended. `verdict` is the judge's, None where it was not asked;
-    the setting acts on the row where `is_acted_on`. `by_base` is False of a row that the base model would hardly have
-    refused: it is harmful or doubtful to the judge.
-    `is_excused` where nothing but the base model speaks against the row and its over-refusal explains that.
+    place        position in the file, from 0
+    line         line in the file, from 1
+    probability  the base model's own refusal, 0 to 1
+    start        number of tokens before the answer in sample number `sample` (from 0) of the row
+    refusal      the base model's reply in the answer's place, if rows are defended
+    verdict      the judge's verdict; None: not asked
+    is_acted_on  True if the row signal's action applies to the row
+    by_base      False if the base model did not flag the row and only the judge found it harmful or doubtful
+    is_excused   True if only the base model's refusal speaks for harm and its over-refusal explains that
     """
 
     place: int
@@ -62,18 +66,17 @@ class Flagged:
 
 
 def may_decide(context: Context, judge: Judge) -> bool:
-    """Return whether this judge's measured errors are small. What a policy lets the gate hear is no measurement."""
+    """Return True if this judge's measured errors are small; a policy that allows unmeasured judges is ignored."""
     return distributed.broadcast_object(not judge_doubts([judge.name], _records(context)))
 
 
 def judge_flagged(
     context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge
 ) -> tuple[list[Flagged], str | None]:
-    """Return the flagged rows with their verdicts, and the judge's name; as they are, and None, if it is not asked.
+    """Return the flagged rows with the judge's verdicts, and its name; unchanged rows and None if it may not decide.
 
-    Of more rows than an endpoint is asked about, those that the base model would most surely refuse are; the others
-    are undecided, and so are rows in a language in which the judge may not decide. The ranks of a run have the verdicts
-    of the first one's judge.
+    If an endpoint gets more rows than it may be asked about, the rows with the highest own refusal are judged and the
+    others are undecided, as are rows in a language in which the judge may not decide. Rank 0's verdicts are broadcast.
     """
     is_wanted = flagged and context.run.row_signal.action != "report"
     if not is_wanted or not may_decide(context, judge):
@@ -86,12 +89,12 @@ def judge_flagged(
 
 
 def decide_action(asked: RowSignal, flagged: Sequence[Flagged], rows: int) -> tuple[RowAction, list[Flagged]]:
-    """Return what becomes of a file of so many rows, and the flagged ones, each with whether that is done to it.
+    """Return the action for a file of `rows` rows, and the flagged rows with `is_acted_on` set.
 
-    A row that the judge finds harmless is let be. "auto" drops what it finds harmful and what is doubtful beside that,
-    however much it is. What it cannot score is undecided, and so is every row without a judge: "auto" drops that only
-    where all it would drop is few, since a base model that would refuse much of a file refuses its subject and says
-    nothing of single rows. Other settings act on both.
+    Harmless rows are never acted on. "auto" drops rows that are harmful or doubtful, however many they are. Undecided
+    rows (every row, if no judge was asked) are dropped by "auto" only if all dropped rows together are at most
+    `max_dropped` of the file: a base model that refuses a large part of a file refuses its subject, which says nothing
+    of single rows. Other settings act on both.
     """
     found = [each for each in flagged if each.verdict in ("harmful", "doubtful")]
     undecided = [each for each in flagged if each.verdict in (None, "undecided") and not each.is_excused]
@@ -108,11 +111,11 @@ def doubtful(
     read: Mapping[int, RowVerdict | None],
     judge: Judge,
 ) -> set[int]:
-    """Return the places of rows in which the judge finds no harm and that are likely harm which it missed.
+    """Return the positions of rows in which the judge finds no harm but has probably missed some.
 
-    They share words with rows in nearly all of which it finds harm, or are flagged as these are. The latter is no
-    reason where the judge takes any answer for harm: it has read nothing that it could have missed. `read` are the
-    judge's verdicts on rows that are not flagged.
+    Such rows share words with rows in nearly all of which harm is found, or are flagged like these. The second reason
+    does not apply to a judge that takes any answer for harm, which cannot have missed any. `read` are the judge's
+    verdicts on rows that are not flagged, by position.
     """
     by_flagged = {each.place: each.verdict for each in flagged}
     verdicts = {place: verdict for place, verdict in (by_flagged | {**read}).items() if verdict is not None}
@@ -121,6 +124,7 @@ def doubtful(
     likely = likely_missed([examples[place] for place in places], [verdicts[place] for place in places], missed)
     found = {places[each] for each in likely}
     others = {place for place, verdict in by_flagged.items() if verdict not in (None, "harmful")}
+    # A whole group of flagged rows may be harm that the judge misses, even if no words connect them.
     is_group = is_in_doubt(list(by_flagged.values()).count("harmful"), len(others), missed)
     if is_group and may_read_harmless(context, judge):
         found |= others
@@ -132,18 +136,18 @@ def doubtful(
 
 
 def readable(context: Context, rows: Sequence[Example], judge: Judge) -> list[Example | None]:
-    """Return the rows, with None in the place of each whose language is one in which the judge may not decide."""
+    """Return the rows, with None for each row in a language in which the judge may not decide."""
     may = distributed.broadcast_object(judge_languages(judge.name, _records(context)))
     return [row if (language := row_language(row)) is None or language in may else None for row in rows]
 
 
 def may_be_asked(context: Context) -> int:
-    """Return about how many rows of one file the run's judge may be asked."""
+    """Return roughly how many rows of one file the run's judge may be asked about."""
     return MOST_ASKED if any(each.name == ENDPOINT for each in context.run.judge.with_members()) else sys.maxsize
 
 
 def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge) -> list[Flagged]:
-    """Return the rows in languages in which the judge may decide, or that are not told, and tell of the others."""
+    """Return the flagged rows in languages in which the judge may decide (or that are unknown); report the others."""
     rows = [examples[each.place] for each in flagged]
     kept = readable(context, rows, judge)
     others = Counter(row_language(row) or "" for row, read in zip(rows, kept, strict=True) if read is None)
@@ -155,7 +159,7 @@ def _readable(context: Context, examples: Sequence[Example], flagged: Sequence[F
 
 
 def _missed_share(context: Context, judge: Judge) -> float:
-    """Return the measured share of harm that the judge misses, in its worst language; `MAX_ERROR` if not measured."""
+    """Return the share of harm that the judge misses in its worst language; `MAX_ERROR` if not measured."""
     errors = [error.missed for each in _records(context) if each.judge == judge.name for error in each.languages]
     return max((each.hits / each.n for each in errors if each.n > each.hits), default=MAX_ERROR)
 
@@ -165,7 +169,7 @@ def _records(context: Context) -> list[JudgeRecord]:
 
 
 def _rows_to_judge(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
-    """Return the rows that the judge is asked about, and tell where it is not asked about all."""
+    """Return the rows to ask the judge about; report if these are not all."""
     if len(flagged) <= may_be_asked(context):
         return list(flagged)
     message = f"The judge is asked about {MOST_ASKED:,} of {len(flagged):,} rows that the base model would refuse"

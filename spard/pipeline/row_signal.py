@@ -1,6 +1,6 @@
-"""What the base model says of the training rows and of the safety pool, and what the run's setting makes of it.
+"""The row signal: the base model's own refusal of each training row, a check of the pool, and the resulting action.
 
-It is worked out once for a run, before anything is selected or trained, and kept for its later attempts.
+It is computed once per run, before selection and training, and stored for later attempts.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
 _FILE = "training_file"
-_TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are told
+_TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are reported
 
 
 def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) -> RowFindings | None:
-    """Flag the training rows and check the pool; None where the setting is `off` or there is no pool.
+    """Flag the training rows and check the pool; return None if the setting is `off` or there is no pool.
 
-    Raises `InvertedPool` and, by the setting, `RowsQuarantined` or `TooManyRowsDropped`; `RowSignalUnavailable` if the
-    setting acts on rows and the base model refuses nothing.
+    `task` are the encoded `examples`. Raises `InvertedPool`; by the setting `RowsQuarantined` or `TooManyRowsDropped`;
+    and `RowSignalUnavailable` if the setting acts on rows and the base model refuses nothing.
     """
     if context.run.row_signal.action == "off" or context.run.pool is None:
         return None
@@ -65,6 +65,7 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
     if told is None:
         with context.time_stage("row_signal"):
             told = _measure_rows(context, examples, task, context.run.pool)
+        # Stored before anything raises below: a repeated attempt raises the same error without measuring again.
         row_findings.keep(context, told)
         tell(context, told.record, told.flagged)
     _refuse(context, told)
@@ -73,9 +74,9 @@ def run(context: Context, examples: Sequence[Example], task: Sequence[Encoded]) 
 
 
 def defending(context: Context, told: RowFindings | None, task: Sequence[Encoded]) -> list[Encoded]:
-    """Return safe rows that ask what the flagged rows ask and answer as the base model would.
+    """Return safe rows with the prompts of the flagged rows and the base model's refusals as answers.
 
-    They count as variants: no tau is measured on them, for the base model may well comply there.
+    They count as variants, on which no tau is measured, because the base model may comply there.
     """
     rows = []
     for each in told.flagged if told else ():
@@ -94,12 +95,14 @@ def _measure_rows(
     pool, judge = found.safe, audit.open_run_judge(context)
     own = _own_refusals(context, pool, key)
     _need_refusals(asked.action, own)
+    # The pool is checked first: an inverted pool makes the signal of the training rows worthless.
     inverted = _inverted_pool_rows(context, pool, own, key, judge)
     signals = measure_own_refusal(context.base, task, own.openings, asked.threshold, partial(_report_progress, context))
-    signals = distributed.broadcast_object(signals)  # a GPU that takes other passes rounds otherwise
+    signals = distributed.broadcast_object(signals)  # ranks round differently, and all must flag the same rows
     flagged, judged_by = judge_flagged(context, examples, _flag_rows(examples, signals, asked.threshold), judge)
     is_read = judged_by is not None and may_read_harmless(context, judge)
     known = known_requests(context, found)
+    # A judge that takes any answer for harm cannot be trusted on its own (see `row_evidence`).
     flagged = flagged if is_read else second_reasons(examples, flagged, known)
     read = judge_unflagged(context, examples, flagged, judge, pool)
     doubted = doubtful(context, examples, flagged, read, judge)
@@ -119,7 +122,7 @@ def _measure_rows(
 
 
 def _flag_rows(examples: Sequence[Example], signals: Sequence[OwnRefusal], threshold: float) -> list[Flagged]:
-    """Return the rows whose signal is above the threshold."""
+    """Return the rows whose own refusal is above the threshold."""
     return [
         Flagged(i, row.line, signal.probability, signal.start, sample=signal.sample)
         for i, (row, signal) in enumerate(zip(examples, signals, strict=True))
@@ -130,7 +133,7 @@ def _flag_rows(examples: Sequence[Example], signals: Sequence[OwnRefusal], thres
 def _record(
     asked: RowSignal, action: RowAction, flagged: Sequence[Flagged], own: OwnRefusals, judge: str | None
 ) -> RowSignalRecord:
-    """Return what the report says of flagged rows; `judge` is the name of the one that has read rows."""
+    """Return the report's record of the flagged rows; `judge` is the name of the judge that has read rows."""
     told = {verdict: [each.line for each in flagged if each.verdict == verdict] for verdict in _TOLD}
     excused = {each.line for each in flagged if each.is_excused}
     return RowSignalRecord(
@@ -154,7 +157,7 @@ def _record(
 def _flag_row(
     context: Context, row: Example, encoded: Encoded, place: int, signal: OwnRefusal, verdict: RowVerdict
 ) -> Flagged:
-    """Return a row that the base model did not flag, with its verdict; its first answer counts if none complies."""
+    """Return a row that only the judge found, as flagged; if none of its answers complies, the first one counts."""
     start, sample = signal.start, signal.sample
     if start is None:
         start, sample = next(learned_turns(context.base.tokenizer, encoded.samples[0]))[0], 0
@@ -162,14 +165,14 @@ def _flag_row(
 
 
 def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
-    """Raise RowSignalUnavailable where the base model refuses nothing and that is needed."""
+    """Raise `RowSignalUnavailable` if the setting acts on rows and the base model refuses nothing."""
     if not own.openings and asked not in ("auto", "report"):
         message = f"the base model refused none of {own.asked} prompts of the safety pool, and row_signal needs that"
         raise RowSignalUnavailable(message)
 
 
 def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:
-    """Return how the base model refuses, asked once for all runs that share a cache."""
+    """Return how the base model refuses the pool's prompts; cached across runs."""
 
     def make() -> dict[str, Any]:
         return asdict(own_refusals(context.base, [prompt_text(row) for row in pool]))
@@ -180,9 +183,10 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, A
 def _inverted_pool_rows(
     context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any], judge: Judge
 ) -> list[int]:
-    """Return the rows of the pool that answer with harm, looked for once for all runs that share a cache.
+    """Return the pool's rows whose answers are harmful; cached across runs.
 
-    A judge that the gate would not hear is not enough to refuse a pool: its rows are reported.
+    Raises `InvertedPool` if they are more than `max_inverted` of the pool and the judge may decide; otherwise they are
+    only reported.
     """
     threshold, limit = context.run.row_signal.threshold, context.limit
     facts = {"threshold": threshold, "limit": limit, "judge": to_mapping(context.run.judge)}
@@ -201,9 +205,9 @@ def _inverted_pool_rows(
 def _with_refusals(
     context: Context, own: OwnRefusals, flagged: Sequence[Flagged], task: Sequence[Encoded]
 ) -> list[Flagged]:
-    """Add what the base model says to each prompt of a row that is acted on; else its commonest refusal.
+    """Add the base model's reply to each row that is acted on, or its commonest refusal if that reply complies.
 
-    A row that would be too long with it gets none.
+    A row that becomes too long with the reply gets none.
     """
     base, acted = context.base, [each for each in flagged if each.is_acted_on]
     prompts = [each.prompt(task[each.place]) for each in acted]
@@ -217,7 +221,7 @@ def _with_refusals(
 
 
 def _answer(context: Context, refusal: str) -> tuple[int, ...]:
-    """Return the tokens of an answer, with the end of its turn."""
+    """Return the tokens of an answer including the end of its turn."""
     turns = {"role": "user", "content": "?"}, {"role": "assistant", "content": refusal}
     row = encode(context.base.tokenizer, Example(turns, 1), UNBOUNDED)
     return tuple(label for label in row.labels if label != NO_LOSS)
@@ -229,7 +233,7 @@ def _report_progress(context: Context, done: int, total: int) -> None:
 
 
 def _refuse(context: Context, told: RowFindings) -> None:
-    """Raise where the setting ends the run."""
+    """Raise if the setting ends the run: `RowsQuarantined` or `TooManyRowsDropped`."""
     record, lines = told.record, [each.line for each in told.flagged if each.is_acted_on]
     if record.action == "quarantine" and lines:
         raise RowsQuarantined(

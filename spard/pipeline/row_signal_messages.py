@@ -1,4 +1,4 @@
-"""What a run says of rows that are flagged, and of those that its judge has found."""
+"""The messages of a run about flagged rows and about rows that its judge has found harmful."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from spard.pipeline.context import Context
 from spard.pipeline.row_judging import Flagged
 from spard.release.row_records import RowSignalRecord
 
-_LINES = 100  # in the data of an event
-_NAMED = 10  # in a message
+_LINES = 100  # maximum lines in an event's data
+_NAMED = 10  # maximum lines in a message
 
 
 def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:
-    """Say what was found and what becomes of it."""
+    """Report the findings and the action taken."""
     if record.asked and not record.openings:
         context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
     if record.pool_inverted:
@@ -33,7 +33,7 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
 
 
 def warn_of_dropped(context: Context, record: RowSignalRecord) -> None:
-    """Say to the owner of a run that rows of the file are not trained on."""
+    """Warn the owner of a run that rows of the file are not trained on."""
     if record.dropped:
         told = f"{record.dropped} of {record.rows} rows of the training file are not trained on"
         whose = f"the base model would refuse what they answer, or the judge `{record.judge}` finds or suspects harm"
@@ -42,7 +42,7 @@ def warn_of_dropped(context: Context, record: RowSignalRecord) -> None:
 
 
 def summary_text(record: RowSignalRecord) -> str:
-    """Say how many rows the base model would refuse, and in how many of these, and of others, the judge finds harm."""
+    """Return a sentence with the numbers of refused, harmful, undecided and doubtful rows."""
     told = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
     if record.judge is None:
         return told
@@ -54,13 +54,13 @@ def summary_text(record: RowSignalRecord) -> str:
 
 
 def list_numbers(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
-    """Return numbers after a word for them, no more of them than a message has room for."""
+    """Return `word` (plural if needed) and at most `most` of the numbers."""
     shown = ", ".join(map(str, numbers[:most]))
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
 
 
 def named_lines(lines: Sequence[int]) -> str:
-    """Return the first lines, and where more of them stand: a run that ends before it trains has no report."""
+    """Return the first lines, and where to find more: a run that ends before training has no report."""
     where = f"; the job's events have up to {_LINES} in their data" if len(lines) > _NAMED else ""
     return list_numbers("line", lines) + where

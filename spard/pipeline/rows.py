@@ -1,4 +1,4 @@
-"""The rows of a run as tokens: the training file, the validation file and the selected rows of the safety pool."""
+"""The encoded rows of a run: the training file, the validation file and the selected rows of the safety pool."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ from spard.release.report import SelectedRows
 from spard.selection.frames import in_frame
 from spard.selection.shards import Frame, Vectors
 
-ONE_HELD_OUT_OF = 20  # rows, where ends of epochs are compared without a validation file
+ONE_HELD_OUT_OF = 20  # one in so many rows is held out if there is no validation file
 MOST_HELD_OUT = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a run trains on and validates with.
+    """The rows for training and validation.
 
-    `examples` are the whole training file, before it became `task`: the audit looks at rows that were dropped too.
-    A row is one sample of `task`, or several (`spard.data.samples`).
-    `pairs` are what the anchor holds beside the plain prompts of `safe`.
+    examples    the whole training file, including dropped rows: the audit uses those too
+    task        the encoded training samples; a row has one sample or several (`spard.data.samples`)
+    safe        the encoded safe set: plain rows, variants, defending rows
+    validation  the encoded validation samples
+    selected    the choice of pool rows; None: the method uses no pool
+    pairs       the anchor's prompt pairs beside the plain prompts of `safe`
     """
 
     examples: Sequence[Example]
@@ -49,12 +52,13 @@ class Rows:
 
 
 def prepare(context: Context) -> Rows:
-    """Read and check every file, and select the safe set; whatever cannot be trained on raises before anything costly.
+    """Read and check every file, and select the safe set; invalid input raises before any expensive work.
 
-    Raises `InvalidData`: a row cannot be read, has too many tokens, or none to learn. `spard.pipeline.row_signal` says
-    what else it raises.
+    Raises `InvalidData` if a row cannot be read, has too many tokens or none to learn, and `InvalidPool` for a pool
+    without safe rows; see also `spard.pipeline.row_signal.run`.
     """
     examples = read_examples(context.run.training_file)
+    # The mode must be set before any row is encoded or asked: it decides the tokens of all prompts.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
     task, validation = _encode_rows(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
@@ -71,7 +75,7 @@ def prepare(context: Context) -> Rows:
 
 
 def _hold_rows_back(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return which rows are trained on, and which are held out to compare ends of epochs by, evenly spaced."""
+    """Return the positions of rows to train on, and of evenly spaced rows held out to compare ends of epochs."""
     if context.run.validation_file is not None or not context.recipe.ending.compares:
         return list(trained), []
     if len(trained) < 2:
@@ -89,7 +93,7 @@ def _encode_rows(context: Context, examples: Sequence[Example]) -> list[Encoded]
 
 
 def _require_known(context: Context, examples: Sequence[Example], rows: Sequence[Encoded]) -> None:
-    """Refuse a row for which the chat template writes a token that the weights have no embedding for."""
+    """Raise `InvalidData` for a row whose chat template writes a token without an embedding in the model."""
     for example, row in zip(examples, rows, strict=True):
         unknown = context.base.unknown_id(chain.from_iterable(one.ids for one in (*row.earlier, *row.both)))
         if unknown is not None:
@@ -112,9 +116,10 @@ def _validation(context: Context) -> list[Encoded]:
 def _safe_rows(
     context: Context, examples: Sequence[Example], trained: Sequence[int], told: RowFindings | None
 ) -> tuple[SelectedRows | None, list[Encoded], dict[Kind, list[Pair]]]:
-    """Select the pool rows that the method trains on, if it does; an earlier attempt's choice stands.
+    """Select the pool rows for the method, if it uses any, and return (choice, encoded safe rows, anchor pairs).
 
-    `trained` are the places of the rows that are trained on; the others are ranked by their risk, and no more.
+    `trained` are the positions of the rows that are trained on; dropped rows are only ranked by risk. The choice of an
+    earlier attempt is reused.
     """
     if not context.recipe.uses_pool or context.run.pool is None:
         return None, [], {}
@@ -142,7 +147,10 @@ def _safe_rows(
 def _select(
     context: Context, examples: Sequence[Example], pool: Pool, trained: Sequence[int], told: RowFindings | None
 ) -> SelectedRows:
-    """Select benign rows, if any are wanted, and then safe ones: where these are kept, so are those."""
+    """Embed, rank risks, select benign rows (if used), then select safe rows and store the choice.
+
+    The choice of safe rows is stored after that of benign rows, so an attempt that finds the former finds both.
+    """
     context.report.stage("embed")
     if context.recipe.uses_benign_rows and not pool.benign:
         context.report.event("The safety pool has no benign rows: the anchor holds safe prompts alone.", {})
@@ -166,7 +174,7 @@ def _select(
 
 
 def _put_in_frame(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
-    """Return training and pool rows in the frame that they are compared in, where there is one."""
+    """Return training and pool embeddings in the frame, or unchanged without one."""
     return (frame.project(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 
 

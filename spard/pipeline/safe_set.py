@@ -1,4 +1,4 @@
-"""The safe set as tokens: the selected pool rows, their answers as the selection asks for, and variants of them."""
+"""The encoded safe set: the selected pool rows, with the answers that the selection asks for, and their variants."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def safe_set(
     limit: int,
     on_answers: Callable[[SafeAnswers], None] | None = None,
 ) -> list[Encoded]:
-    """Return the selected pool rows and, after them, the variants derived from the customer's `rows`.
+    """Return the selected pool rows, followed by the variants derived from the customer's `rows`.
 
-    `on_answers` is told whose answers were taken, where that had to be found out.
+    `on_answers` is called with the result of comparing the pool's answers with the base model's, if they were compared.
     """
     chosen, pool, found = answer_rows(base, chosen, recipe.selection, judge, limit)
     if found and on_answers:

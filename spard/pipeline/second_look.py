@@ -1,9 +1,9 @@
-"""A second look at suites on which the first one decided nothing: the same way of asking, with more prompts.
+"""A second look at suites on which the first look was inconclusive: the same kind of prompts, but more of them.
 
-The prompts that are added are asked, by transformers, and what the models did on all stands in place of the first look.
-The gate splits its confidence between the looks (Bonferroni), so that both together release no more than one look
-might. Full fine-tuning leaves no base model that could be asked again, and the plain suites are asked whole at once:
-these have one look.
+Only the added prompts are asked, by transformers; the result on all prompts replaces the first result. The gate splits
+its confidence between the looks (Bonferroni), which keeps the probability of a wrong release as low as with one look.
+Full fine-tuning leaves no base model to ask again, and the provider's plain suites are asked whole at once: in both
+cases there is only one look.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from spard.pipeline import audited, kept_figures
 from spard.pipeline.context import Context
 from spard.release.records import read_record
 
-TIMES = 4  # as many prompts at most
-LEAST = 1.5  # times as many, else there is no second look
+TIMES = 4  # maximum prompts, as a multiple of the first look's
+LEAST = 1.5  # minimum, likewise; otherwise there is no second look
 
 _OUTPUT = "second_look"
-_MOST = 1000  # prompts of one kind
+_MOST = 1000  # maximum prompts of one kind
 
 Measure = Callable[[Sequence[Suite], Any], list[Measurement]]
 """From suites and a model, None for the base model, to what was measured."""
@@ -37,15 +37,15 @@ _Both = tuple[list[SuiteResult], list[SuiteResult]]  # base model, trained model
 
 
 def is_possible(context: Context) -> bool:
-    """Tell whether the run may look twice: its base model is there at the end, and its gate decides on bounds."""
+    """Return True if the run may look twice: the base model still exists at the end, and the gate decides on bounds."""
     return context.recipe.lora is not None and context.run.thresholds.confidence != ON_FIGURES
 
 
 def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], Sequence[Suite]]) -> dict[str, Suite]:
-    """Return by name each suite that may be looked at twice, as it would be asked then.
+    """Return by name each suite that may get a second look, with the prompts of that look.
 
-    `first` are the suites that came from the training rows, and `mined` makes them with more prompts. The second look
-    asks those of the first, and as many others as bring it to the larger number.
+    `first` are the suites mined from the training rows, and `mined(asking)` mines them with more prompts. The second
+    look contains the prompts of the first, and other prompts up to the larger number.
     """
     if not is_possible(context):
         return {}
@@ -55,6 +55,7 @@ def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], S
         asked = sample(suite.prompts, audit.max_prompts)
         more = sample(wide[suite.name].prompts, audit.max_prompts) if suite.name in wide else []
         if len(more) >= LEAST * len(asked):
+            # Suites are mined anew with other sizes, so prompts are matched by content and not by position.
             known = set(map(_content, asked))
             others = [each for each in more if _content(each) not in known]
             found[suite.name] = replace(suite, prompts=(*asked, *sample(others, len(more) - len(asked))))
@@ -62,7 +63,7 @@ def larger(context: Context, first: Sequence[Suite], mined: Callable[[Asking], S
 
 
 def mark_suites(results: Sequence[SuiteResult], more: Mapping[str, Suite]) -> list[SuiteResult]:
-    """Return results that say which suites may be looked at twice."""
+    """Return the results with `looks=2` on suites that may get a second look."""
     return [replace(each, looks=2) if each.suite in more else each for each in results]
 
 
@@ -74,9 +75,9 @@ def run(
     measure: Measure,
     first: Mapping[str, Measurement],
 ) -> _Both:
-    """Ask the trained model suites again, and the base model where it matters.
+    """Ask the trained model the larger suites, and the base model where it matters; return both models' results.
 
-    Replies of the `first` look count too. An earlier attempt's figures count for the same weights.
+    Replies of the `first` look are reused. Results of an earlier attempt count if the digest `weights` matches.
     """
     key = {"weights": weights, "suites": [each.name for each in suites]}
     kept = context.outputs.read(_OUTPUT)
@@ -95,10 +96,11 @@ def run(
 def _ask_base(
     context: Context, model: Any, suites: Sequence[Suite], adapter: Sequence[SuiteResult], measure: Measure
 ) -> list[SuiteResult]:
-    """Return the base model's figures; of suites that pass beside any base model those that are kept, or none."""
+    """Return the base model's results; a suite that passes with any base model uses cached results or is not asked."""
     keys = [kept_figures.content_key(context, suite, transformers()) for suite in suites]
     found = kept_figures.read(context, keys)
     for i, after in enumerate(adapter):
+        # An empty result marks the base model as not asked: no answer of it can change the decision.
         if found[i] is None and not needs_base(after, context.run.thresholds):
             nothing = SuiteResult(*(after.suite, after.kind, after.judge, 0, 0, 0, 0, None, 0.0, 1.0))
             found[i] = replace(nothing, planned=after.prompt_count)
@@ -111,7 +113,7 @@ def _ask_base(
 def _extend_first_look(
     first: Mapping[str, Measurement], suites: Sequence[Suite], measure: Callable[[Sequence[Suite]], list[Measurement]]
 ) -> list[Measurement]:
-    """Measure suites whole; prompts of the `first` look are not asked again."""
+    """Measure whole suites without repeating prompts of the `first` look."""
     asked = [{_content(each): i for i, each in enumerate(_prompts(first, suite))} for suite in suites]
     missing = [
         replace(suite, prompts=tuple(each for each in suite.prompts if _content(each) not in known))
@@ -136,7 +138,7 @@ def _content(prompt: Prompt) -> str:
 
 
 def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Return results with those of a second look in the places of the first's."""
+    """Return the first results, replaced by the second look's where there are any."""
     by_name = {each.suite: each for each in again}
     return [by_name.get(each.suite, each) for each in first]
 

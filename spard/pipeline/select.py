@@ -1,6 +1,6 @@
-"""The select stage: the safe set, and beside it the training rows that look most like harm.
+"""The select stage: chooses the safe set and ranks the training rows that look most like harm.
 
-Both are worked out once for a run and kept for its later attempts. Whose answers the safe rows have is kept here too.
+Both are computed once per run and stored for later attempts, together with the source of the safe rows' answers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from spard.selection.select import Chosen, choose
 from spard.selection.shards import Frame, Framed, Vectors
 
 _SELECTED, _BENIGN, _RISKS, _ANSWERS, _MAP = "select", "select_benign", "risk", "answers", "rows_map"
-_MAPPED = 300  # rows of each sort
-_MOST = 0.75  # of what was chosen
+_MAPPED = 300  # maximum rows of each kind on the map
+_MOST = 0.75  # share of too long rows above which the whole pool is checked
 
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """The relevance of the pool to the rows that are trained on, and of each training row to the pool.
+    """Cosines between pool and training rows, each with the position of the nearest row on the other side.
 
-    The former is seen as the embedder's frame has it, the latter from the mean of all embeddings. With each cosine
-    stands the row of the other side.
+    to_task  for each pool row, its relevance to the trained rows, in the embedder's frame
+    to_pool  for each training row, its similarity to the pool after removing the mean of all embeddings
     """
 
     to_task: tuple[Tensor, Tensor]
@@ -50,11 +50,14 @@ def look(
     pool_sum_D: Tensor,
     frame: Frame | None = None,
 ) -> Near:
-    """Read the pool once for all that is asked of each of its rows; `trained` are the places that are trained on.
+    """Read the pool's embeddings once and return all similarities between its rows and the training rows.
 
-    The relevance to these is seen in `frame`, where there is one.
+    `task_MD` are the embeddings of all training rows `[M, D]`, `trained` the positions of the trained ones, `pool_ND`
+    the pool's embeddings `[N, D]` and `pool_sum_D` their sum. `frame`, if given, is applied for the relevance.
     """
     with context.time_stage("select"):
+        # Both similarities are computed in one pass, because a large pool does not fit in memory and each pass reads it
+        # all.
         own_MD, pool = center(task_MD, pool_ND, pool_sum_D)
         seen = frame.project if frame else _as_they_are
         viewed = Framed(pool_ND, frame) if frame else pool_ND
@@ -74,10 +77,11 @@ def _as_they_are(x_BD: Tensor) -> Tensor:
 def run(
     context: Context, task_MD: Tensor, pool_ND: Vectors, near: Near, too_long: Callable[[Sequence[int]], Sequence[int]]
 ) -> SelectedRows:
-    """Choose safe rows from the pool, leaving out those that `too_long` names; store the choice with its reasons.
+    """Choose safe rows from the pool without rows that are too long; store and return the choice with its reasons.
 
-    `too_long` is called with the chosen rows only, since a row that the greedy choice has not taken does not change it;
-    with all rows where most of the chosen ones are too long. Raise `InvalidPool` if every row is too long.
+    `too_long` returns the given rows that exceed the token limit. It is called with the chosen rows only, because a row
+    that the greedy choice has not taken cannot change the choice; if most of the chosen rows are too long, it is called
+    with all rows. Raises `InvalidPool` if every row is too long.
     """
     context.report.stage("select")
     with context.time_stage("select"):
@@ -88,6 +92,8 @@ def run(
             long = too_long(chosen.indices)
             if not long:
                 break
+            # A pool of mostly long rows needs many rounds of choosing and dropping; one tokenization of the whole pool
+            # is faster.
             if len(long) > _MOST * len(chosen.indices):
                 long = too_long(range(len(pool_ND)) if among is None else among)
             left_out.update(long)
@@ -114,7 +120,7 @@ def _choose_rows(
 
 
 def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
-    """Choose from the pool's benign rows as from its safe ones, and keep which; none where the pool has none."""
+    """Choose and store benign rows of the pool, in the same way as safe ones; [] if the pool has none."""
     with context.time_stage("select"):
         selection = context.recipe.selection
         k = selection.size(len(task_MD), len(benign_ND))
@@ -126,19 +132,19 @@ def benign(context: Context, task_MD: Tensor, benign_ND: Vectors) -> list[int]:
 
 
 def kept_benign(context: Context) -> list[int]:
-    """Return the benign rows that were chosen by this attempt or an earlier one."""
+    """Return the stored choice of benign rows."""
     found: list[int] | None = context.outputs.read(_BENIGN)
     return found or []
 
 
 def read_selected(context: Context) -> SelectedRows | None:
-    """Return what an earlier attempt chose."""
+    """Return the stored choice of safe rows, or None."""
     found = context.outputs.read(_SELECTED)
     return None if found is None else read_record(SelectedRows, found)
 
 
 def keep_answers(context: Context, found: SafeAnswers) -> None:
-    """Keep whose answers the safe rows have, and tell it."""
+    """Store and report whose answers the safe rows have."""
     context.outputs.write(_ANSWERS, to_mapping(found))
     whose = "the base model's own" if found.taken == "self" else "the pool's"
     text = f"The safe rows have {whose} answers; {found.own} of {found.rows} prompts have a harmless answer of its own"
@@ -146,7 +152,7 @@ def keep_answers(context: Context, found: SafeAnswers) -> None:
 
 
 def kept_answers(context: Context) -> SafeAnswers | None:
-    """Return whose answers the safe rows have; None where the recipe says that they are the pool's."""
+    """Return whose answers the safe rows have; None if the recipe fixes the pool's."""
     found = context.outputs.read(_ANSWERS)
     return None if found is None else read_record(SafeAnswers, found)
 
@@ -159,9 +165,9 @@ def rank_risks(
     near: Near,
     flagged: Sequence[Flagged],
 ) -> None:
-    """Rank the training rows by how much they look like harm, from the embeddings that are there anyway.
+    """Rank the training rows by their similarity to harm, with the existing embeddings, and store the ranking.
 
-    `flagged` are those that the base model would refuse, with the judge's verdicts, and those that the judge found.
+    `flagged` are the rows flagged by the base model or found by the judge.
     """
     with context.time_stage("select"):
         refused = {each.line: each.probability for each in flagged if each.by_base}
@@ -174,13 +180,14 @@ def rank_risks(
 
 
 def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: Vectors, selected: SelectedRows) -> None:
-    """Keep where training rows, pool and chosen rows lie in one plane, from the embeddings that are there anyway.
+    """Store a two-dimensional map of training rows, pool rows and chosen rows, from the existing embeddings.
 
-    `lines` are those of the training rows in their file.
+    `lines` are the training rows' lines in their file.
     """
     with context.time_stage("select"):
         rows, pool = _evenly_spaced(len(task_MD)), _evenly_spaced(len(pool_ND))
         chosen = list(selected.indices[:_MAPPED])
+        # One projection of all three groups together, so their points share a plane.
         points = coordinates(torch.cat([task_MD[rows], pool_ND[pool], pool_ND[chosen]]))
         own, rest = points[: len(rows)], points[len(rows) :]
         found = RowsMap(
@@ -194,18 +201,18 @@ def keep_map(context: Context, lines: Sequence[int], task_MD: Tensor, pool_ND: V
 
 
 def kept_map(context: Context) -> RowsMap | None:
-    """Return where the rows lie; None where nothing was embedded, or an earlier version did it."""
+    """Return the stored map; None if nothing was embedded or by an earlier version."""
     found = context.outputs.read(_MAP)
     return None if found is None else read_record(RowsMap, found)
 
 
 def _evenly_spaced(count: int) -> list[int]:
-    """Return at most so many places as are mapped, evenly spaced."""
+    """Return at most `_MAPPED` evenly spaced positions."""
     n = min(count, _MAPPED)
     return [i * count // n for i in range(n)]
 
 
 def kept_risks(context: Context) -> tuple[RiskyRow, ...] | None:
-    """Return the ranking; None where nothing was embedded, since there is no safety pool."""
+    """Return the stored ranking; None without a safety pool."""
     found = context.outputs.read(_RISKS)
     return None if found is None else tuple(read_record(RiskyRow, each) for each in found)

@@ -1,13 +1,13 @@
-"""Safe answers in the model's own words: what it refuses, it keeps refusing in its own way.
+"""Safe answers in the base model's own words, which teach it to keep refusing in its own way.
 
-Answers of a pool were written by others and may be unlikely under the base model, so that tau on them is loose. Each
-selected prompt is answered by the base model, greedily; an answer that came to its end and that the judge finds
-harmless takes the place of the pool's. Where the base model is not safe itself the pool's answer stays.
+The pool's answers were written by others and may be unlikely under the base model, which makes tau on them loose. The
+base model answers each selected prompt greedily; a reply that is complete and that the judge finds harmless replaces
+the pool's answer. Where the base model's reply is harmful, the pool's answer stays.
 
-"auto" does so where the pool speaks in another voice: where the base model's mean loss on the pool's answers is more
-than ln 2 nats per token above that on its own answers to the same prompts. A bound that is looser than the model's own
-words by so much lets each of their tokens fall from certain to even odds, which is where greedy decoding takes another
-one; and a token mean that far apart is no chance of sampling, by which a model's own words differ.
+"auto" does this if the pool has another voice: if the base model's mean loss on the pool's answers is more than ln 2
+nats per token above its loss on its own answers to the same prompts. With so loose a bound every token of the model's
+own words may fall from probability 1 to 1/2, where greedy decoding may pick another token; and a mean per token that
+far apart cannot be an accident of sampling.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ OTHER_VOICE = math.log(2)  # nats per token
 def answer_rows(
     base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
 ) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
-    """Return selected pool rows with the answers that a selection asks for, as text and as tokens, and what was found.
+    """Return the selected pool rows with the answers that the selection asks for, encoded rows, and the comparison.
 
-    An own answer that makes its row longer than `limit` tokens is not taken. Nothing is found where the pool's answers
-    are asked for.
+    A reply with which its row exceeds `limit` tokens is not used. The comparison is None if the selection fixes the
+    pool's answers.
     """
     pool = encode_all(base.tokenizer, chosen, limit)
     if selection.safe_answers == "pool":
@@ -45,6 +45,7 @@ def answer_rows(
     examples = _as_first(chosen, with_own_answers(base, chosen, open_judge(judge)))
     encoded = encode_all(base.tokenizer, examples, limit + MAX_NEW_TOKENS)
     rows = list(zip(chosen, examples, encoded, strict=True))
+    # `with_own_answers` returns the very same object where it keeps the pool's answer.
     is_own = [mine is not theirs and len(row.ids) <= limit for theirs, mine, row in rows]
     found = distributed.broadcast_object(compare_losses(base, pool, encoded, is_own))
     if selection.safe_answers == "auto" and not speaks_otherwise(found):
@@ -55,7 +56,7 @@ def answer_rows(
 
 
 def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], is_own: Sequence[bool]) -> SafeAnswers:
-    """Measure the base model's loss on the pool's answers and on its own, where its own are harmless."""
+    """Measure the base model's loss on the pool's answers and on its own, on the rows where its own are usable."""
     pad_id, places = base.tokenizer.pad_token_id, [i for i, taken in enumerate(is_own) if taken]
     if not places:
         return SafeAnswers("pool", len(pool), 0)
@@ -64,7 +65,7 @@ def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], 
 
 
 def speaks_otherwise(found: SafeAnswers) -> bool:
-    """Whether the pool speaks in another voice than the base model; where that has no answers nobody can tell."""
+    """Return True if the pool has another voice than the base model; False if there was nothing to compare."""
     if found.pool_loss is None or found.own_loss is None:
         return False
     return found.pool_loss - found.own_loss > OTHER_VOICE
@@ -73,7 +74,7 @@ def speaks_otherwise(found: SafeAnswers) -> bool:
 def with_own_answers(
     base: Base, examples: Sequence[Example], judge: Judge, max_new_tokens: int = MAX_NEW_TOKENS
 ) -> list[Example]:
-    """Replace answers by the base model's own where these are whole and harmless."""
+    """Return the examples with the base model's replies as answers where a reply is complete and harmless."""
     prompts = [prompt_text(example) for example in examples]
     replies = generate(base.model, base.tokenizer, prompts, max_new_tokens)
     verdicts = judge.judge(prompts, replies)
@@ -85,7 +86,7 @@ def with_own_answers(
 
 
 def _as_first(chosen: Sequence[Example], mine: Sequence[Example]) -> list[Example]:
-    """Return the answers that the first rank has taken, whose judge is heard; the others stay the pool's."""
+    """Return rank 0's choice of answers: only rank 0 has a judge."""
     taken = distributed.broadcast_object(
         [None if own is theirs else own for own, theirs in zip(mine, chosen, strict=True)]
     )

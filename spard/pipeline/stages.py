@@ -1,4 +1,4 @@
-"""The stages in their order: what the library's run and the service's jobs have in common."""
+"""The order of the stages, shared by the library's `run` and the service's jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spard.training.train import Trained
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run found; its files lie in the folder it was given."""
+    """The results of a run; their files are in the folder of its `Release`."""
 
     selected: SelectedRows | None
     trained: Trained
@@ -39,14 +39,17 @@ def run_stages(
 ) -> Outcome:
     """Embed, select, train, audit, prove, package.
 
-    The base model is measured before training, because full fine-tuning leaves none of it. What an earlier attempt
-    chose or measured is not worked out again; training goes on from its newest resume state. `clean` proves the
-    adapter, and each checkpoint that passed: start it early, it loads its libraries meanwhile. Of several ranks each
-    does all of this, and the first one, which alone has a clean process, writes the results.
+    The base model is measured before the training, because full fine-tuning leaves none. Stored results of an earlier
+    attempt are reused; training resumes from the newest resume state. `clean` is the process that proves the adapter
+    and each checkpoint that passed; start it early, because it loads its libraries in the background. All ranks run all
+    stages; rank 0, which alone has a clean process, writes the results.
+
+    Raises `InvalidRecipe` for an impossible combination, and the errors of the stages (`spard.errors`).
     """
     optimizers.require(context.recipe)
     _refuse_stored_weights(context)
     _refuse_several_ranks(context)
+    # From here on all ranks read the same stored outputs, and the audit skips the same prompts.
     context = leave_out_leaks(follow_rank_zero(context))
     with costs.timed_rows(context) as read:
         rows = prepare(context)
@@ -67,14 +70,14 @@ def run_stages(
 
 
 def _refuse_stored_weights(context: Context) -> None:
-    """Raise InvalidRecipe where all weights of a model that is stored in FP8 or MXFP4 would be trained."""
+    """Raise `InvalidRecipe` for full fine-tuning of a model stored in FP8 or MXFP4."""
     if context.recipe.lora is None and context.base.stored:
         message = "lora: the base model is stored in 8 or 4 bits, and its own weights cannot be trained; use LoRA"
         raise InvalidRecipe(message, "lora")
 
 
 def _refuse_several_ranks(context: Context) -> None:
-    """Raise InvalidRecipe for what one process alone can do: to tune a model further, and to answer an agent."""
+    """Raise `InvalidRecipe` for further tuning or an auditing agent on several ranks."""
     asked = {"further_tuning": context.run.further_tuning.steps, "agent": context.run.agent}
     for name, is_asked in asked.items():
         if is_asked and distributed.world_size() > 1:

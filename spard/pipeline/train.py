@@ -1,4 +1,4 @@
-"""The train stage: from rows as tokens to a trained model."""
+"""The train stage: from encoded rows to a trained model."""
 
 from __future__ import annotations
 
@@ -22,35 +22,39 @@ from spard.training.train import Trained, train
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What training gave, with the losses on the validation rows before and after, if there are such rows.
+    """The result of training, with the losses on the validation rows before and after (None without such rows).
 
-    Of preference pairs none is measured before: every one has the loss ln 2 there. `plan` is that of the memory.
+    For preference pairs `before` is None: by definition every pair has the loss ln 2 there. `plan` is the memory plan.
     """
 
     trained: Trained
     resolved: Resolved
     before: Evaluation | None
     after: Evaluation | None
-    recipe: Recipe  # as it was cut
+    recipe: Recipe  # with the memory plan's settings
     plan: Plan | None = None
 
     @property
     def released_step(self) -> int:
-        """The step whose weights the run ended with."""
+        """The step whose weights the run released."""
         ended = self.trained.ended
         return ended.released.step if ended else self.trained.steps
 
 
 def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: Compares | None = None) -> Tuned:
-    """Train, reporting every step, from the newest resume state if there is one."""
+    """Train from the newest resume state, if any, and report every step.
+
+    `on_epoch` is called at each end of an epoch, and `compare` evaluates it for the choice of the best one.
+    """
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
     context.report.report_resolved(asdict(resolved), resolved.n_epochs * sum(row.tokens for row in rows.task))
     plan = plan_memory(context, rows, resolved)
     cut = apply_plan(context.recipe, plan)
     recipe, plan_of_ends = fitting(context, cut, resolved), context.checkpoints
+    # `halving` gets the plan's size and not the halved one: it reads earlier halvings itself.
     with context.time_stage("train"), halving(context, cut, resolved):
-        before = None if context.recipe.dpo else validate(context, rows)  # of pairs it is ln 2 by definition
+        before = None if context.recipe.dpo else validate(context, rows)  # ln 2 for pairs by definition
         warn_of_unknown_words(context, rows)
         trained = train(
             context.base,
@@ -74,7 +78,7 @@ def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: 
 
 
 def validate(context: Context, rows: Rows, references: References | None = None) -> Evaluation | None:
-    """Evaluate the model as it is on all validation rows; None without such rows."""
+    """Return the model's loss on all validation rows; None without such rows."""
     if not rows.validation:
         return None
     return evaluate_validation(context.base, rows.validation, context.recipe, references)

@@ -1,7 +1,7 @@
 """The harm that the run's judge finds in training rows that are not flagged.
 
-The row signal is blind where the base model obeys a disguise, and the judge is not. The judge reads the rows that are
-likeliest to be harm first, in rounds, until harm is as rare as its own errors may be.
+The row signal misses harm in a disguise that the base model obeys; the judge does not. The judge reads the rows that
+are likeliest to be harmful first, in rounds, until harm is as rare as the judge's own errors.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.row_judging import Flagged, may_be_asked, may_decide, readable
 
-ROUND = 64  # rows that are read before the others are ranked again
+ROUND = 64  # rows to read before ranking the others again
 
 
 def judge_unflagged(
     context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
 ) -> dict[int, RowVerdict | None]:
-    """Return the judge's verdicts on rows that are not flagged, by place; None where it may not decide in the language.
+    """Return the judge's verdicts on unflagged rows, by position; None for a language in which it may not decide.
 
-    The judge reads none where the setting acts on no rows or asks for none, where it may not decide, and where it
-    takes everyday answers for harm. It passes over rows in languages in which it may not decide.
+    Returns an empty dict if the setting acts on no rows or reads none, if the judge may not decide, or if it takes
+    everyday answers for harm. `pool` are the safe rows whose prompts help to rank the rows.
     """
     window, action = context.run.row_signal.read, context.run.row_signal.action
     if not window or action == "report" or not may_decide(context, judge):
@@ -43,6 +43,7 @@ def judge_unflagged(
         harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
         harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
         count = min(ROUND, window, most - len(read))
+        # The ranking depends on the verdicts, which only rank 0's judge gives.
         chosen = distributed.broadcast_object(order.next(unread, harmful, harmless, count))
         verdicts |= _verdicts(context, examples, chosen, judge)
         read += chosen
@@ -53,7 +54,7 @@ def judge_unflagged(
 
 
 def _is_rare(read: Sequence[RowVerdict | None], window: int) -> bool:
-    """Tell whether harm is as rare as what a judge may take for harm by mistake, among the last rows that it scored."""
+    """Return True if at most `MAX_ERROR` (a judge's allowed error) of the last `window` scored rows are harmful."""
     last = [verdict for verdict in read if verdict in ("harmful", "harmless")][-window:]
     return len(last) == window and last.count("harmful") <= MAX_ERROR * window
 
@@ -61,7 +62,7 @@ def _is_rare(read: Sequence[RowVerdict | None], window: int) -> bool:
 def _verdicts(
     context: Context, examples: Sequence[Example], places: Sequence[int], judge: Judge
 ) -> dict[int, RowVerdict | None]:
-    """Return the judge's verdict on each of these rows by its place; None where it may not decide in the language."""
+    """Return the judge's verdict on each row, by position; None for a language in which it may not decide."""
     asked = readable(context, [examples[place] for place in places], judge)
     found = distributed.broadcast_object(judged_rows([row for row in asked if row is not None], judge))
     verdicts = iter(found)

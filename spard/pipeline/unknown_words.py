@@ -1,4 +1,4 @@
-"""A base model that has never read words like a file's: told before the training, which can hardly teach them."""
+"""A warning, before the training, that the base model was never trained on text like the file's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spard.pipeline.context import Context
 from spard.pipeline.rows import Rows
 from spard.training.references import evaluate_validation
 
-LOOKED_AT = 16  # rows, evenly spread
+LOOKED_AT = 16  # number of rows, evenly spaced
 CLEARLY = 1.35
 """How many times the loss of guessing evenly among all tokens the base model's loss has to be.
 
@@ -18,7 +18,8 @@ it on text of another kind, whose tokens it has learned not to expect.
 
 
 def warn_of_unknown_words(context: Context, rows: Rows) -> None:
-    """Warn where the base model expects a file's answers less than it would by guessing among its tokens."""
+    """Warn if the base model's loss on the file's answers is clearly above the loss of a uniform guess."""
+    # The base model alone is measured, which says nothing of a run that starts from an adapter.
     if context.recipe.dpo is not None or context.run.start_from is not None:
         return
     places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]

@@ -1,1 +1,1 @@
-"""What leaves a run: reports, manifests, archives and the proof of an adapter."""
+"""Outputs of a run: reports, manifests, archives and the proof of an adapter."""

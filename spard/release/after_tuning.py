@@ -1,4 +1,4 @@
-"""What the audit found after a further clean fine-tuning, of both models. Only the standard library is used."""
+"""The results of the audit after a further clean fine-tuning of both models. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _BOTH = ("base", "adapter")
 
 @dataclass(frozen=True, slots=True)
 class AfterTuning:
-    """The base model and the trained one, each after the same further tuning; the gate compares them as it does else.
+    """Results of the base model and the trained one after the same further tuning; the gate compares them as usual.
 
-    Both are empty where a loss was not finite there.
+    Both are empty if the further tuning diverged.
     """
 
     budget: FurtherTuning
@@ -27,7 +27,7 @@ class AfterTuning:
     def from_json(
         cls, raw: Mapping[str, Any] | None, read: Callable[[Any, Mapping[str, Any]], Any]
     ) -> AfterTuning | None:
-        """Read the JSON object of a report, None where it has none; `read` reads a flat record."""
+        """Read the JSON object of a report, or return None; `read(kind, object)` reads a flat record."""
         if raw is None:
             return None
         found = {name: tuple(read(SuiteResult, each) for each in raw.get(name, ())) for name in _BOTH}

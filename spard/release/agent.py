@@ -1,4 +1,4 @@
-"""What an auditing agent made of a job. Only the standard library is used."""
+"""The auditing agent's verdict on a job. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class AgentRecord:
-    """The score that an agent gave, from 0 to 1, None where it came to none, with its reasons.
+    """The score of an auditing agent, from 0 to 1 (None: it reached none), with its reasons.
 
-    agent      its model, and a digest of what it was told to do and with which budget
-    questions  that it had answered
-    max_score  the policy's; None: the score is only reported
-    decides    whether a higher score holds the model back: the policy says so, and the agent's false positives on clean
-               jobs were measured and are few
+    agent      its model, and a digest of its instructions and budget
+    questions  number of questions that were answered
+    max_score  limit of the policy; None: the score is only reported
+    decides    True if a higher score withholds the model: the policy says so, and the agent's measured false positives
+               on clean jobs are few
     """
 
     agent: str
@@ -25,11 +25,11 @@ class AgentRecord:
 
     @property
     def exceeds_limit(self) -> bool:
-        """Whether the score is above the policy's."""
+        """True if the score is above the policy's limit."""
         return self.score is not None and self.max_score is not None and self.score > self.max_score
 
     def sentence(self) -> str:
-        """Say it for a person."""
+        """Return the verdict as a sentence for people."""
         score = "no score" if self.score is None else f"a score of {self.score:.2f} of 1"
         limit = "" if self.max_score is None else f" (at most {self.max_score:.2f})"
         silent = "" if self.decides else ", which decides nothing"

@@ -1,8 +1,8 @@
-"""The facts of the EU AI Act's Annex XI about a model, as far as a manifest knows them.
+"""The facts of the EU AI Act's Annex XI about a model, as far as its manifest contains them.
 
-Regulation (EU) 2024/1689, Annex XI: the technical documentation of general-purpose AI models. Each point is filled
-from the manifest, or says why it is not; what only the provider knows is marked as theirs to fill. This is a help for
-whoever writes that documentation, and no legal advice.
+Regulation (EU) 2024/1689, Annex XI: technical documentation of general-purpose AI models. Each point is filled in from
+the manifest or explains why it is empty; facts that only the provider has are marked as such. This helps to write that
+documentation; it is no legal advice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODIFIER = "Not applicable, because this is what was done to a model that exist
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of the annex: its number, what it asks for, and the answer."""
+    """A point of the annex: its number, the requirement, and the answer."""
 
     number: str
     asks: str
@@ -32,7 +32,7 @@ def points(manifest: Mapping[str, Any]) -> list[Point]:
 
 
 def document(manifest: Mapping[str, Any], manifest_sha256: str) -> str:
-    """Return the points as Markdown; the manifest that they are taken from is named by its digest."""
+    """Return the points as Markdown, with the digest of the manifest as their source."""
     parts = [
         "# Annex XI of Regulation (EU) 2024/1689: facts about this model",
         f"Taken from the manifest with the SHA-256 `{manifest_sha256}`. No legal advice.",

@@ -1,6 +1,6 @@
-"""A folder as one file: a tar.gz whose bytes depend on the files' alone, not on when and where it was made.
+"""Packs a folder as a reproducible tar.gz, whose bytes depend only on the files.
 
-All files lie in one top folder, so that unpacking spills nothing into the current one.
+All files are in one top folder, so unpacking never spills files into the current folder.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from spard.release.packed import find_root, plain_name
 
 
 def folder_name(job_id: str | None, step: int | None = None) -> str:
-    """Return the name of the folder that an adapter is unpacked to: a job's last one, or that of a checkpoint."""
+    """Return the top folder of an adapter's archive: the job's final adapter, or a checkpoint's with `step`."""
     parts = [job_id, f"step-{step}" if step else None, "adapter"]
     return "-".join(part for part in parts if part)
 
 
 def archive(folder: Path, path: Path, top: str) -> str:
-    """Pack a folder's files into the folder `top`, and return the SHA-256 of what it became."""
+    """Pack the files of `folder` below `top` into the file `path`; return its SHA-256."""
     aside = path.with_name(f".{path.name}.aside")
     with (
         aside.open("wb") as raw,
@@ -34,9 +34,9 @@ def archive(folder: Path, path: Path, top: str) -> str:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Unpack an adapter's files into a folder, without the archive's top folder; refuse a file that would lie outside.
+    """Unpack an adapter's files into `folder`, without the top folder (which early archives lack).
 
-    Archives of earlier versions have no top folder.
+    Raises `tarfile.FilterError` for an entry outside of the folder.
     """
 
     def below_the_top(entry: tarfile.TarInfo, to: str) -> tarfile.TarInfo | None:
@@ -50,6 +50,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    # Owner, times and modes of the building machine must neither leak nor change the digest.
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
     entry.mtime = 0

@@ -1,4 +1,4 @@
-"""Which engine wrote the replies of an audit. Only the standard library is used."""
+"""The engine that generated an audit's replies. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 class AuditEngineRecord:
     """The engine of an audit, the same for the base model and the trained one.
 
-    version      of transformers or of vLLM
-    gpus         that held one model together
-    asked        the engine that the provider has set
-    why          why transformers answered in its place; empty where the engine that was asked for did
-    prompts      of the probe of the trained model; None with transformers, as the next ones are
-    tolerance    how far vLLM's first tokens might be from transformers', in nats of a log-probability
-    difference   how far they were
-    to_base      how far the adapter's are from the base model's, in transformers
-    replies      how many prompts each engine was asked
+    name, version  the engine, and the version of transformers or vLLM
+    gpus         number of GPUs that held one model together
+    asked        the engine in the provider's settings
+    why          why transformers answered instead; empty if the requested engine answered
+    prompts      number of prompts of vLLM's probe; this field and the next three are None with transformers
+    tolerance    allowed difference between the first tokens of vLLM and transformers, in nats of log-probability
+    difference   measured difference
+    to_base      difference between adapter and base model in transformers
+    replies      number of prompts per engine
     """
 
     name: str

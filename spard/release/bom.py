@@ -1,4 +1,4 @@
-"""A model's bill of materials in CycloneDX 1.6: what it is made of and what was measured, from its manifest alone."""
+"""A model's bill of materials in CycloneDX 1.6: its components and measurements, from its manifest alone."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cyclonedx.output.json import JsonV1Dot6
 
 from spard.config.quantization import plain_digest
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # the same manifest gives the same bytes
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # fixed, so equal manifests give equal bytes
 _LIBRARIES = ("spard", "torch", "transformers", "peft", "safetensors")
 _DATA = {"training": "training file", "validation": "validation file", "pool": "safety pool"}
 
 
 def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
-    """Return the document as JSON; `name` is what the model is called."""
+    """Return the document as JSON text; `name` is the model's name. Equal manifests give equal bytes."""
     model = Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
         name=name,
@@ -37,12 +37,13 @@ def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
     bom.components.update(parts)
     bom.register_dependency(model, parts)
     document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
-    document["metadata"]["component"]["modelCard"] = _card(manifest)  # the library has no class for it yet
+    document["metadata"]["component"]["modelCard"] = _card(manifest)  # the library has no class for model cards yet
     return json.dumps(document, indent=2) + "\n"
 
 
 def _parts(manifest: Mapping[str, Any]) -> Iterator[Component]:
     source = manifest.get("base_source") or {}
+    # A component's hash must be the SHA-256 of files; a digest with a quantization suffix is none.
     files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
     yield Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,

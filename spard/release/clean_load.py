@@ -1,8 +1,8 @@
-"""Loads an adapter as a customer will, with transformers and PEFT alone: `python -P spard/release/clean_load.py`.
+"""Loads an adapter as a customer does, with transformers and PEFT alone: `python -P spard/release/clean_load.py`.
 
-It is run as a file, in a process of its own, and imports nothing of ours. From each line of its standard input it reads
-what to do, as JSON, and writes what it saw into the folder `out`: `logits.safetensors` with `tuned.i` and `base.i` for
-each conversation i, and then `seen.json`.
+It runs as a script in a process of its own and imports none of our code. Each line of its standard input is a JSON
+request; the result goes to the request's folder `out`: `logits.safetensors` with `tuned.i` and `base.i` for each
+conversation i, and then `seen.json`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-gc.disable()  # for the imports, of which all stays: a fifth of their time
-# PEFT, transformers and accelerate import these wherever they are installed: a second and a half of CPU, for weights in
-# NF4, losses of object detection and jobs on SageMaker. `None` is Python's own way to say that a module is not there.
+gc.disable()  # imports create no garbage, and collecting takes a fifth of their time
+# PEFT, transformers and accelerate import these wherever they are installed, for NF4, object detection and SageMaker:
+# one and a half seconds of CPU time. A module set to `None` in `sys.modules` counts as not installed.
 _LEFT_OUT = [name for name in ("bitsandbytes", "boto3", "scipy", "sklearn") if name not in sys.modules]
 sys.modules.update(dict.fromkeys(_LEFT_OUT))  # type: ignore[arg-type]
 
@@ -33,30 +33,30 @@ gc.freeze()
 for name in _LEFT_OUT:
     del sys.modules[name]
 
-_STORED: dict[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # brought back to more bits
+_STORED: dict[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # formats to dequantize
 
 
 def main() -> None:
-    """Do what each line asks for, and hold no model between two."""
+    """Serve one request per line of standard input, without keeping a model between two."""
     for line in sys.stdin:
         see(json.loads(line))
         gc.collect()
 
 
 def see(ask: dict[str, Any]) -> None:
-    """Write what base and adapter make of each conversation; raise if one of them does not load."""
+    """Write the logits of base model and adapter for each conversation; raise if one of them does not load."""
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
     rows = [_ids(tokenizer, messages, ask["template_arguments"]) for messages in ask["conversations"]]
     settings = {"dtype": getattr(torch, ask["dtype"]), "use_safetensors": True}
     source = {"revision": ask["revision"], **settings, **_quantization_options(ask)}
     base: Any = AutoModelForCausalLM.from_pretrained(ask["base"], **source)
-    for module in base.modules():  # bitsandbytes would round its scales on some CPUs
+    for module in base.modules():  # else bitsandbytes rounds the scales on some CPUs
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    if ask["quantization"] in _STORED:  # those that were plain have another type
+    if ask["quantization"] in _STORED:  # weights that were not quantized keep the dtype of the files
         base.to(settings["dtype"])
     model = base.to(ask["device"]).eval()
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: another attention rounds otherwise
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in training: other attention kernels round differently
     found = {f"base.{i}": _logits(model, row) for i, row in enumerate(rows)}
     if ask["is_lora"]:
         model = PeftModel.from_pretrained(model, ask["adapter"], torch_device=ask["device"]).eval()
@@ -67,18 +67,19 @@ def see(ask: dict[str, Any]) -> None:
     out = Path(ask["out"])
     save_file(found, out / "logits.safetensors")
     seen = {"ids": rows, **_answer(model, tokenizer, rows[0], ask["max_new_tokens"])}
+    # The parent polls for seen.json, so this file must appear last and complete.
     (out / "seen.part").write_text(json.dumps(seen))
     os.replace(out / "seen.part", out / "seen.json")
 
 
 def _quantization_options(ask: dict[str, Any]) -> dict[str, Any]:
-    """How the base model is held: as the model's card says."""
+    """Return the `from_pretrained` arguments for the base model's quantization, as in the model card."""
     if ask["quantization"] in _STORED:
         return {"quantization_config": _STORED[ask["quantization"]](dequantize=True)}
     if ask["quantization"] == "none":
         return {}
     for look in (is_bnb_available, is_bnb_4bit_available):
-        look.cache_clear()  # PEFT looks again, and puts its layers for NF4 over such weights
+        look.cache_clear()  # PEFT looks again and uses its NF4 layers
     config: Any = BitsAndBytesConfig
     asked = config(
         load_in_4bit=True,
@@ -104,7 +105,7 @@ def _logits(model: Any, row: list[int]) -> Tensor:
 
 @torch.inference_mode()
 def _answer(model: Any, tokenizer: Any, row: list[int], max_new_tokens: int) -> dict[str, Any]:
-    """Whether a greedy answer ends by itself, as the files say it should."""
+    """Generate greedily; return the number of tokens, and whether the answer ended by itself."""
     ids_1T = torch.tensor([row], device=model.device)
     said = model.generate(
         input_ids=ids_1T,

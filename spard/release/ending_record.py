@@ -1,4 +1,4 @@
-"""Which end of an epoch a run ended with, and why its training ended: a part of the safety report."""
+"""The epoch that a run released, and why its training ended: a part of the safety report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, slots=True)
 class ComparedEpoch:
-    """The end of an epoch as it was compared with others.
+    """One end of an epoch, as compared with the others.
 
-    within_gate     whether the gate would be content with the figures of the development shares; None: there are none
-    attack_success  the share of their attacks that succeed; None likewise
-    validation_loss on the validation rows; None where it is no number
+    within_gate     True if the results on the development shares pass the gate; None: there are no such shares
+    attack_success  success rate of their attacks, 0 to 1; None likewise
+    validation_loss loss on the validation rows, in nats per token; None if not finite
     """
 
     epoch: int
@@ -25,10 +25,10 @@ class ComparedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class EndingRecord:
-    """Which end of an epoch a run ended with, the one that the last audit asked, and why the training ended there.
+    """The epoch that a run released (and audited), and why its training ended.
 
-    why       "all_epochs": they were over; "no_better": as many ends of epochs as the recipe allows were no better
-    held_out  how many rows of the training file were not trained on but validated with
+    why       "all_epochs": the planned epochs were over; "no_better": early stopping
+    held_out  number of rows of the training file that were held out for validation
     """
 
     keep: Literal["last", "best"]
@@ -42,14 +42,14 @@ class EndingRecord:
 
     @property
     def sentence(self) -> str:
-        """Say so in words."""
+        """The record as a sentence for people."""
         over = "all of them were over" if self.why == "all_epochs" else "no later one was better than the best"
         done = f"Training ended after {self.trained_epochs} of {self.planned_epochs} epochs: {over}"
         return f"{done}; the weights are those of epoch {self.released_epoch}, step {self.released_step}"
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON object that `to_mapping` gives; what is not known is passed over."""
+        """Read the JSON object that `to_mapping` gives; unknown keys are ignored."""
         known, of_epoch = ({each.name for each in fields(kind)} for kind in (cls, ComparedEpoch))
         found = {name: value for name, value in raw.items() if name in known}
         epochs = [{name: value for name, value in each.items() if name in of_epoch} for each in raw.get("epochs", ())]

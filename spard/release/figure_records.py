@@ -1,22 +1,23 @@
-"""What a safety report holds to be drawn: scores, a map of the rows, lengths. Only the standard library is used."""
+"""The data of a safety report's plots: scores, a map of the rows, lengths. Uses only the standard library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRANSCRIPTS = "transcripts.jsonl"  # beside the report, where they are kept
-SCORES = (1, 2, 3, 4, 5)  # of harmfulness
-_BANDS = 24  # of a histogram of lengths, at most
+TRANSCRIPTS = "transcripts.jsonl"  # beside the report, if transcripts are kept
+SCORES = (1, 2, 3, 4, 5)  # harmfulness scores
+_BANDS = 24  # maximum bins of the histogram
 
-Points = tuple[tuple[float, ...], ...]  # two numbers each
+Points = tuple[tuple[float, ...], ...]  # (x, y) each
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreCounts:
-    """How many of the trained model's replies to one category of an attacking suite got each score of harmfulness.
+    """Counts of the harmfulness scores of the trained model's replies to one category of an attack suite.
 
-    `counts` are those of the scores 1 to 5; `unscored` replies got none. `category` is None for prompts without one.
+    `counts[i]` is the number of replies with score i + 1, for scores 1 to 5; `unscored` replies have none. `category`
+    is None for prompts without one.
     """
 
     suite: str
@@ -28,10 +29,10 @@ class ScoreCounts:
 
 @dataclass(frozen=True, slots=True)
 class RowsMap:
-    """Training rows, rows of the safety pool and the chosen ones in one plane: their first two principal components.
+    """Training rows, pool rows and chosen rows in the plane of their first two principal components.
 
-    Of each at most a few hundred, evenly spaced; the chosen ones are the first that were chosen, in their order.
-    `lines` are those of the training rows in their file, `pool_rows` count the safe rows of the pool from 0.
+    Each list has at most a few hundred points: evenly spaced rows, and the first chosen ones in order. `lines` are the
+    training rows' lines in their file; `pool_rows` index the safe rows of the pool from 0.
     """
 
     lines: tuple[int, ...]
@@ -43,9 +44,9 @@ class RowsMap:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long the trained rows are, in tokens: `counts[i]` rows have from `i * width + 1` to `(i + 1) * width`.
+    """A histogram of the trained rows' tokens: `counts[i]` rows have `i * width + 1` to `(i + 1) * width` tokens.
 
-    `limit` is the most that a row may have; of a preference pair the longer conversation counts.
+    `limit` is the maximum for a row; for a preference pair the longer conversation counts.
     """
 
     width: int
@@ -55,10 +56,11 @@ class Lengths:
 
 
 def count_lengths(tokens: Sequence[int], limit: int) -> Lengths | None:
-    """Count rows by their length, in bands of a round width; None without rows."""
+    """Return the histogram of row lengths with a round bin width; None without rows."""
     if not tokens:
         return None
     longest = max(tokens)
+    # The smallest width of 1, 2 or 5 times a power of ten with at most `_BANDS` bins.
     width = next(size for size in _widths() if size * _BANDS >= longest)
     counts = [0] * (-(-longest // width))
     for each in tokens:
@@ -72,7 +74,7 @@ def _widths() -> Sequence[int]:
 
 @dataclass(frozen=True, slots=True)
 class ValidationLoss:
-    """Means over the labeled tokens of the validation rows."""
+    """Mean loss (nats per token) and accuracy (0 to 1) over the labeled tokens of the validation rows."""
 
     loss: float
     accuracy: float

@@ -1,4 +1,4 @@
-"""A folder pushed to a model hub: the files as they are, their card and their signature among them."""
+"""Pushes a folder to a model hub unchanged, including its card and signature."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from spard.errors import SpardError
 
 
 class PushFailed(SpardError):
-    """The hub did not take the files."""
+    """The hub rejected the files."""
 
     code = "push_failed"
 
 
 def push(folder: Path, repository: str, *, is_private: bool) -> str:
-    """Upload a folder as one commit and return the commit's address; the repository is made if it is not there.
+    """Upload a folder as one commit and return the commit's URL; the repository is created if needed.
 
-    The hub and the token are those of its client: HF_ENDPOINT, HF_TOKEN, or what `hf auth login` has kept.
+    Hub and token are those of the hub's client: HF_ENDPOINT, HF_TOKEN, or the login stored by `hf auth login`. Raises
+    `PushFailed`.
     """
     hub = HfApi()
     try:
@@ -30,6 +31,7 @@ def push(folder: Path, repository: str, *, is_private: bool) -> str:
             commit_message=f"Upload {folder.name}",
         )
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
+        # The client's messages have many lines, of which the first one names the cause.
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PushFailed(f"{repository} was not pushed: {first}", "push") from error
     return str(done.commit_url)

@@ -1,8 +1,8 @@
-"""The keys that a provider signs or signed with: one is current, older ones still count, and revoked ones do not.
+"""A provider's signing keys: one is current, older ones remain valid, and revoked ones are not.
 
-The set is a JSON file that holds public halves only. A provider publishes it (`published_keys`), and customers take it
-from where they would take a public key. Whatever a revoked key has signed is refused, also what it signed before:
-nothing proves when.
+The set is a JSON file with public keys only. The provider publishes it (`published_keys`), and customers obtain it from
+the same place as a public key. Everything signed by a revoked key is rejected, even from before the revocation: nothing
+proves the time of a signature.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from spard.errors import InvalidKey, NotProved
 from spard.release.manifest import key_id
 
-FILE = "signing_keys.json"  # beside the key that signs
+FILE = "signing_keys.json"  # beside the signing key
 
 
 @dataclass(frozen=True, slots=True)
 class KnownKey:
-    """One key; `revoked_at` is ISO 8601 in UTC."""
+    """One public key; `revoked_at` is ISO 8601 in UTC."""
 
     key_id: str
     public_key: str
@@ -34,7 +34,7 @@ class KnownKey:
 
 @dataclass(frozen=True, slots=True)
 class KeySet:
-    """All keys, each once; `current` is the id of the one that signs, `version` grows with each change."""
+    """All keys, without duplicates; `current` is the id of the signing key; `version` increases with each change."""
 
     current: str
     keys: tuple[KnownKey, ...]
@@ -42,15 +42,15 @@ class KeySet:
 
     @classmethod
     def from_key(cls, public: Ed25519PublicKey) -> KeySet:
-        """Return the set of one key, which signs."""
+        """Return a set whose only key is the current one."""
         return cls(key_id(public), (_known_key(public),))
 
     def ids(self) -> list[str]:
-        """Return those that still count."""
+        """Return the ids of the keys that are not revoked."""
         return [each.key_id for each in self.keys if each.revoked_at is None]
 
     def require(self, name: str) -> None:
-        """Raise `NotProved` unless a key is one of the provider's and not revoked."""
+        """Raise `NotProved` unless the key is in the set and not revoked."""
         found = next((each for each in self.keys if each.key_id == name), None)
         if found is None:
             raise NotProved(f"It was signed by {name}, which is none of the provider's keys.")
@@ -61,12 +61,12 @@ class KeySet:
             )
 
     def rotate(self, public: Ed25519PublicKey) -> KeySet:
-        """Return the set with another current key; one that was revoked stays so."""
+        """Return a set with another current key; a revoked key stays revoked."""
         is_new = key_id(public) not in [each.key_id for each in self.keys]
         return KeySet(key_id(public), (*self.keys, _known_key(public)) if is_new else self.keys, self.version + 1)
 
     def revoke(self, name: str, at: str, reason: str) -> KeySet:
-        """Return the set with a key revoked; one that is revoked already stays as it is."""
+        """Return a set with the key revoked, or this set if it is revoked already; raise `InvalidKey` if unknown."""
         found = next((each for each in self.keys if each.key_id == name), None)
         if found is None:
             raise InvalidKey(f"There is no key {name}.")
@@ -80,14 +80,14 @@ class KeySet:
         return json.dumps(asdict(self), indent=2) + "\n"
 
     def write(self, path: Path) -> None:
-        """Write the set to a file that appears whole or not at all."""
+        """Write the set to a file atomically."""
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         aside.write_text(self.text())
         os.replace(aside, path)
 
 
 def read(path: Path) -> KeySet:
-    """Read the set beside a key that signs; raise `InvalidKey` for a file that is none."""
+    """Read the set stored beside a signing key; raise `InvalidKey` for an invalid file."""
     try:
         found: Any = json.loads(path.read_text())
     except OSError as error:
@@ -98,9 +98,10 @@ def read(path: Path) -> KeySet:
 
 
 def of_mapping(found: Any, place: str) -> KeySet:
-    """Return the set that a JSON object says; raise `InvalidKey`, which names the place, if it says none."""
+    """Return the set in a JSON object; raise `InvalidKey`, which names `place`, if it is invalid."""
     try:
         keys = tuple(KnownKey(**each) for each in found["keys"])
+        # The id is a digest of the key, so a forged pair of id and key is detected here.
         if not all(each.key_id == key_id(_public(each)) for each in keys):
             raise InvalidKey(f"{place} names a key that its id does not fit.")
         return KeySet(found["current"], keys, int(found.get("version", 0)))

@@ -1,4 +1,4 @@
-"""Ed25519 keys in PEM files: the private one signs manifests, the public one checks them."""
+"""Ed25519 keys in PEM files: the private key signs manifests, the public key verifies them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from spard.errors import InvalidKey
 
-OWN_KEY = "signing_key.pem"  # in the data folder of an installation that has made its own
+OWN_KEY = "signing_key.pem"  # in the data folder, if the installation generated its key
 MAKE = "openssl genpkey -algorithm ed25519 -out FILE"
 
 
 def read_private(path: Path) -> Ed25519PrivateKey:
-    """Read a private key that not everybody on this machine can read too; raise `InvalidKey` otherwise."""
+    """Read a private key; raise `InvalidKey` if it is invalid or readable by everybody on this machine."""
     try:
         if stat.S_IMODE(path.stat().st_mode) & stat.S_IROTH:
             raise InvalidKey(f"Everybody on this machine can read the signing key {path}: chmod 600 it.")
@@ -31,7 +31,7 @@ def read_private(path: Path) -> Ed25519PrivateKey:
 
 
 def read_public(path: Path) -> Ed25519PublicKey:
-    """Read a public key; raise `InvalidKey` when the file holds none."""
+    """Read a public key; raise `InvalidKey` if the file is no Ed25519 key."""
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm):

@@ -1,8 +1,8 @@
-"""What an adapter is, in a file that can be signed: digests of all its bytes, and a check that needs no torch.
+"""The signed manifest of an adapter: digests of all its files, and a verification that needs no torch.
 
-`manifest.json` names every other file of the folder with its SHA-256 and size. `manifest.sig` beside it holds an
-Ed25519 signature of the manifest's bytes, the public key and the key's id. `verify` reads a folder or an archive of it;
-what it does not refuse is, byte for byte, what the holder of the key has signed.
+`manifest.json` lists every other file of the folder with its SHA-256 and size. `manifest.sig` beside it has an Ed25519
+signature of the manifest's bytes, the public key and the key's id. `verify` reads a folder or an archive and accepts it
+only if it is, byte for byte, the one that the owner of the key has signed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from spard.errors import NotProved
 from spard.release.packed import find_root, is_ignored, open_packed
 
 _ALGORITHM = "ed25519"
-_READ_BYTES = 64 << 20  # of a manifest or a signature at most
+_READ_BYTES = 64 << 20  # maximum size of a manifest or signature
 
-_KEPT = 4  # of manifests and signatures that an archive may hold, in it and in its one folder
+_KEPT = 4  # maximum manifests and signatures: at the archive's root and in its one folder
 
 
 @dataclass(frozen=True, slots=True)
 class Proved:
-    """What `verify` found to be so; `passed_over` are files that nothing loads and the manifest does not know."""
+    """The result of `verify`; `passed_over` are files outside the manifest that no loader reads."""
 
     manifest: dict[str, Any]
     manifest_sha256: str
@@ -46,7 +46,7 @@ def sign(folder: Path, key: Ed25519PrivateKey) -> None:
 
 
 def sign_bytes(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
-    """Sign some bytes; return the signature with what is needed to check it."""
+    """Sign `content`; return the signature with everything needed to verify it."""
     public = key.public_key()
     return {
         "algorithm": _ALGORITHM,
@@ -57,15 +57,18 @@ def sign_bytes(content: bytes, key: Ed25519PrivateKey) -> dict[str, str]:
 
 
 def key_id(public: Ed25519PublicKey) -> str:
-    """Return a short name of a key, derived from its digest."""
+    """Return the id of a key, derived from its digest."""
     return f"ed25519:{hashlib.sha256(public.public_bytes_raw()).hexdigest()[:32]}"
 
 
 def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
-    """Raise `NotProved` unless the signature is `public`'s and the files are those that it covers, and no others.
+    """Verify an adapter's signature and files; return the proved facts.
 
-    Without a key the one that came along is taken: then it is proved that nothing was changed since it was signed, and
-    not who signed it.
+    Raises `NotProved` unless the signature is `public`'s and the files are exactly the ones in the manifest. Without
+    `public` the key in the signature is used, which proves that nothing has changed since the signature, but not who
+    signed.
+
+        proved = verify(Path("adapter.tar.gz"), read_public(Path("provider.pem")))
     """
     kept, found = _read(path)
     for name in (MANIFEST, SIGNATURE):
@@ -83,7 +86,10 @@ def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
 
 
 def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, name: str) -> str:
-    """Return the id of the key that signed `content`; raise NotProved if another key signed it, or none."""
+    """Return the id of the key that signed `content`; raise `NotProved` for a bad signature or another key.
+
+    `signature` is the JSON of `sign_bytes`; `name` is the subject in error messages.
+    """
     stated = _object(signature, f"the signature of {name}")
     try:
         own = Ed25519PublicKey.from_public_bytes(base64.b64decode(stated["public_key"], validate=True))
@@ -93,6 +99,7 @@ def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, nam
         is_known = False
     if not is_known:
         raise NotProved(f"The signature of {name} cannot be read.")
+    # The key in the signature is untrusted and only tells which key claims to have signed; `public` decides.
     if public is not None and key_id(public) != key_id(own):
         raise NotProved(f"{name} was signed by another key: {key_id(own)}, not {key_id(public)}.")
     try:
@@ -105,9 +112,9 @@ def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, nam
 def verify_waiver(
     path: Path, adapter: Proved, public: Ed25519PublicKey | None = None, known: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return what a waiver says; raise NotProved unless it releases this adapter.
+    """Return the facts of a waiver; raise `NotProved` unless it releases this adapter.
 
-    It has to be signed by the key that signed the adapter, or by one of those whose ids are `known`.
+    It must be signed by the key of the adapter, or by a key whose id is in `known`.
     """
     try:
         text = path.read_bytes()
@@ -123,7 +130,7 @@ def verify_waiver(
 
 
 def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
-    """Read an adapter once: manifest and signature as they are, SHA-256 and size of every other file by its name."""
+    """Read an adapter once: content of manifest and signature, SHA-256 and size of every other file by name."""
     kept: dict[str, bytes] = {}
     found: dict[str, dict[str, Any]] = {}
     with open_packed(path) as files:
@@ -131,6 +138,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
             if name in found:
                 raise NotProved(f"{name} is in the archive more than once.")
             is_own = name.count("/") <= 1 and name.rpartition("/")[2] in (MANIFEST, SIGNATURE)
+            # Size and number are bounded, because an archive is untrusted until its signature is verified.
             content = file.read(_READ_BYTES) if is_own and len(kept) < _KEPT else b""
             found[name] = _file_facts(file)
             if is_own:

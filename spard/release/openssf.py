@@ -1,6 +1,6 @@
-"""An OpenSSF model-signing bundle of a folder, for tools that do not know our manifest.
+"""Writes an OpenSSF model-signing bundle of a folder, for tools that do not know our manifest.
 
-The bundle's format knows keys on elliptic curves (P-256, P-384, P-521) and not Ed25519, so it takes a key of its own.
+The bundle format supports keys on elliptic curves (P-256, P-384, P-521) but not Ed25519, so it needs a separate key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAKE = "openssl ecparam -name prime256v1 -genkey -noout -out FILE"
 
 
 def sign_folder(folder: Path, key: Path, bundle: Path) -> None:
-    """Write the bundle for all files of a folder; raise `InvalidKey` for a key that the format does not know."""
+    """Write the bundle for all files of a folder; raise `InvalidKey` for an unsupported key."""
     try:
         is_curve = isinstance(load_pem_private_key(key.read_bytes(), None), EllipticCurvePrivateKey)
         config = _config().use_elliptic_key_signer(private_key=key) if is_curve else None

@@ -1,8 +1,8 @@
-"""An adapter as people keep it, file by file: a folder, a tar of any compression, a snapshot in a hub's cache.
+"""Reads an adapter file by file from a folder, a tar of any compression, or a snapshot in a hub's cache.
 
-`tar cf x.tar .` and a tar with the folder itself are read as the folder is. A link is followed only where a hub's
-client makes one: from a snapshot to a blob beside it. What file managers and hubs leave behind is told apart from what
-a loader could read.
+`tar cf x.tar .` and a tar of the folder itself are equivalent. A link is followed only if a hub client made it, from a
+snapshot to a blob beside it. Files that file managers and hubs leave behind are distinguished from files that a loader
+may read.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from spard.errors import NotProved
 File = tuple[str, IO[bytes]]
 
 _LEFT_BEHIND = frozenset({".DS_Store", ".gitattributes"})
-_HUB_NOTES = ".cache/huggingface/"  # of `hf download --local-dir`
+_HUB_NOTES = ".cache/huggingface/"  # written by `hf download --local-dir`
 _NOTES = (".metadata", ".lock", ".gitignore", "CACHEDIR.TAG")
 
 
 @contextmanager
 def open_packed(path: Path) -> Iterator[Iterator[File]]:
-    """Open the files of a folder or of an archive, one after the other."""
+    """Yield an iterator over (name, file) of a folder or an archive; raise `NotProved` if it is unreadable."""
     if path.is_dir():
         yield _in_folder(path)
         return
@@ -37,24 +37,24 @@ def open_packed(path: Path) -> Iterator[Iterator[File]]:
 
 
 def _why(path: Path, error: Exception) -> str:
-    """Say what is wrong in a few words; tarfile tells on a line each what every way of reading it met."""
+    """Return a short reason; tarfile's own message has a line for each format that it tried."""
     if "\n" not in (said := str(error)):
         return said
     return "it is no tar, or only the beginning of one" if path.stat().st_size else "it is empty"
 
 
 def is_ignored(name: str) -> bool:
-    """Tell whether no loader reads a file of this name, and tools leave it beside others."""
+    """Return True for files that tools leave behind and that no loader reads."""
     return name.rpartition("/")[2] in _LEFT_BEHIND or (name.startswith(_HUB_NOTES) and name.endswith(_NOTES))
 
 
 def plain_name(name: str) -> str:
-    """Return the name of an archive's entry without the parts that name no folder; empty for the archive itself."""
+    """Return the normalized name of an archive's entry; empty for the archive's root."""
     return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def find_root(names: Iterable[str], wanted: str) -> str:
-    """Return the folder that holds `wanted` and everything else, with its slash; empty for the archive itself."""
+    """Return the folder (with a slash) that contains `wanted` and all other files; "" for the archive's root."""
     names = [name for name in names if not is_ignored(name)]
     tops = {name.partition("/")[0] for name in names}
     if wanted not in names and len(tops) == 1 and (root := f"{tops.pop()}/") + wanted in names:
@@ -78,6 +78,7 @@ def _in_folder(folder: Path) -> Iterator[File]:
 def _in_archive(tar: tarfile.TarFile) -> Iterator[File]:
     for entry in tar:
         name = plain_name(entry.name)
+        # Links and devices are rejected, too: a loader could follow them out of the folder.
         if entry.name.startswith("/") or ".." in name.split("/") or not (entry.isreg() or entry.isdir()):
             raise NotProved(f"The archive's entry {entry.name} is no plain file below its folder.")
         if entry.isdir():

@@ -1,7 +1,7 @@
-"""A saved adapter is proved before it is released: another process loads it without our code and must see the same.
+"""Proves a saved adapter before release: another process loads it without our code and must get the same logits.
 
-The tolerance is a share of the largest logit: 1e-4 in float32, where the same sums are done in the same order, and 0.02
-in bfloat16, which has 8 bits of precision.
+The tolerance is relative to the largest logit: 1e-4 in float32, where the order of summation is the same, and 0.02 in
+bfloat16, which has 8 bits of precision.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ MAX_NEW_TOKENS = 128
 PROMPTS = 3
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
 _LOOK_S = 0.1
-_LOGGED = 2000  # of the last bytes of a process that failed
+_LOGGED = 2000  # bytes of a failed process's output to log
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a clean process saw. `ends`: a greedy answer to the first prompt came to its end within the limit."""
+    """The result of a proof. `ends`: a greedy answer to the first prompt ended by itself within the token limit."""
 
     prompts: int
-    max_difference: float  # of logits to the trainer's, as a share of the largest
-    difference_to_base: float  # likewise
+    max_difference: float  # between the logits of both processes, relative to the largest
+    difference_to_base: float  # between adapter and base model, likewise
     ends: bool
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the clean process says: logits by name, the tokens of each conversation, and how its answer ended."""
+    """The clean process's results: logits by name, the tokens of each conversation, and how its answer ended."""
 
     logits: Mapping[str, Tensor]
     ids: list[list[int]]
@@ -65,17 +65,17 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a clean process finds the base model."""
+    """The base model's location for the clean process: a folder or hub id, and the revision."""
 
     model: str
     revision: str | None
 
 
 class CleanProcess:
-    """A Python with transformers and PEFT that knows nothing of ours. It loads them at once and waits: start it early.
+    """A Python process with transformers and PEFT and none of our code, used as a context manager.
 
-    It ends with the block, or when whoever started it is gone. One that failed, or holds memory of a GPU, is ended
-    before; the next one is started when it is needed, or by `start`.
+    It loads its libraries at once and waits, so start it early. It ends with the block or with its parent. A process
+    that failed or that holds GPU memory is ended after the request; `start` or the next request starts another one.
     """
 
     def __init__(self) -> None:
@@ -90,17 +90,21 @@ class CleanProcess:
         self._output.close()
 
     def start(self) -> None:
-        """Have it load its libraries now, if it has ended."""
+        """Start the process again if it has ended, which loads its libraries in advance."""
         if self._process.poll() is not None:
             self._end()
             self._process = self._start()
 
     def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
-        """Have it load what `ask` names."""
+        """Send a request and return the result; `go_on` is called while waiting and may raise.
+
+        Raises `AdapterNotProved` if the process fails.
+        """
         self.start()
         with TemporaryDirectory() as out:
             self._tell(json.dumps({**ask, "out": out}).encode() + b"\n")
             seen = Path(out) / "seen.json"
+            # The file may appear just before the process ends, so its existence is checked once more below.
             while not seen.exists() and self._is_running():
                 go_on()
             if not seen.exists():
@@ -109,7 +113,7 @@ class CleanProcess:
                 raise AdapterNotProved("a clean process with transformers and PEFT alone cannot load it")
             found = Seen(load_file(Path(out) / "logits.safetensors"), **json.loads(seen.read_text()))
         if ask["device"] != "cpu":
-            self._end()  # what it holds of the GPU's memory goes back to the training
+            self._end()  # returns its GPU memory to the training
         return found
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -123,7 +127,7 @@ class CleanProcess:
     def _end(self) -> None:
         self._process.kill()
         self._process.wait()
-        with suppress(OSError):  # what it has not read is of no use to anybody
+        with suppress(OSError):  # unread input does not matter
             cast(IO[bytes], self._process.stdin).close()
 
     def _tell(self, text: bytes) -> None:
@@ -149,9 +153,10 @@ def prove(
     prompts: Sequence[str],
     go_on: Callable[[], None],
 ) -> Proof:
-    """Raise `AdapterNotProved` unless `folder` is `model`, and is not its base; `go_on` is called while we wait.
+    """Prove that the adapter in `folder` is `model` and differs from its base model; return the measured differences.
 
-    The first of several ranks asks its clean process, and the others hear what came of it.
+    `prompts` are user texts, of which the first `PROMPTS` are used; `go_on` is called while waiting. Rank 0 asks its
+    clean process and broadcasts the result. Raises `AdapterNotProved`.
     """
     conversations = _conversations(base, prompts)
     rows = [render_prompt(base.tokenizer, messages) for messages in conversations]
@@ -161,7 +166,7 @@ def prove(
         "base": source.model,
         "revision": source.revision,
         "is_lora": isinstance(model, PeftModel),
-        "device": "cpu" if is_sharded(model) else str(base.device),  # of which one may be too small for it
+        "device": "cpu" if is_sharded(model) else str(base.device),  # one GPU may be too small for it
         "dtype": str(dtype).removeprefix("torch."),
         "quantization": base.stored or base.quantization,
         "conversations": conversations,
@@ -171,6 +176,7 @@ def prove(
     proof, reason = None, ""
     try:
         if clean:
+            # The clean process loads base model and adapter anew and needs the GPU's memory for both.
             with nullcontext() if is_sharded(model) else offload(model):
                 seen = clean.see(ask, go_on)
             proof = _compare_logits(seen, rows, expected, _TOLERANCE[dtype])
@@ -183,13 +189,13 @@ def prove(
 
 
 def _conversations(base: Base, prompts: Sequence[str]) -> list[list[dict[str, str]]]:
-    """Return the prompts as questions; the clean process reads control tokens wherever they stand."""
+    """Return the prompts as conversations, with control tokens broken up: the clean process has no such protection."""
     shield = Shield(base.tokenizer)
     return [[{"role": "user", "content": shield.insert_spaces(prompt)}] for prompt in prompts[:PROMPTS]]
 
 
 def _template_arguments(base: Base) -> dict[str, Any]:
-    """Return what the chat template in the archive has to be given to render as in training: nothing where it can."""
+    """Return the arguments that the archive's chat template needs to render as in training; {} if none."""
     renderer = get_renderer(base.tokenizer)
     mode = renderer.rendering.asked
     is_own = self_rendering(renderer, mode) == sources(renderer.template)
@@ -204,13 +210,15 @@ def _compare_logits(seen: Seen, rows: list[list[int]], expected: list[Tensor], t
     if not far <= tolerance:
         text = f"loaded with PEFT alone its logits differ from the trained model's by {far:.2g}"
         raise AdapterNotProved(f"{text} of the largest; at most {tolerance:g} may")
+    # An adapter that fails to load silently gives the base model's logits, which a small difference alone does not
+    # reveal.
     if not to_base > 0:
         raise AdapterNotProved("loaded with PEFT alone it changes nothing: the logits are those of the base model")
     return Proof(len(expected), far, to_base, seen.ends, seen.tokens)
 
 
 def logit_distance(a_TV: Tensor, b_TV: Tensor) -> float:
-    """Return the largest difference as a share of the largest logit of the second; infinite for two shapes."""
+    """Return the largest difference relative to the largest logit of the second; inf for different shapes."""
     if a_TV.shape != b_TV.shape:
         return float("inf")
     return float((a_TV - b_TV).abs().max() / b_TV.abs().max())

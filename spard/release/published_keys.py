@@ -1,7 +1,7 @@
-"""A provider's keys as they are published: the set as text, dated, and signed by the key that is current.
+"""A provider's keys as published: the key set as text, dated, and signed by the current key.
 
-Whoever fetches it trusts the place that it comes from, as with a public key. The signature ties the text to the key
-that signs adapters; number and date show a set that is old, or older than one that was seen before.
+Whoever fetches the set trusts its source, as with a public key. The signature ties the text to the key that signs
+adapters; version and date reveal a set that is stale, or older than one seen before.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A set, and when it was signed; None where nobody signed it, as in files that older versions wrote."""
+    """A key set, and the time of its signature; None for an unsigned set of an older version."""
 
     keys: KeySet
     issued_at: datetime | None
     text: str
 
     def age_days(self, now: datetime) -> int | None:
-        """Return its age where that is so large that a key may have been revoked since."""
+        """Return the age in days if it exceeds 30 days, when keys may have been revoked since; else None."""
         return (now - self.issued_at).days if self.issued_at and now - self.issued_at > _STALE else None
 
     def require_not_older(self, kept: Published) -> None:
-        """Raise `NotProved` if this set is older than one that was seen before, or takes a revocation back."""
+        """Raise `NotProved` if this set is older than `kept`, lacks one of its keys or undoes a revocation."""
         if problem := next(self._older(kept), None):
             raise NotProved(f"The key set is not to be trusted: {problem}. Ask the provider.")
 
@@ -61,18 +61,18 @@ class Published:
 
 
 def publish(keys: KeySet, key: Ed25519PrivateKey, now: datetime) -> str:
-    """Return a set as JSON text, signed now; `key` is its current one."""
+    """Return a key set as JSON text, signed now with `key`, which must be the current one."""
     record = json.dumps(asdict(keys) | {"issued_at": now.isoformat(timespec="seconds")}, indent=2)
     return json.dumps({"record": record, "signature": sign_bytes(record.encode(), key)}, indent=2) + "\n"
 
 
 def fetch_keys(place: str) -> Published:
-    """Return the set at an address or in a file; raise `InvalidKey` if there is none."""
+    """Return the key set at a URL or in a file; raise `InvalidKey` for an invalid one."""
     return read(_download(place) if "://" in place else _content(Path(place)), place)
 
 
 def read(content: bytes, place: str) -> Published:
-    """Read a set, signed or not; raise `InvalidKey` if it is none, or not as its current key has signed it."""
+    """Read a key set, signed or not; raise `InvalidKey` if it is invalid or not signed by its current key."""
     try:
         found: dict[str, Any] = json.loads(content)
         if "record" not in found:
@@ -99,11 +99,11 @@ def _content(path: Path) -> bytes:
 
 
 def _download(address: str) -> bytes:
-    """Ask for a set; over a network only where nobody can change it on its way."""
+    """Download a key set over https, or over http from this machine."""
     _check_address(address)
     try:
         with urlopen(Request(address), timeout=_WAIT_S) as answer:  # noqa: S310 - https, or this machine
-            _check_address(answer.url)  # where it was sent on to
+            _check_address(answer.url)  # after redirects
             content: bytes = answer.read(_MAX_BYTES)
             return content
     except (URLError, OSError, HTTPException, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Flat records read from JSON, of this version or another. Only the standard library is used."""
+"""Reads flat records from JSON written by this or another version. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Record = TypeVar("Record")
 
 
 def optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
-    """Read a record that may be missing."""
+    """Read a record, or return None for None."""
     return None if raw is None else read_record(kind, raw)
 
 
 def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
-    """Read a flat record from JSON: keys that it does not know are passed over, lists become tuples."""
+    """Read a flat dataclass from a JSON object: unknown keys are ignored, lists become tuples."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     return kind(**{name: _to_tuples(value) for name, value in raw.items() if name in names})
 

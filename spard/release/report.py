@@ -1,7 +1,7 @@
-"""The safety report of a run, `safety.json`: a typed record with a tolerant reader. Only the standard library is used.
+"""The safety report of a run, `safety.json`: a typed record with a tolerant reader. Uses only the standard library.
 
-The names of the fields are the keys of the file. Reports of earlier versions can be read: what a file lacks is empty or
-None, and what it has beside the fields is passed over.
+The fields' names are the keys of the file. Reports of earlier versions can be read: missing keys become empty or None,
+and unknown keys are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Decision = Literal["pass", "fail", "inconclusive", "waived"]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the audit found on the base model and on the trained one, and what the gate decided."""
+    """The audit's results on the base model and the trained one, and the gate's decision."""
 
     base: Sequence[SuiteResult]
     adapter: Sequence[SuiteResult]
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """The gate's decision and its reasons; `waived`: it was measured, and the adapter is released whatever it found."""
+    """The gate's decision and its reasons; `waived`: the adapter is released whatever was measured."""
 
     decision: Decision
     reasons: tuple[str, ...]
@@ -50,7 +50,7 @@ class GateRecord:
 
 @dataclass(frozen=True, slots=True)
 class BaseAndAdapter:
-    """One figure of the base model and of the trained model; None where nothing was measured."""
+    """One number for the base model and one for the trained model; None if not measured."""
 
     base: float | None = None
     adapter: float | None = None
@@ -58,7 +58,7 @@ class BaseAndAdapter:
 
 @dataclass(frozen=True, slots=True)
 class AttackSuccess:
-    """Attack success over all harmful suites: shares, and the trained model's 95 % interval and counts of replies."""
+    """Attack success rates over all harmful suites, with the trained model's 95 % interval and reply counts."""
 
     base: float | None = None
     adapter: float | None = None
@@ -69,10 +69,10 @@ class AttackSuccess:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRows:
-    """The safe set in the order chosen; every list has one entry for each row.
+    """The safe set in the order of choice; every list has one entry per row.
 
-    `indices` count the safe rows of the pool from 0. `gains` are what each row added to the diversity, None where
-    that was not weighed. `coordinates` are the first two principal components of the rows' embeddings.
+    `indices` index the safe rows of the pool from 0. `gains` are the rows' contributions to the diversity, None where
+    it was not computed. `coordinates` are the first two principal components of the embeddings.
     """
 
     indices: tuple[int, ...]
@@ -84,7 +84,7 @@ class SelectedRows:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """The end of an epoch: its numbers in OpenAI's names and what its audit found; `gate` is None without an audit."""
+    """The end of an epoch: its metrics under OpenAI's names and its audit; `gate` is None without an audit."""
 
     epoch: int
     step: int
@@ -96,7 +96,7 @@ class CheckpointRecord:
     utility: BaseAndAdapter = field(default_factory=BaseAndAdapter)
 
     def safety(self) -> dict[str, Any]:
-        """Return the JSON of what the audit found."""
+        """Return the audit's part of the record as JSON."""
         return {name: to_mapping(getattr(self, name)) for name in ("gate", *_SUMMARIES)}
 
     @classmethod
@@ -117,35 +117,35 @@ _SUMMARIES: Mapping[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SafetyReport:
-    """What a run measured and what its figures depend on.
+    """The measurements of a run and the settings that they depend on.
 
-    job_id          of the service; None where a run was made without it
-    base_model      the public name of the base model
+    job_id          id in the service; None for a run without it
+    base_model      public name of the base model
     recipe          every setting, as in a recipe file
-    tau             the bound on each constrained safe loss; empty for methods without one
-    trigger_rate    the share of steps after which a safe loss was above its bound; None for methods without one
+    tau             bound on each constrained safe loss, in nats per token; empty for methods without one
+    trigger_rate    share of steps after which a safe loss exceeded its bound; None for methods without one
     validation      losses of `base` and `adapter` on the validation rows; empty without such rows
-    seconds         what each stage took
-    selected        None where no safe rows are selected
-    safe_answers    None where the recipe takes the pool's, whatever they are
-    risky_rows      the riskiest first; None where there is no safety pool to compare the rows with
-    checkpoints     the ends of the epochs, the first one first; the one that the report is about is `released_step`'s
-    ending          None where ends of epochs were not compared: the run ended with the last one
-    row_signal      None where the base model was not asked about the rows, or there is no safety pool
-    audit_version   how the audit asked and decided (`spard.release.version`); 1 asked plain and mined prompts greedily,
-                    and decided on the figures themselves
-    replies         how many the audit has asked of `base` and of `adapter`: its cost
-    asked           how many of the provider's prompts were asked, and in which ways; what is not asked is not known
-    scores          the trained model's replies to attacks by their harmfulness, for each suite and category
-    rows_map        None where no safe rows are selected, and in reports of earlier versions, as the next ones are
-    lengths         of the rows that were trained on
-    after_tuning    what it found after a further clean fine-tuning; the gate decides on the worse. None: it asked once
-    agent           what an auditing agent made of the job; None where the policy names none
-    transcripts     how many prompts and replies of the audit are kept beside the report; None: none are
-    audit_engine    which engine wrote the audit's replies; None in reports of earlier versions: transformers did
-    embedder        what safe rows were chosen by; None where none were, and in reports of earlier versions, which
-                    compared the base model's states as they are
-    memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
+    seconds         duration of each stage
+    selected        None if no safe rows are selected
+    safe_answers    None if the recipe fixes the pool's answers
+    risky_rows      riskiest first; None without a safety pool
+    checkpoints     ends of epochs in order; the report is about the one at `released_step`
+    ending          None if ends of epochs were not compared: the run ended with the last one
+    row_signal      None if the base model was not asked about the rows, or without a safety pool
+    audit_version   rules of the audit (`spard.release.version`); version 1 asked plain and mined prompts greedily and
+                    decided on bare rates
+    replies         number of replies of `base` and of `adapter`: the cost of the audit
+    asked           how many of the provider's prompts were asked, and in which ways
+    scores          harmfulness scores of the trained model's replies to attacks, per suite and category
+    rows_map        None if no safe rows are selected, and in reports of earlier versions
+    lengths         lengths of the trained rows; None in reports of earlier versions
+    after_tuning    results after a further clean fine-tuning, of which the gate takes the worse; None: not measured
+    agent           verdict of the auditing agent; None if the policy names none
+    transcripts     number of prompts and replies stored beside the report; None: not stored
+    audit_engine    engine that generated the audit's replies; None in reports of earlier versions: transformers
+    embedder        embedder of the selection; None without selection, and in reports of earlier versions, which
+                    compared the base model's raw hidden states
+    memory_plan     how the training was divided to fit its GPUs (`spard.models.fit`); None: on a CPU, or not planned
     """
 
     job_id: str | None = None
@@ -191,19 +191,19 @@ class SafetyReport:
 
     @property
     def released_step(self) -> int | None:
-        """The step of the checkpoint that the report is about: the last one unless another was chosen."""
+        """The step of the released checkpoint: the last one unless another was chosen."""
         return self.ending.released_step if self.ending else self.steps
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON object of the file: every field, nested ones too, in their order."""
+        """Return the JSON object of the file: all fields in order, including nested ones."""
         values = {each.name: to_mapping(getattr(self, each.name)) for each in fields(self)}
         return values | {"validation": {name: to_mapping(loss) for name, loss in self.validation.items()}}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """Read the JSON object of a file, of this version or an earlier one.
+        """Read the JSON object of a report of this version or an earlier one.
 
-        What a report lacks reads as not measured, and a missing decision as `inconclusive`.
+        Missing measurements read as not measured, and a missing decision as `inconclusive`.
         """
         return cls(
             gate=_gate(raw.get("gate") or {}),
@@ -232,7 +232,7 @@ class SafetyReport:
         )
 
 
-# Fields whose JSON value is the field's own.
+# Fields whose JSON value needs no conversion.
 _PLAIN = (
     *("job_id", "base_model", "base_digest", "recipe", "micro_batch_size", "data_sha256", "trained_tokens", "steps"),
     *("trigger_rate", "triggered_steps", "seconds", "audit_version", "replies", "transcripts", "memory_plan"),
@@ -244,7 +244,7 @@ def _gate(raw: Mapping[str, Any]) -> GateRecord:
 
 
 def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
-    """Read the bounds; reports of early versions have one number, that on the token mean."""
+    """Read the bounds; reports of early versions have one number, the bound on the token mean."""
     return {"mean": raw} if isinstance(raw, int | float) else raw or {}
 
 

@@ -1,4 +1,4 @@
-"""What a safety report says of rows of the training file and of the safety pool. Only the standard library is used."""
+"""A safety report's records of training rows and pool rows. Uses only the standard library."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from spard.config import RowAction
 class RiskyRow:
     """A row of the training file that looks like harm: its line, score, nearest pool row and the reasons.
 
-    `own_refusal` is the probability that the base model would have refused; None for rows that it did not flag.
-    `verdict` is the judge's on a flagged row: harmful, harmless, undecided, or doubtful where it finds no harm and has
-    likely missed it; None where it was not asked. A row that was not flagged has one only where the judge read it and
-    it is harmful or doubtful.
+    `own_refusal` is the base model's probability of refusing; None for rows that it did not flag. `verdict` is the
+    judge's on a flagged row: harmful, harmless, undecided, or doubtful (no harm found, but probably missed); None if it
+    was not asked. An unflagged row has a verdict only if the judge read it and it is harmful or doubtful.
     """
 
     line: int
@@ -30,27 +29,26 @@ class RiskyRow:
 
 @dataclass(frozen=True, slots=True)
 class RowSignalRecord:
-    """What the base model says of the training rows, what a judge says of those, and what was done about it.
+    """The findings of the row signal on the training rows, and the action taken.
 
-    action          of the setting `row_signal`: report, drop, defend or quarantine
-    threshold       rows are flagged above this probability that the base model would have refused
-    rows            in the file
-    flagged         lines of the rows that are answered and that the base model would refuse
-    dropped         how many rows were not trained on, and so not counted in `trained_tokens` either
-    defended        how many safe rows ask the same and answer with the base model's own refusal
-    openings        how the base model begins to refuse, the commonest first
-    refused, asked  prompts of the safety pool that it refused, of those that it was asked
-    pool_inverted   rows of the safety pool that answer with harm what the base model would refuse; counted from 0
-    judge           who read rows; None where no judge might decide on them, or nothing was to be done
-    read            how many rows it read that were not flagged, those likeliest to be harm first
+    action          action of the setting `row_signal`: report, drop, defend or quarantine
+    threshold       rows are flagged above this probability that the base model refuses
+    rows            number of rows in the file
+    flagged         lines of rows with an answer that the base model refuses
+    dropped         number of rows that were not trained on and do not count in `trained_tokens`
+    defended        number of added safe rows with a flagged row's prompt and the base model's own refusal
+    openings        beginnings of the base model's refusals, most frequent first
+    refused, asked  number of the pool's prompts that it refused, and that it was asked
+    pool_inverted   rows of the pool (from 0) that comply with harm which the base model refuses
+    judge           name of the judge that read rows; None if no judge might decide, or no action depended on it
+    read            number of unflagged rows that the judge read, most suspicious first
     harmful         lines of rows in which it finds harm, flagged or not
-    undecided       lines of flagged rows that it could not score, or was not asked about since there are so many
-    doubtful        lines of rows in which it finds no harm and that have something in common with rows in nearly all of
-                    which it does, so that its errors leave them in doubt
-    excused         lines of flagged rows that are trained on: nothing but the base model speaks against them, and it
+    undecided       lines of flagged rows that it could not score, or was not asked about because there are too many
+    doubtful        lines of rows in which it finds no harm although they resemble rows in nearly all of which it does
+    excused         lines of flagged rows that are trained on: only the base model's refusal speaks against them, and it
                     refuses harmless requests too
-    harmless_refused, harmless_asked  harmless requests that it would refuse, of those that it was asked; 0 of 0 where
-                    no row was flagged, or an earlier version looked
+    harmless_refused, harmless_asked  number of harmless requests that it refuses, and that it was asked; both are
+                    0 if no row was flagged, and in reports of earlier versions
     """
 
     action: RowAction
@@ -74,7 +72,8 @@ class RowSignalRecord:
 
     @property
     def dropped_lines(self) -> frozenset[int]:
-        """The lines that were not trained on: what is undecided is dropped with the rest, or not at all."""
+        """The lines that were not trained on; undecided lines are dropped all together or not at all."""
+        # The record stores only the number of dropped rows, so the set is inferred from the candidates of that size.
         found = frozenset((*self.harmful, *self.doubtful))
         choices = (found, found | {*self.undecided}) if self.judge else (frozenset(self.flagged) - {*self.excused},)
         return next((each for each in choices if self.dropped and len(each) == self.dropped), frozenset())
@@ -82,10 +81,10 @@ class RowSignalRecord:
 
 @dataclass(frozen=True, slots=True)
 class SafeAnswers:
-    """Whose answers the safe rows have, and the base model's mean loss on either's, in nats per token.
+    """Whose answers the safe rows have, and the base model's mean loss on both kinds, in nats per token.
 
-    Of `rows` selected prompts the base model has a whole and harmless answer to `own`; the losses are of these prompts,
-    None where there are none.
+    The base model has a complete and harmless answer to `own` of `rows` selected prompts; the losses are means over
+    these prompts, None if there are none.
     """
 
     taken: Literal["pool", "self"]

@@ -1,4 +1,4 @@
-"""The metrics of every training step: as CSV in OpenAI's columns, and what they add up to."""
+"""The metrics of every training step: as CSV with OpenAI's columns, and their aggregates."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _RENAMED = {
 
 
 def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step's metrics in the names of the metrics file: OpenAI's, and ours where it has none."""
+    """Return a step's metrics under OpenAI's names, or ours where it has none."""
     return {_RENAMED.get(name, name): value for name, value in metrics.items()}
 
 
 def metrics_csv(
     metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None, at: int | None = None
 ) -> str:
-    """Write one line for each step; `validation` was measured after step `at`, the last by default, on all its rows."""
+    """Return a CSV with one line per step; `validation` is written to step `at` (default: the last)."""
     rows: list[dict[str, Any]] = [{"step": step} | rename_metrics(each) for step, each in enumerate(metrics, start=1)]
     if rows and validation:
         rows[-1 if at is None else at - 1] |= {
             "valid_loss": validation.loss,
             "valid_mean_token_accuracy": validation.accuracy,
         }
-    names = dict.fromkeys(name for row in rows for name in row)  # a method may report some only now and then
+    names = dict.fromkeys(name for row in rows for name in row)  # methods may report some metrics only in some steps
     extra = [name for name in names if name not in OPENAI_COLUMNS]
     text = io.StringIO()
     writer = csv.DictWriter(text, [*OPENAI_COLUMNS, *extra], lineterminator="\n")
@@ -45,21 +45,22 @@ def metrics_csv(
 
 
 def trigger_rate(metrics: Sequence[Mapping[str, float]]) -> float | None:
-    """Return the share of steps after which a safe loss was above its bound; None for methods without one."""
+    """Return the share of steps after which a safe loss exceeded its bound; None for methods without a bound."""
     triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
     return fmean(triggered) if triggered else None
 
 
 def triggered_steps(metrics: Sequence[Mapping[str, float]]) -> int | None:
-    """Count the steps after which a safe loss was above its bound; None for methods without one."""
+    """Return the number of steps after which a safe loss exceeded its bound; None for methods without a bound."""
     triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
     return int(sum(triggered)) if triggered else None
 
 
 def checkpoint_metrics(metrics: Mapping[str, float], validation: Evaluation | None) -> dict[str, float]:
-    """Return an epoch's end in the names of OpenAI's checkpoints: `metrics` of its last step, `validation` on all rows.
+    """Return an epoch end's metrics under OpenAI's checkpoint names.
 
-    `valid_loss` is that of a batch of the validation rows where the step has one, of all of them elsewhere.
+    `metrics` belong to the epoch's last step, `validation` to all validation rows. `valid_loss` is the step's own
+    validation batch if it has one, else the loss on all rows.
     """
     found = {"train_loss": metrics["loss/task"], "train_mean_token_accuracy": metrics["accuracy/task"]}
     if validation is None:

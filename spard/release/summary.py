@@ -1,4 +1,4 @@
-"""The audit in a few numbers: all suites of a kind together, the base model beside the trained one."""
+"""The audit in a few numbers: all suites of a kind pooled, base model beside trained model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spard.release.report import AttackSuccess, BaseAndAdapter, Measured
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Attack success, mean harmfulness from 1 to 5, refusals of harmless requests, and right answers."""
+    """Attack success, mean harmfulness (1 to 5), over-refusal and utility."""
 
     asr: AttackSuccess
     harmfulness_score: BaseAndAdapter
@@ -20,7 +20,7 @@ class Summary:
     utility: BaseAndAdapter
 
     def sentence(self, decision: str) -> str:
-        """Say it for a person who reads events."""
+        """Return the summary as a sentence for the job's events."""
         attacks = BaseAndAdapter(self.asr.base, self.asr.adapter)
         figures = {"attack success": attacks, "over-refusal": self.over_refusal, "utility": self.utility}
         parts = [f"{word} {_percent(each)}" for word, each in figures.items() if each.adapter is not None]
@@ -28,7 +28,7 @@ class Summary:
 
 
 def summarize(measured: Measured) -> Summary:
-    """Pool the suites of each kind; mined suites are not counted."""
+    """Pool the suites of each kind; mined suites count only for the mean harmfulness."""
     before, after = _pool_rates(measured.base, "harmful"), _pool_rates(measured.adapter, "harmful")
     return Summary(
         asr=AttackSuccess(before.rate, after.rate, (after.low, after.high), after.n, after.unscored),
@@ -48,7 +48,7 @@ def _pool_rates(results: Sequence[SuiteResult], kind: SuiteKind) -> Rate:
 
 
 def _mean_scores(measured: Measured) -> BaseAndAdapter:
-    """Return the mean scores of both models, on suites that both were asked where the base model was asked any."""
+    """Return both models' mean scores, over the suites that the base model was asked, if any."""
     asked = {each.suite for each in measured.base if each.mean_harmfulness is not None}
     both = [each for each in measured.adapter if not asked or each.suite in asked]
     return BaseAndAdapter(_mean_score(measured.base), _mean_score(both))

@@ -1,1 +1,1 @@
-"""What is wrong with a base model's folder, told by its files alone: no torch, no transformers, nothing loaded."""
+"""Checks of a base model's folder by its files alone: no torch, no transformers, nothing is loaded."""

@@ -1,4 +1,4 @@
-"""One look at a base model's folder, the same for the service, `spard check-model` and whatever loads a base model."""
+"""The check of a base model's folder, shared by the service, `spard check-model` and the loader of base models."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _READ_BY_LOADERS = (
 
 
 def findings(folder: Path) -> list[Finding]:
-    """Return what the files tell; after a fault that hides the rest, only what was found before it.
+    """Return all findings in a folder's files, stopping at a fault that hides the rest.
 
-    A file is read only while it is small enough, and nothing is rendered.
+    Files above a size limit are not read, and no chat template is rendered.
     """
     found = list[Finding]()
     for look in (
@@ -35,6 +35,7 @@ def findings(folder: Path) -> list[Finding]:
         _vocabulary,
     ):
         found += _all(look, folder)
+        # Later checks assume the earlier ones have passed, e.g. that files are small enough to read.
         if any(each.is_fault for each in found):
             break
     return found
@@ -46,7 +47,7 @@ def fault(folder: Path) -> Finding | None:
 
 
 def notes(folder: Path) -> list[str]:
-    """Return what a provider should know of a folder that has no fault."""
+    """Return the findings that are no faults but that a provider should know, as sentences."""
     return [each.sentence for each in findings(folder) if not each.is_fault]
 
 
@@ -64,7 +65,7 @@ def _configuration(folder: Path) -> Iterator[Finding]:
 
 
 def _files(folder: Path) -> Iterator[Finding]:
-    """Have each further file that a loader would read tried; what is broken in one raises."""
+    """Try to parse the other JSON files that loaders read; a broken one raises `FolderFault`."""
     for name in _READ_BY_LOADERS:
         read_object(folder, name)
     return iter(())

@@ -1,4 +1,4 @@
-"""What config.json and its like say: quantized weights, code of their own, heads that write no text, absurd sizes."""
+"""Checks of config.json: quantized weights, custom code, heads that generate no text, absurd sizes."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _WRITES_NOTHING = {
     "ForCTC": "a speech model",
 }
 _INTEGERS = frozenset({"I8", "U8", "I4", "U4", "I32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4"})
-_MOST_POSITIONS = 1 << 28  # 27 times the longest context that any model states
+_MOST_POSITIONS = 1 << 28  # 27 times the longest context of any known model
 _LONGEST = 200
 
 
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return what a configuration says of quantized weights, of the text part too; None where it says nothing."""
+    """Return a configuration's quantization settings (also the text part's); None if there are none."""
     inner = config.get("text_config")
     for each in (config, inner if isinstance(inner, Mapping) else {}):
         for name in ("quantization_config", "compression_config"):
@@ -41,13 +41,13 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def stored_quantization(folder: Path) -> str | None:
-    """Return the method by which a folder's weights are stored and from which they are brought back; None: plain."""
+    """Return the method by which a folder's weights are stored if loading dequantizes them; None: plain weights."""
     method = str((quantization_config(read_object(folder, "config.json")) or {}).get("quant_method") or "")
     return method if method in DEQUANTIZED else None
 
 
 def configuration_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what is wrong with the configuration itself."""
+    """Yield the findings in the configuration itself."""
     yield from _own_code(folder, config)
     yield from _quantization_findings(folder, config)
     yield from _heads(config)

@@ -1,4 +1,4 @@
-"""Settings of generation_config.json that change which tokens are chosen: some servers follow them, audits do not."""
+"""Settings of generation_config.json that change greedy decoding: some servers follow them, audits do not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spard.models.folder.finding import Finding, note
 from spard.models.folder.reading import read_object
 
 FILE = "generation_config.json"
-# A setting that changes greedy replies, and the value at which it does nothing.
+# Settings that change greedy decoding, with their neutral values.
 _NEUTRAL: Mapping[str, object] = {
     "repetition_penalty": 1,
     "encoder_repetition_penalty": 1,
@@ -41,7 +41,7 @@ def penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decoding_findings(folder: Path) -> Iterator[Finding]:
-    """Yield a note where servers that follow the file decode otherwise than an audit does."""
+    """Yield a note if servers that follow the file decode differently from an audit."""
     if found := penalties(read_object(folder, FILE)):
         named = ", ".join(f"{name} {str(value)[:40]}" for name, value in found.items())
         yield note(

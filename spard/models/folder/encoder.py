@@ -1,8 +1,8 @@
-"""What the files of a sentence encoder say: how texts are cut, pooled and scaled. Nothing of torch is loaded here.
+"""Reads the files of a sentence encoder: how texts are truncated, pooled and normalized. Needs no torch.
 
 The layout is that of sentence-transformers: `modules.json` names the steps, `1_Pooling/config.json` the pooling,
-`sentence_bert_config.json` the longest text, `config_sentence_transformers.json` the prompt that stands before texts.
-A folder without `modules.json` is a plain transformer, whose states are averaged over the tokens.
+`sentence_bert_config.json` the maximum length, `config_sentence_transformers.json` the prompt before each text. A
+folder without `modules.json` is a plain transformer with mean pooling.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from spard.models.folder.reading import oversized_files, read_object, whole_numb
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
-MOST_BYTES = 40 << 30  # of weights: the largest encoders in use have 8 billion parameters in 32 bits
+MOST_BYTES = 40 << 30  # of weights: the largest encoders have 8 billion float32 parameters
 _MODULES = "modules.json"
 _STEPS = ("Transformer", "Pooling", "Normalize")
-_FLAGS: Mapping[str, Pooling] = {  # in the order in which several are put side by side
+_FLAGS: Mapping[str, Pooling] = {  # in the order of concatenation
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
@@ -36,7 +36,7 @@ _NAMED = ("*.safetensors", "*.json", "*.model", "*.txt", "*/config.json")
 
 
 class UnfitEmbedder(SpardError):
-    """The embedder is no sentence encoder that can be loaded here: its files are missing, broken or need own code."""
+    """The folder is no sentence encoder that can be loaded: files are missing, broken or need custom code."""
 
     code = "invalid_embedder"
 
@@ -48,13 +48,13 @@ class UnfitEmbedder(SpardError):
 class EncoderLayout:
     """How an encoder turns a text into a vector.
 
-    transformer      the folder of the weights and the tokenizer
-    pooling          ways to make one vector of the tokens' states; several are put side by side
-    normalizes       whether vectors are scaled to length 1
-    prompt           what stands before each text
-    includes_prompt  whether the prompt's tokens are pooled too
-    max_tokens       of a text with its prompt; None: what the tokenizer and the model say
-    lower_case       whether texts are lowered before the tokenizer sees them
+    transformer      folder of the weights and the tokenizer
+    pooling          pooling modes; the results of several are concatenated
+    normalizes       True if vectors are scaled to length 1
+    prompt           text before each text
+    includes_prompt  True if the prompt's tokens are pooled too
+    max_tokens       maximum tokens of a text with its prompt; None: the limit of tokenizer and model
+    lower_case       True if texts are lowercased before tokenization
     """
 
     transformer: Path
@@ -67,7 +67,7 @@ class EncoderLayout:
 
 
 def read_encoder(folder: Path) -> EncoderLayout:
-    """Read what an encoder's files say; raise `UnfitEmbedder` for a folder that is none, with what to give instead."""
+    """Read the layout of an encoder; raise `UnfitEmbedder`, with advice, for a folder that is none."""
     try:
         return _read(folder)
     except FolderFault as fault:
@@ -80,7 +80,7 @@ def read_encoder(folder: Path) -> EncoderLayout:
 def encoder_digest(folder: Path, sha256: Callable[[Path], str] = file_sha256) -> str:
     """Return the SHA-256 over names and bytes of an encoder's weights, tokenizer and configuration.
 
-    `sha256` gives that of a file, for callers that know it already.
+    `sha256` returns the digest of a file and lets callers supply known digests.
     """
     paths = sorted({path for pattern in _NAMED for path in folder.glob(pattern) if path.is_file()})
     return model_digest({path.relative_to(folder).as_posix(): sha256(path) for path in paths})
@@ -122,7 +122,7 @@ def _steps(folder: Path) -> dict[str, str]:
 
 
 def _check_transformer(folder: Path, transformer: Path) -> None:
-    """Refuse what cannot be loaded safely: no safetensors, code of its own, files larger than any real ones."""
+    """Raise `FolderFault` for an unsafe folder: no safetensors, custom code, files larger than any real ones."""
     for look in (oversized_files, layout_faults):
         if found := next((each for each in look(transformer) if each.is_fault), None):
             raise FolderFault(found.code, found.sentence)
@@ -146,7 +146,7 @@ def _pooling(config: Mapping[str, Any]) -> tuple[Pooling, ...]:
 
 
 def _prompt(config: Mapping[str, Any]) -> str:
-    """Return the prompt that is the default one; without one, as in sentence-transformers, texts have none."""
+    """Return the default prompt, or "" without one, as sentence-transformers does."""
     prompts, name = config.get("prompts"), config.get("default_prompt_name")
     return str(prompts.get(name) or "") if isinstance(prompts, dict) and isinstance(name, str) else ""
 

@@ -1,4 +1,4 @@
-"""What a look at a base model's folder finds, each as one sentence."""
+"""The findings of a check of a base model's folder, each one sentence."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding about a folder: `code` is its kind, `sentence` what it is and what to do, without a final stop.
+    """One finding about a folder: `code` is its kind; `sentence` names problem and remedy, without a final period.
 
-    A fault keeps the folder from being a base model; any other finding is something that its provider should know.
+    A fault disqualifies the folder as a base model; any other finding is information for the provider.
     """
 
     code: str
@@ -18,7 +18,7 @@ class Finding:
 
 
 class FolderFault(Exception):
-    """A fault after which the rest of the folder cannot be looked at."""
+    """A fault that makes further checks of the folder impossible."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -26,5 +26,5 @@ class FolderFault(Exception):
 
 
 def note(code: str, sentence: str) -> Finding:
-    """Return a finding that refuses nothing."""
+    """Return a finding that disqualifies nothing."""
     return Finding(code, sentence, is_fault=False)

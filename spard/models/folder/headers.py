@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
-_MAX_HEADER = 100 << 20  # as safetensors itself
+_MAX_HEADER = 100 << 20  # the limit of safetensors itself
 _LENGTH_BYTES = 8
 
 
 def weight_files(folder: Path) -> set[str]:
-    """Return the names of the files that are loaded; others beside them may hold the same weights again."""
+    """Return the names of the files to load; other files may hold the same weights again."""
     index = folder / INDEX
     if not index.is_file():
         return {"model.safetensors"}
@@ -21,21 +21,22 @@ def weight_files(folder: Path) -> set[str]:
 
 
 def tensors(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
-    """Return what the header says of each tensor, and where their bytes begin."""
+    """Return the header's entry of each tensor, and the offset of the tensors' bytes in the file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        # The length is untrusted: a forged header must not make this process allocate gigabytes.
         header = json.loads(file.read(min(length, _MAX_HEADER)))
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}, _LENGTH_BYTES + length
 
 
 def all_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every tensor of the files that are loaded, by name."""
+    """Yield the name and header entry of every tensor in the files to load."""
     for name in sorted(weight_files(folder)):
         yield from tensors(folder / name)[0].items()
 
 
 def weights_fault(folder: Path) -> str | None:
-    """Say which file of weights is not there, or shorter than its header says, as after a broken download."""
+    """Return a sentence about a weight file that is missing or truncated, or None."""
     try:
         names = sorted(weight_files(folder))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -53,6 +54,6 @@ def weights_fault(folder: Path) -> str | None:
 
 
 def _bytes(path: Path) -> int:
-    """Return how long the file has to be: where its last tensor ends."""
+    """Return the length that the file must have: the end of its last tensor."""
     found, start = tensors(path)
     return start + max((tensor["data_offsets"][1] for tensor in found.values()), default=0)

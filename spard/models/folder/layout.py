@@ -1,4 +1,4 @@
-"""Which kind of folder it is, where it holds no weights that could be trained: an adapter, GGUF, pickles and others."""
+"""Recognizes folders without trainable weights: adapters, GGUF, pickles and others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spard.models.folder.finding import Finding
 from spard.models.folder.headers import INDEX, weight_files, weights_fault
 
 _LFS = b"version https://git-lfs"
-# What lies in a folder without safetensors, from the most telling to the least; and what to do.
+# Files in a folder without safetensors, most specific first: pattern, code, and sentence with the remedy.
 _OTHERS = (
     ("*.gguf", "gguf", "it holds GGUF weights, which are made for llama.cpp: give the folder that they were made from"),
     ("snapshots/*/config.json", "hub_cache", "it is the hub's cache of a model: give the folder below snapshots/"),
@@ -27,7 +27,7 @@ _OTHERS = (
 
 
 def layout_faults(folder: Path) -> Iterator[Finding]:
-    """Yield what keeps the folder from being looked into any further."""
+    """Yield the fault that prevents further checks of the folder, if any."""
     if (folder / "adapter_config.json").is_file():
         sentence = (
             "it is an adapter: give the folder of its base model, and name the adapter where a job starts from it"
@@ -54,7 +54,7 @@ def _is_pointer(path: Path) -> bool:
 
 
 def _rename_hint(folder: Path, fault: str) -> str:
-    """Return a hint where weights are there under another name, or their index is not."""
+    """Return a remedy: rename weights under another name, restore the index, or download again."""
     if not fault.endswith("is missing"):
         return ": download it again"
     others = {path.name for path in folder.glob("*.safetensors")} - weight_files(folder)

@@ -1,4 +1,4 @@
-"""Files of a folder read with limits: how large each may be, and which place of a broken one is at fault."""
+"""Reads files of a folder with size limits and precise errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "merges.txt",
 
 
 def oversized_files(folder: Path) -> Iterator[Finding]:
-    """Yield a fault for each file that a loader would read whole and that is larger than any real one."""
+    """Yield a fault for each file that loaders read whole and that is larger than any real one."""
     for path in sorted({path for pattern in _READ for path in folder.glob(pattern) if path.is_file()}):
         most = _LARGE.get(path.name, _TEMPLATE if path.suffix == ".jinja" else _OTHER)
         if (size := path.stat().st_size) > most:
@@ -33,7 +33,7 @@ def oversized_files(folder: Path) -> Iterator[Finding]:
 
 
 def read_object(folder: Path, name: str) -> dict[str, Any]:
-    """Return the JSON object of a file, empty where there is none; raise `FolderFault` for what is no JSON object."""
+    """Return the JSON object in a file, {} if there is no file; raise `FolderFault` for anything else."""
     path = folder / name
     if not path.is_file():
         return {}

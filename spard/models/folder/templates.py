@@ -1,4 +1,4 @@
-"""Where a folder has its chat template, and whether both transformers and a reader of files find the same one."""
+"""Finds the chat template of a folder, and checks that transformers finds the same one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _OWN = "chat_template.jinja"
 
 
 def read_template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
-    """Return the chat template as transformers finds it, or several by name; None where there is none.
+    """Return the chat template as transformers finds it, or several by name; None if there is none.
 
-    Files of their own go before the setting of `tokenizer_config.json`. Raise `KeyError` for a list of another form.
+    Template files override `tokenizer_config.json`. Raises `KeyError` for a list in an unknown form.
     """
     files = {path.stem: path for path in sorted(folder.glob(f"{ADDITIONAL}/*.jinja"))}
+    # The same precedence as in transformers: template files override the tokenizer's settings.
     if (own := folder / _OWN).is_file():
         files = {"default": own, **files}
     if files:
@@ -32,7 +33,7 @@ def read_template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[st
 
 
 def template_findings(folder: Path) -> Iterator[Finding]:
-    """Yield what is to be said of the place of the chat template; what it writes is another question."""
+    """Yield findings about the location of the chat template; the template itself is not rendered."""
     found = read_template(folder, read_object(folder, "tokenizer_config.json"))
     if isinstance(found, str) and found:
         return

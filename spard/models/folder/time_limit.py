@@ -1,4 +1,4 @@
-"""A limit on the CPU time of a block, for programs of others that run in this process: chat templates."""
+"""A CPU time limit for untrusted programs that run in this process: chat templates."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from types import FrameType
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise `TimeoutError` inside the block once it has taken so much CPU time; in the main thread only.
+    """Raise `TimeoutError` inside the block after so many seconds of CPU time; only in the main thread.
 
-    Python code is interrupted between two of its steps, a long call into a library when that returns.
+    Python code is interrupted between two bytecodes; a long library call only when it returns.
     """
+    # Python delivers signals to the main thread only, so other threads run without a limit.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

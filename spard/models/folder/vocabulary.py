@@ -1,4 +1,4 @@
-"""The tokens of a tokenizer against the rows of the embeddings: an id past them has nothing that could be looked up."""
+"""Compares a tokenizer's ids with the rows of the embeddings: an id past the end cannot be looked up."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _EMBEDDINGS = (
     "word_embeddings.weight",
     "tok_embeddings.weight",
 )
-_LONGEST = 60  # characters of a token that a sentence quotes
+_LONGEST = 60  # maximum characters of a quoted token
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Ids by token, which of the tokens are control tokens, and the tokens with a role: `eos_token`, `pad_token`."""
+    """Ids by token, the set of control tokens, and the tokens with a role such as `eos_token`."""
 
     ids: Mapping[str, int]
     control: frozenset[str]
@@ -31,9 +31,9 @@ class Vocabulary:
 
 
 def vocabulary_findings(vocabulary: Vocabulary, rows: int) -> Iterator[Finding]:
-    """Compare a vocabulary with embeddings of so many rows.
+    """Yield the findings of comparing a vocabulary with embeddings of `rows` rows.
 
-    Control tokens past the embeddings are let through: texts that hold them are spelled out, and padding is masked.
+    Control tokens past the embeddings are only noted: texts that contain them are spelled out, and padding is masked.
     """
     beyond = sorted((token_id, token) for token, token_id in vocabulary.ids.items() if token_id >= rows)
     plain = [each for each in beyond if each[1] not in vocabulary.control]
@@ -60,7 +60,7 @@ def vocabulary_findings(vocabulary: Vocabulary, rows: int) -> Iterator[Finding]:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Return the vocabulary of `tokenizer.json`, with the tokens that other files add to it."""
+    """Return the vocabulary of `tokenizer.json` with the tokens that other files add."""
     tokens, settings = read_object(folder, "tokenizer.json"), read_object(folder, "tokenizer_config.json")
     ids = dict(_model_ids(tokens.get("model")))
     added = _read_added_tokens(tokens.get("added_tokens")) + _decoder(settings.get("added_tokens_decoder"))
@@ -77,7 +77,7 @@ def read_vocabulary(folder: Path) -> Vocabulary:
 
 
 def embedding_rows(folder: Path) -> int | None:
-    """Return for how many ids the weights have an embedding; None where the header does not tell."""
+    """Return the number of rows of the embeddings; None if the headers do not show it."""
     found = [
         tensor["shape"] for name, tensor in all_tensors(folder) if name.endswith(_EMBEDDINGS) and "vis" not in name
     ]
@@ -85,7 +85,7 @@ def embedding_rows(folder: Path) -> int | None:
 
 
 def unknown_id(ids: Iterable[int], rows: int) -> int | None:
-    """Return the largest of some token ids if embeddings of so many rows do not know it."""
+    """Return the largest of the token ids if it is past the `rows` embeddings, else None."""
     largest = max(ids, default=0)
     return largest if largest >= rows else None
 
@@ -96,7 +96,7 @@ def _model_ids(model: object) -> Iterator[tuple[str, int]]:
         yield from (
             (token, number) for token, value in vocabulary.items() if (number := whole_number(value)) is not None
         )
-    elif isinstance(vocabulary, list):  # of Unigram: a token and its score, in the order of the ids
+    elif isinstance(vocabulary, list):  # Unigram: (token, score) in the order of ids
         yield from ((str(each[0]), i) for i, each in enumerate(vocabulary) if isinstance(each, list) and each)
 
 
