@@ -1,4 +1,4 @@
-"""Keys that end, and when each was used last."""
+"""Add expiration and last use of API keys."""
 
 from __future__ import annotations
 

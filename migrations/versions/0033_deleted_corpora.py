@@ -1,4 +1,4 @@
-"""Versions of pools and suites that the provider has deleted: the row stays, so that no number is given out twice."""
+"""Mark deleted versions of pools and suites; their rows stay, so that no version number is used twice."""
 
 from __future__ import annotations
 
