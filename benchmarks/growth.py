@@ -163,7 +163,7 @@ def _new_job(jobs: int) -> float:
 
 
 def draw_plot(curves: Sequence[Curve]) -> str:
-    """Return a plot as SVG: each curve's time against its size, both divided by those of its smallest size."""
+    """Return a log-log plot as SVG: time against size, each as a multiple of the curve's smallest size."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axis = figure.subplots()

@@ -160,7 +160,7 @@ def _read(target: Target, asked: argparse.Namespace) -> list[float]:
 
 @contextmanager
 def _neighbor(name: str, target: Target) -> Iterator[None]:
-    """Run a neighbor in a process of its own."""
+    """Run a neighbor in a new process until the block ends."""
     process = multiprocessing.get_context("spawn").Process(target=NEIGHBORS[name], args=(target,))
     process.start()
     time.sleep(3.0)  # until it has imported and begun

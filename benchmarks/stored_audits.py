@@ -49,7 +49,7 @@ LIMITS = GateThresholds()
 class Stored:
     """A whole audit: the suites, the fine-tuned model's replies and results by suite, and the base model's results.
 
-    `looked_twice` names the suites that are asked in two looks.
+    `looked_twice` names the suites that an audit may ask a second time with more prompts.
     """
 
     suites: Sequence[Suite]

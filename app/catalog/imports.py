@@ -68,6 +68,7 @@ def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: L
     is left.
     """
     pool, attacks, raw = _new(service.POOL, name), _new(service.HARMFUL, name + HELD_OUT), _new(service.POOL, name)
+    # The raw upload is an object only during the import: `writing` deletes all objects that are not kept below.
     with objects.writing(storage, begin, partial(_plan_writes, corpora=[pool, attacks, raw])) as writing:
         received = receive(writing, form, raw.storage_key, pool_row, limits)
         _refuse_bad_rows(received)

@@ -134,6 +134,7 @@ def _pool_digests(pool: Corpus, attacks: Corpus | None) -> tuple[str, str | None
 
 def pools(session: Session) -> list[PoolOut]:
     """Return all versions of all pools, newest first."""
+    # A pool's held-out attacks are a corpus with the pool's version and its name plus HELD_OUT.
     query = select_kept().where(or_(Corpus.kind == POOL, Corpus.name.endswith(HELD_OUT)))
     found, embedded = (
         session.scalars(query.order_by(Corpus.created_at.desc(), Corpus.id)).all(),

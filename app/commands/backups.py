@@ -41,6 +41,7 @@ def backup(
     if out.exists():
         raise CommandFailed(f"{out} exists already: name a folder that does not, or remove it.")
     with _appearing(out) as part:
+        # Copying the file would miss the write-ahead log; VACUUM INTO writes one consistent state, even during writes.
         with closing(sqlite3.connect(source / _DATABASE)) as database:
             database.execute("VACUUM INTO ?", (str(part / _DATABASE),))
         _copy(source, part)
@@ -74,6 +75,7 @@ def restore(
             _copy(saved, part)
         # The database is moved last: a restore that breaks off leaves none, so no service starts on half a backup.
         for each in sorted(part.iterdir(), key=lambda path: path.name == _DATABASE):
+            # `spard.db-wal` and `-shm` are left from checking the copy.
             if not each.name.startswith(f"{_DATABASE}-"):
                 os.replace(each, target / each.name)
     finally:

@@ -87,6 +87,7 @@ class Client:
 
         Raises CommandFailed for error statuses other than 416, which tells a resumed download that it is complete.
         """
+        # A `Range` counts bytes of the body as sent: only without compression are they bytes of the file.
         plain = {"accept-encoding": "identity", **headers}
         with _wire(), self._http.stream("GET", _route(path), headers=plain) as answer:
             if answer.is_error and answer.status_code != _NO_MORE_BYTES:

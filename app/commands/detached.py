@@ -37,7 +37,7 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
     command = [*python("spard.commands"), "up", "--data", str(settings.data_dir), "--host", host, "--port", str(port)]
     command += [] if with_worker else ["--no-worker"]
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as out:
-        begins = out.tell()
+        begins = out.tell()  # the log is appended to; an error shows only what this start has written
         process = subprocess.Popen(  # noqa: S603 - our own module
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )

@@ -44,6 +44,7 @@ def running_service(folder: Path) -> tuple[str, int | None] | None:
         return None
     with lock:
         try:
+            # A shared lock: two callers that look at the same time must not take each other for the service.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             url, _, process_id = lock.read().strip().partition("\n")

@@ -96,6 +96,7 @@ def set_quota(
     if not changed:
         raise typer.BadParameter("Name a limit to set, or one to --lift.")
     with connect() as client:
+        # The POST replaces the whole quota, so the limits that are not named are sent along.
         quota = client.get(f"admin/projects/{project_id}")["quota"]
         project = client.post(f"admin/projects/{project_id}/quota", quota | changed)
     show_record(project["quota"], as_json)

@@ -45,6 +45,7 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     is_pairs = asked.get("row_format") == PREFERENCE
     if is_pairs and "beta" in old:
         numbers["beta"] = old["beta"]
+    # The form shows suffix, seed and ending: a field that the user has emptied must not come back from the old job.
     body: Json = (job_request(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
     changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
     changes["method"] = row_format_method(asked.get("row_format"), numbers)
@@ -56,6 +57,7 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     if asked.get("seed"):
         changes["seed"] = _number("seed", asked["seed"])
     defense = asked.get("defense", "spard")
+    # With the same defense nothing is changed, so the settings that the old job gave it are kept.
     if like is None or like.recipe["defense"]["type"] != defense:
         changes["safety"] = {"defense": {"type": defense}}
     return change_request(body, changes)

@@ -29,6 +29,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _LOADER = ChoiceLoader([PackageLoader("app.dashboard", "templates"), TEMPLATES])
+# With StrictUndefined a misspelled variable is an error; by default it would render as empty text.
 _TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 

@@ -62,6 +62,7 @@ def check_origin(request: Request) -> None:
     """
     if request.method in ("GET", "HEAD"):
         return
+    # `Sec-Fetch-Site: none` means that the user started the request, for example from the address bar.
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     hosts = {request.headers.get(name, "").lower() for name in ("host", "x-forwarded-host")} - {""}
     is_own = site in ("same-origin", "none") if site else origin is None or urlsplit(origin).netloc.lower() in hosts

@@ -17,6 +17,7 @@ _LEADER, _FOLLOWERS = "leader", "followers"
 
 def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
     """Return the JobSet of an attempt from two pod templates; with `queue` it is created suspended, for Kueue."""
+    # The DNS name that JobSet gives the leader: SET-JOB-REPLICA-POD in the headless service SET.
     host = f"{attempt_name(work)}-{_LEADER}-0-0.{attempt_name(work)}"
     follow = ["python", "-P", "-m", "worker.follower", "--leader", host, "--job", work.job_id]
     spec = {

@@ -89,6 +89,7 @@ class KubernetesLauncher:
         precise = {"propagationPolicy": "Background", "preconditions": {"uid": started.uid}}
         kind = self._jobs if started.work.nodes == 1 else self._sets
         ended = self._ask("DELETE", f"{kind}/{started.name}", json=precise)
+        # A conflict means that the name belongs to another uid now: this attempt's object is gone already.
         if ended.is_error and ended.status_code not in (_MISSING, _CONFLICT):
             raise Refused(f"The cluster did not delete a Job: {ended.status_code}: {ended.text[:500]}")
 

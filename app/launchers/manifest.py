@@ -112,5 +112,6 @@ def _give(container: ClusterObject, gpus: int, nodes: int) -> None:
     ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus * nodes > 1 else "none"}
     if nodes > 1:
         ours["SPARD_NODES_PER_JOB"] = str(nodes)
+    # The template may set these variables, too; ours replace them instead of being second entries of the same name.
     kept = [each for each in container.get("env", []) if each["name"] not in ours]
     container["env"] = kept + [{"name": name, "value": value} for name, value in ours.items()]

@@ -136,6 +136,7 @@ def _rows(session: Session, ids: Collection[str]) -> dict[str, Job]:
 def _tell(engine: Engine, reasons: Mapping[str, str | None], room: Room) -> None:
     """Store why queued jobs do not start, and clear the reason of jobs that can."""
     with transaction(engine) as session:
+        # Most reasons stay the same from one look to the next; only rows whose reason changes are written.
         for job_id, reason in sorted(reasons.items()):
             is_new = (Job.status == JobStatus.queued) & Job.launch_reason.is_distinct_from(reason)
             session.execute(update(Job).where(Job.id == job_id, is_new).values(launch_reason=reason))

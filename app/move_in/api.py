@@ -95,6 +95,7 @@ class Api:
             yield from data
             if not data or page.get("has_more") is False:
                 return
+            # The last id is the cursor. One that comes a second time means that the server ignores `after`.
             after = str(data[-1]["id"])
             if after in seen:
                 if "has_more" not in page:
@@ -112,6 +113,7 @@ class Api:
         return self.call(whole)
 
     def _is_worth_waiting(self, error: Exception) -> bool:
+        # Until something has answered, the URL is more likely wrong than the server away, so it fails at once.
         return is_passing(error) and (self._has_answered or isinstance(error, Broken))
 
     def _final(self, error: Exception) -> Exception:

@@ -117,6 +117,7 @@ def _difference(values: Sequence[float]) -> Interval | None:
         return None
     found = over_seeds(values)
     low, high = found.low, found.high
+    # Equal values have no variance, so Student's interval has no width, however few values there are.
     if min(values) == max(values):
         least = rule_of_three(len(values))
         low, high = min(low, found.value - least), max(high, found.value + least)

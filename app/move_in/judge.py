@@ -55,6 +55,7 @@ class SameJudge:
             try:
                 known = {"text": reply_text(self.api.post("/chat/completions", body)) or ""}
             except APIStatusError as error:
+                # A refused key or model fails for every pair; other refusals concern this pair only and are cached.
                 if error.status_code in (403, 404):
                     raise
                 known = {"text": "", "refused": refusal(error)}

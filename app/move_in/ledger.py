@@ -99,6 +99,7 @@ def open_read_only(folder: Path) -> Iterator[Ledger]:
 def _connect(folder: Path, mode: str) -> Iterator[Ledger]:
     path = folder / LEDGER
     if mode == "rwc":
+        # SQLite would create the file readable by others, so it is created here.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     try:

@@ -34,6 +34,7 @@ def map_request(job: Record, model: str, files: Record, auto: Collection[str] = 
         body["suffix"] = suffix
     if isinstance(job.get("seed"), int):
         body["seed"] = job["seed"]
+    # One pair is left free for `moved_from`.
     kept = dict([*(job.get("metadata") or {}).items()][: _MOST_METADATA - 1])
     return {**body, "metadata": {**kept, MOVED_FROM: job["id"]}}
 

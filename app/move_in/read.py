@@ -109,6 +109,7 @@ def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
         found = download(api, ledger.folder, file_id, file)
     except APIStatusError as error:
         found = Download(problem=_words(refusal(error)))
+    # A failed download does not replace the entry of an earlier complete one.
     if "problem" not in found or not (known and "sha256" in known):
         ledger.put("download", file_id, found)
     return found.get("problem") or f"{found['bytes']} bytes"

@@ -66,6 +66,7 @@ def _is_left(job: Path) -> bool:
     lock = job / "lock"
     try:
         with lock.open("rb") as file:
+            # A live worker holds this lock; closing the file releases it again.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except OSError:  # held by a worker, or there is none

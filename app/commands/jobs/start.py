@@ -60,7 +60,7 @@ def create_job(
         named = {"suffix": suffix, "seed": seed, "ending": ending or None}
         ask |= {name: value for name, value in named.items() if value is not None}
         job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
-        uploaded.clear()
+        uploaded.clear()  # the job exists and needs its files, whatever fails from here on
         if not follow:
             return show_record(job, as_json)
         if not as_json:

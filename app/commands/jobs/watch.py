@@ -160,7 +160,7 @@ def _follow(client: Client, job_id: str, view: _View) -> Any:
                 f"fine_tuning/jobs/{job_id}/stream", **({"last-event-id": seen} if seen else {})
             ) as news:
                 for event in news:
-                    waits = iter(_WAITS_S)
+                    waits = iter(_WAITS_S)  # any event shows that the service is back
                     seen = event.id or seen
                     if event.event == "done":
                         return event.json()

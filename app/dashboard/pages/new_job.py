@@ -160,6 +160,7 @@ async def take_file(
     """Upload a training file and go on with it; if it is refused, show the error at its field."""
 
     def upload_file() -> Response:
+        # The token is a field before the file, so a forged form is refused before the file is read.
         check_form(viewer, form.fields_before_file().pop("form_token", ""))
         try:
             file = upload.upload(storage, begin, viewer.project_id, form, limits)
