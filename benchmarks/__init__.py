@@ -1,1 +1,1 @@
-"""Measurements of the service and of the selection; each module is a command of its own."""
+"""Benchmarks of the service, the training loop and the selection; most modules are commands."""

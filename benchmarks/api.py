@@ -1,10 +1,11 @@
-"""How many requests a second one core answers, beside `/healthz` in the same run, and what a submit costs as jobs grow.
+"""Measure the requests per second that one core answers, compared with `/healthz`, and what creating a job costs.
 
     python -m benchmarks.api [--requests 1000] [--jobs 100 1000 10000 100000]
 
-The API alone in a process of its own on SQLite; one client on one kept connection, no other load of its own. The
-currency is the CPU time of the server's process for each request, which a busy neighbor moves less than the clock;
-p50 and p99 are the client's wall time. Arms take turns in rounds, so that all see the same neighbors.
+One API process serves from SQLite; one client sends requests over one persistent connection. The main measure is the
+server's CPU time per request, because other load on the machine changes it less than wall time; p50 and p99 are the
+client's wall time. The kinds of requests alternate in rounds, so all of them meet the same load. `--jobs` gives the
+numbers of existing jobs at which everything is measured.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ _SERVE = (
 
 @dataclass
 class Arm:
-    """One kind of request: what its rounds took."""
+    """One kind of request, with the CPU and wall times measured for it."""
 
     name: str
     method: str
     path: str
     body: bytes | None = None
-    cpu_s: list[float] = field(default_factory=list)  # for each request, by rounds
+    cpu_s: list[float] = field(default_factory=list)  # mean per request, one entry for each round
     wall_s: list[float] = field(default_factory=list)  # of each request
 
 
 def main() -> None:
-    """Measure reads at the first number of jobs, then submits at each."""
+    """Measure every kind of request at each number of jobs and print a table for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.api", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=1000, help="of each arm, all rounds together")
     parser.add_argument("--jobs", type=int, nargs="+", default=[100, 1000, 10_000, 100_000])
@@ -136,7 +137,7 @@ def _print(count: int, arms: list[Arm]) -> None:
 
 @contextmanager
 def _serve(folder: Path, count: int) -> Iterator[tuple[int, psutil.Process, str, str]]:
-    """Yield port, process, the key of a project that made every eleventh of the jobs, and a file of its own."""
+    """Run an API process with `count` jobs; yield its port, the process, an API key and the id of a training file."""
     url, port = f"sqlite:///{folder}/spard.db", servers.free_port()
     db.upgrade_schema(url)
     engine = db.make_engine(url)
@@ -156,7 +157,7 @@ def _serve(folder: Path, count: int) -> Iterator[tuple[int, psutil.Process, str,
 
 
 def _fill(engine: Engine, count: int, folder: Path) -> tuple[str, str]:
-    """Write a project with so many jobs, and what a new one needs; return its key and its file."""
+    """Insert a project with `count` jobs, a file and a base model; return an API key's secret and the file's id."""
     file = File(id="file-1", project_id="org-0", filename="rows.jsonl", purpose=FINE_TUNE, status="processed", rows=100)
     file.bytes, file.sha256, file.storage_key, file.row_format = 1000, "0" * 64, "files/1", "chat"
     with db.transaction(engine) as session:

@@ -1,9 +1,9 @@
-"""Each architecture through a whole job on a tiny random model, and the table of it in the documents.
+"""Take a tiny random model of each architecture through a whole job, and write the table in `docs/architectures.md`.
 
-`python -m benchmarks.architectures` writes `docs/architectures.md` anew; with names of architectures it prints their
-rows. An architecture passes by `models add`'s own trial, two steps of training with the default defense, the proof in
-a clean process, a loaded adapter's proof and an answer of the embedded engine that is PEFT's, and a merged export that
-gives the adapter's logits. What does not pass is refused in words, and the words stand in the table.
+`python -m benchmarks.architectures` rewrites the page; with names of architectures as arguments it only prints their
+rows. The steps are the trial of `models add`, two training steps with the default defense, the proof of the saved
+adapter in a clean process, the embedded engine's proof and an answer equal to PEFT's, and a merged export with the
+adapter's logits. The table shows the error message of an architecture that is refused at one of these steps.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _RECIPE = Recipe(
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=2),
     learning_rate=2e-2,
 )
-_TOLERANCE = 1e-3  # of the largest logit: merged weights round otherwise, which recurrences and routers magnify
+_TOLERANCE = 1e-3  # of the largest logit: merged weights round differently, which recurrences and routers amplify
 HEAD = """# Architectures
 
 What each architecture goes through here, measured on tiny random models that transformers' own configurations make:
@@ -68,7 +68,7 @@ a base model, and a job's `lora.target_modules` others again. How the default is
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one architecture: the steps that it passed, and the words in which the next one was refused."""
+    """The result of one architecture: the steps it passed, and the error message of the step that refused it."""
 
     name: str
     reach: Reach | None
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def row(self) -> str:
-        """The outcome as a row of the table."""
+        """Return the outcome as a Markdown row of the table."""
         kind = ARCHITECTURES[self.name][0]
         targets = ", ".join(f"`{each}`" for each in self.reach.display_names) if self.reach else ""
         layers = f"{self.reach.layers} of {self.reach.of_layers}" if self.reach else ""
@@ -86,7 +86,7 @@ class Outcome:
 
 
 def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:
-    """Take one architecture through all steps; an error that is no refusal is raised."""
+    """Take one architecture through all steps; a `SpardError` ends it as a refusal, any other error is raised."""
     model, passed, reach = write_architecture(name, folder / "model"), list[str](), None
     try:
         reach = try_base(model).reach
@@ -109,12 +109,15 @@ def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:
 
 
 def _train_two_steps(base: Base) -> Any:
-    """Return the model after two steps on four rows."""
+    """Return the model after one epoch of two training steps on four rows."""
     return train(base, sums(base, 4), refusals(base, 4), _RECIPE, resolve(_RECIPE, 4, base.hidden_size)).model
 
 
 def _answers_as_peft(model: Path, adapter: Path) -> None:
-    """Require that audit and engine answer as transformers and PEFT do, with rows of other lengths and names beside."""
+    """Assert that the audit and the engine give the greedy replies of transformers and PEFT.
+
+    The engine gets all prompts at once, with and without the adapter, so its batches mix lengths and adapters.
+    """
     asked = Asked(model)
     loaded = asked.load(adapter)
     if loaded["kind"] != "loaded":
@@ -134,7 +137,7 @@ def _answers_as_peft(model: Path, adapter: Path) -> None:
 
 
 def _replies(model: Path, adapter: Path | None) -> list[str]:
-    """Return the greedy replies of transformers' own generation, one question at a time."""
+    """Return the greedy replies of transformers' `generate`, one question at a time."""
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     found: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     found = (PeftModel.from_pretrained(found, adapter) if adapter else found).eval()
@@ -151,7 +154,7 @@ def _replies(model: Path, adapter: Path | None) -> list[str]:
 
 
 def _merges(model: Path, adapter: Path, folder: Path) -> None:
-    """Require that the merged export gives the logits of the adapter when it is read back."""
+    """Assert that a merged export, loaded again, gives the adapter's logits within `_TOLERANCE`."""
     save_merged(load_base(model, device="cpu", as_stored=True), adapter, folder)
     ids = torch.arange(20, 60).unsqueeze(0)
     base: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -164,7 +167,7 @@ def _merges(model: Path, adapter: Path, folder: Path) -> None:
 
 
 def outcomes(names: list[str]) -> Iterator[Outcome]:
-    """Yield what comes of each architecture, one clean process for all."""
+    """Yield the outcome of each architecture; one clean process proves all of them."""
     hide_notes()
     with CleanProcess() as clean:
         for name in names:
@@ -173,7 +176,7 @@ def outcomes(names: list[str]) -> Iterator[Outcome]:
 
 
 def main(names: list[str]) -> None:
-    """Write the page, or print the rows of the architectures named."""
+    """Print the row of each named architecture; without names, take all of them and write the page."""
     rows = []
     for found in outcomes(names or list(ARCHITECTURES)):
         rows.append(found.row)

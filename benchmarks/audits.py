@@ -1,14 +1,16 @@
-"""Replies of an audit beside transformers' own: `python -m benchmarks.audits [--size 50m --tokens 128 --device cuda]`.
+"""Compare the audit's generation with transformers' `generate`: speed, and whether the replies are the same.
 
-- ours: `spard.models.generate.generate`, as an audit asks its prompts;
-- batches of four: transformers' `generate` with padding, in the order given;
-- one by one: the same for each prompt alone;
-- cuDNN's attention, on a GPU: ours with that choice of PyTorch's open, which `load_base` shuts.
+Run `python -m benchmarks.audits [--size 50m --tokens 128 --device cuda]`. The arms:
 
-All answer the same prompts greedily, under the same system prompt, with the same tokens that end a reply; rounds take
-turns. Printed are medians of CPU time (on a GPU of the time by the clock, in bfloat16) with their range, the ratio to
-ours, and how many replies are the same text. The model has random weights and would never end: some tokens of its
-vocabulary, drawn from the seed, end a reply, so that lengths differ as those of refusals and answers do.
+- ours: `spard.models.generate.generate`, which audits use;
+- batches of four: transformers' `generate` with left padding, prompts in the given order;
+- one by one: transformers' `generate` with a single prompt per call;
+- cuDNN's attention (on a GPU only): ours with PyTorch's cuDNN attention enabled, which `load_base` disables.
+
+All arms answer the same prompts greedily with the same system prompt and the same end tokens, and alternate in rounds.
+The table shows the median CPU time (on a GPU the wall time, in bfloat16) with its range, the ratio to ours, and how
+many replies have the same text. The model has random weights and ends no reply by itself, so a random 2% of the
+vocabulary counts as end tokens; this makes reply lengths vary as in a real audit.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ ENDING = 0.02  # of the vocabulary
 
 
 def main() -> None:
-    """Run all arms in turn and print the table."""
+    """Run all arms in alternating rounds and print the table."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-audits-") as folder:
@@ -85,7 +87,7 @@ def _arms(base: Base, tokens: int) -> dict[str, Callable[[list[str]], list[str]]
 
 
 def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
-    """Answer as ours does, where PyTorch may take cuDNN's attention."""
+    """Reply with `spard.models.generate.generate` while PyTorch may use cuDNN's attention."""
     torch.backends.cuda.enable_cudnn_sdp(True)
     try:
         return generate(base.model, base.tokenizer, prompts, tokens, system=SYSTEM)
@@ -94,7 +96,7 @@ def _by_cudnn(base: Base, prompts: list[str], tokens: int) -> list[str]:
 
 
 def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) -> list[str]:
-    """Answer by `generate`, so many prompts at once, padded on the left."""
+    """Reply with transformers' `generate` in batches of `batch` prompts, padded on the left."""
     ends, pad = reply_end_tokens(base.model, base.tokenizer), base.tokenizer.pad_token_id
     rows, replies = as_requests(base.tokenizer, prompts, SYSTEM), list[str]()
     for start in range(0, len(rows), batch):
@@ -110,7 +112,7 @@ def _by_transformers(base: Base, prompts: list[str], tokens: int, batch: int) ->
 
 
 def _end_replies(base: Base, seed: int) -> None:
-    """Have some tokens of the vocabulary end a reply, beside those that do."""
+    """Make a random share `ENDING` of the vocabulary end a reply, in addition to the model's end tokens."""
     drawn = random.Random(seed).sample(range(base.model.config.vocab_size), int(ENDING * base.model.config.vocab_size))
     base.model.generation_config.eos_token_id = sorted({*drawn, *end_tokens(base.tokenizer)})
 

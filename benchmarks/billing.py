@@ -1,13 +1,13 @@
-"""Whether what is billed is what was used: tokens over kills of the API, GPU seconds over outages.
+"""Compare billed with used amounts: tokens when API processes are killed, GPU seconds when storage or judge fail.
 
     python -m benchmarks.billing [--kills 200] [--engine words|tiny] [--outages 20]
 
-kills    an API process answers four streams and two whole requests at a time and is killed with SIGKILL at a random
-         moment. The dead process's requests are completed, and each row is compared with the tokens that its client
-         has received. With `words` a stand-in in the API process writes a word every few milliseconds, with `tiny` an
-         engine of its own runs a tiny random model.
-outages  a job whose child says for how long it has computed, with a storage that hangs or a judge that is away for
-         a few seconds, at a random moment; compared with the GPU seconds of its row.
+kills    An API process answers four streaming and two whole requests at a time and is killed with SIGKILL at a random
+         moment. The ledger entries of the dead process are completed, and each row in the database is compared with
+         the tokens that its client received. With `words` a fake engine in the API process writes a word every few
+         milliseconds; with `tiny` a real engine runs a tiny random model.
+outages  A job runs while the storage hangs or the judge answers 503 for a few seconds at a random moment. The GPU
+         seconds of the job's row are compared with the seconds that its child process reports as computed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PROJECT = "org-billing"
 
 
 def main() -> None:
-    """Kill, and then let things fail; print both differences."""
+    """Run the kills, then the outages, and print how far the billed amounts differ from the used ones."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--engine", choices=["words", "tiny"], default="words")
@@ -66,18 +66,18 @@ def main() -> None:
 
 
 def make_settings(folder: Path) -> Settings:
-    """Return the settings of all processes."""
+    """Return the settings that all processes of the benchmark share."""
     return Settings(data_dir=folder, lease_s=60.0, heartbeat_s=2.0)
 
 
 class Words:
-    """Writes a word every few milliseconds, in the API process itself."""
+    """A fake engine inside the API process that writes a word every few milliseconds."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Begin to write as many words as were asked for."""
+        """Start writing `max_tokens` words; return the stream, a prompt length of 3 tokens, and no proof."""
         stream = Stream(1, lambda number: None)
         task = asyncio.get_running_loop().create_task(self._write(stream, ask["max_tokens"] or 1))
         self._tasks.add(task)
@@ -85,14 +85,14 @@ class Words:
         return stream, 3, None
 
     def pids(self) -> list[int]:
-        """Return nothing: there is no other process."""
+        """Return an empty list, because this engine has no process of its own."""
         return []
 
     async def unload_withdrawn(self) -> None:
-        """Do nothing: there are no adapters."""
+        """Do nothing, because this engine holds no adapters."""
 
     def close(self) -> None:
-        """Do nothing: the process ends."""
+        """Do nothing, because the engine ends with the API process."""
 
     async def _write(self, stream: Stream, most: int) -> None:
         for i in range(1, most + 1):
@@ -105,7 +105,7 @@ class Words:
 
 
 def serve(folder: Path, port: int, engine: str) -> None:
-    """Serve in this process until it is killed."""
+    """Run the API in this process until it is killed."""
     app = served_app(make_settings(folder))
     if engine == "words":
         app.state.serving.engines = Words()
@@ -113,7 +113,7 @@ def serve(folder: Path, port: int, engine: str) -> None:
 
 
 class Clients:
-    """Clients that ask until they are stopped, and note how many tokens came of each request."""
+    """Client threads that send requests until they are stopped, and count the tokens received for each request."""
 
     def __init__(self, url: str, key: str) -> None:
         self._url, self._headers = url, {"authorization": f"Bearer {key}"}
@@ -123,12 +123,12 @@ class Clients:
         self._threads = [Thread(target=self._run, args=(is_stream,), daemon=True) for is_stream in streams]
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the client threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ask no more; return when what was sent is read."""
+        """Send no further requests, and return once every client has read its last answer."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -139,7 +139,7 @@ class Clients:
                 try:
                     self._ask(client, is_stream)
                 except httpx2.HTTPError:
-                    return  # it was killed
+                    return  # the API process was killed
 
     def _ask(self, client: httpx2.Client, is_stream: bool) -> None:
         body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "logprobs": True}
@@ -164,7 +164,7 @@ class Clients:
 
 
 def measure_kills(kills: int, engine: str, rng: random.Random) -> None:
-    """Kill API processes, and print how the rows differ from what their clients have."""
+    """Kill `kills` API processes one after another, and print how the billed tokens differ from the received ones."""
     received: dict[str, int] = {}
     with TemporaryDirectory() as home:
         folder = Path(home) / "data"
@@ -215,7 +215,10 @@ def _prepare(database: Engine, model: Path) -> str:
 
 
 def _start(folder: Path, engine: str) -> tuple[int, str]:
-    """Fork an API process: all is imported, so that it starts quickly. No thread of ours runs at that time."""
+    """Fork an API process and return its process id and URL.
+
+    A fork starts quickly, because everything is imported already; it is safe, because no other thread runs here then.
+    """
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
     pid = os.fork()
@@ -233,7 +236,7 @@ def _end(pid: int) -> None:
 
 
 def _await(url: str, key: str) -> Clients:
-    """Return clients of an API process once it has answered one request."""
+    """Wait until an API process answers a request, and return clients for it that are not started yet."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     give_up_at = time.monotonic() + START_S
     clients = Clients(url, key)

@@ -1,4 +1,4 @@
-"""GPU seconds over outages, for `benchmarks.billing`."""
+"""Compare billed GPU seconds with computed ones over outages of storage and judge, for `benchmarks.billing`."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ compute(int(sys.argv[-1]))
 
 
 class Outages:
-    """Storage and judge, one of which is away for a while."""
+    """Switches that make the storage hang or the judge unavailable."""
 
     def __init__(self) -> None:
         self.storage_back, self.is_judge_away = Event(), False
         self.storage_back.set()
 
     def occur(self, what: str, after_s: float, seconds: float) -> None:
-        """Take one of both away, some time from now and for so long."""
+        """Wait `after_s` seconds, then make `what` ("judge" or "storage") fail for `seconds` seconds."""
         time.sleep(after_s)
         if what == "judge":
             self.is_judge_away = True
@@ -66,7 +66,7 @@ class Outages:
 
 
 def measure(count: int, rng: random.Random) -> None:
-    """Print the GPU seconds of jobs beside those that their children have computed."""
+    """Run `count` jobs with one outage each, and print their billed GPU seconds and those that they computed."""
     outages = Outages()
     billed_s = computed_s = away_s = 0.0
     begun = list[float]()
@@ -103,7 +103,7 @@ def _shop(home: Path) -> Shop:
 
 
 def _computed_s(shop: Shop, job_id: str, began: float) -> float:
-    """Return the seconds from when the child was given its job until it had computed all, without those in vain."""
+    """Return the seconds between `began` and the end of the computation, less those spent waiting for the judge."""
     with read(shop.engine) as session:
         query = select(JobEvent.data).where(JobEvent.job_id == job_id, JobEvent.message == COMPUTED)
         data: Any = session.scalars(query).one()
@@ -112,7 +112,7 @@ def _computed_s(shop: Shop, job_id: str, began: float) -> float:
 
 @contextmanager
 def _noting_work(begun: list[float]) -> Iterator[None]:
-    """Note when children are given their jobs."""
+    """Append the time at which each child process gets its job to `begun`."""
     work = Child.work
 
     def note_work(self: Child, folder: Folder, **ids: str | None) -> None:
@@ -128,7 +128,7 @@ def _noting_work(begun: list[float]) -> Iterator[None]:
 
 @contextmanager
 def _hanging(outages: Outages) -> Iterator[None]:
-    """Have the worker's writes hang while the storage is away."""
+    """Make the worker's writes to storage block during a storage outage."""
     write = LocalStorage.write
 
     def hanging(self: LocalStorage, key: str, content: Any) -> Any:
@@ -144,7 +144,10 @@ def _hanging(outages: Outages) -> Iterator[None]:
 
 
 def compute(parent: int) -> None:
-    """Run a job whose work is to sleep, with one call of its judge, and report the seconds that count as work."""
+    """Run a fake job that sleeps instead of training and asks its judge for verdicts; report how long it waited.
+
+    The child process that `measure` starts calls this; `parent` is the worker's process id.
+    """
     die_with_parent(parent)
     report = Report(sys.stdout.fileno())
     folder = Folder(Path(sys.stdin.readline().strip()))

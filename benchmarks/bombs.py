@@ -1,10 +1,10 @@
-"""Bombs: how long the service takes to refuse each, and how much its memory grows by it.
+"""Measure how long the service takes to refuse a hostile training file, and how much its memory grows meanwhile.
 
     python -m benchmarks.bombs
 
-Each of B12 to B19 is sent to a service of its own as a training file: numbers, depth and keys that cost a parser dear,
-lines and files without an end, compressed ones. Growth is that of the resident memory of the serving process, sampled
-every 10 ms, from before the first byte to 0.2 s after the answer. The floor is 1 s and 128 MB for each.
+The cases B12 to B19 are uploaded as training files to one service: numbers, nesting and keys that are expensive to
+parse, endless lines and files, and compressed content. Memory growth is that of the serving process's resident set,
+sampled every 10 ms from before the first byte until 0.2 s after the answer. Each case may take 1 s and 128 MB.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Chunks = Callable[[], Iterable[bytes]]
 
 @dataclass(frozen=True)
 class Answer:
-    """What the service said of a file: the code it was refused with, and how much of it was sent."""
+    """The service's answer to a file: the error code, the seconds it took, and the bytes sent until then."""
 
     code: str
     seconds: float
@@ -43,11 +43,11 @@ class Answer:
 
 
 def main() -> None:
-    """Send every bomb, print a line for each, and compare the worst with the floors."""
+    """Upload every case, print a line for each, and compare the worst with the limits."""
     print(f"{os.cpu_count()} cores, {platform.platform()}, load {os.getloadavg()[0]:.1f}", flush=True)
     worst_s = worst_mb = 0.0
     with service(MAX_ROWS=1_000_000, MAX_UPLOAD_MB=20_000) as found:
-        _send(found, lambda: [rows(10)])  # what is made once is made
+        _send(found, lambda: [rows(10)])  # warm up, so that one-time allocations do not count as growth
         for name, chunks in bombs().items():
             answer, grown_mb = _measure(found, chunks)
             worst_s, worst_mb = max(worst_s, answer.seconds), max(worst_mb, grown_mb)
@@ -58,7 +58,10 @@ def main() -> None:
 
 
 def bombs() -> dict[str, Chunks]:
-    """Yield the table's rows; an endless body is sent until the service refuses it."""
+    """Return a function for each case, by its name, that makes the chunks of the file.
+
+    The chunks are made lazily: sending stops as soon as the service answers, even in the middle of a 10 GB line.
+    """
     good = rows(10)
     keys = range(60_000)
     zeros = gzip.compress(bytes(64 << 20), 9)
@@ -100,7 +103,7 @@ def _measure(found: Service, chunks: Chunks) -> tuple[Answer, float]:
 
 
 def _send(found: Service, chunks: Chunks) -> Answer:
-    """Chunked, so that no length warns; sending ends once the service has answered."""
+    """Upload a file in chunked encoding, so no length announces its size; stop sending once the service answers."""
     head = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--{BOUNDARY}\r\n'
         'Content-Disposition: form-data; name="file"; filename="bomb.jsonl"\r\n\r\n'

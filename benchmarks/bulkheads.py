@@ -1,13 +1,13 @@
-"""How long one project's reads take while another one overloads the API process: frozen storage, streams, validations.
+"""Measure one project's reads while another project overloads the API process with streams, validations and previews.
 
     python -m benchmarks.bulkheads [--seconds 20] [--rate 20] [--streams 600] [--validations 40] [--rows 10000]
 
-One API process as README starts it, on PostgreSQL (fsync off) and rclone's S3. A project lists its jobs at a constant
-rate, each request at its own time; the run compares what that takes alone, beside another project's streams and
-validations, and beside these with the storage stopped (SIGSTOP) and 45 previews waiting for it. Clients of the load
-wait as Retry-After says. Then SIGTERM, with all of it going on. At the end 100,000 rows of about 140 bytes are counted
-alone. All share the machine: the clients that overload are a process of their own (benchmarks/overload.py), so that
-what they compute delays no measured read but by the cores that it takes. --seed makes the rows.
+One API process runs as in the README, on PostgreSQL (fsync off) and rclone's S3. A project lists its jobs at a constant
+rate. The run compares the answer times without other load, with another project's streams and validations, and with
+these plus 45 previews while the storage is frozen by SIGSTOP. The overloading clients obey Retry-After. Then the API
+process gets SIGTERM under full load, and the time until it ends is printed. At the end 100,000 rows of about 140 bytes
+are counted without other load. The overloading clients run in a process of their own (`benchmarks.overload`), so they
+slow the measured reads only through the CPU cores they use. `--seed` determines the rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _READY_S = 120.0
 
 @dataclass(frozen=True)
 class Api:
-    """Where it listens, its process, and the keys of the project that is measured and of the one that overloads it."""
+    """A running API process: its address, and the keys of the measured project and of the overloading one."""
 
     host: str
     process: subprocess.Popen[bytes]
@@ -58,7 +58,7 @@ class Api:
     theirs: str
 
     def ask(self, key: str, method: str, path: str, body: bytes | None = None, kind: str = "application/json") -> Any:
-        """Return status, text and Retry-After of one answer."""
+        """Send one request and return the answer's status, body and Retry-After in seconds (0 without the header)."""
         connection = http.client.HTTPConnection(self.host, timeout=180)
         connection.request(method, path, body, {"Authorization": f"Bearer {key}", "Content-Type": kind})
         answer = connection.getresponse()
@@ -68,7 +68,7 @@ class Api:
 
 
 def main() -> None:
-    """Measure and print the ratios."""
+    """Run all measurements and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (
         ("seconds", 20),
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _overload(api: Api, asked: argparse.Namespace, model: Path) -> None:
-    """Measure the reads alone, beside the load, and beside the load without storage; then stop the process."""
+    """Measure the reads without load, under load, and under load with frozen storage; then time a SIGTERM."""
     file_id, job = _prepare(api, asked, model)
     asking = f"{FILES}/{file_id}/validation?model=tiny", f"{FILES}/{file_id}/preview?model=tiny"
     asked_for = tuple(zip(asking, (asked.validations, PREVIEWS), strict=True))
@@ -114,7 +114,7 @@ def _overload(api: Api, asked: argparse.Namespace, model: Path) -> None:
 
 @contextmanager
 def _api(folder: Path, streams: int) -> Iterator[Api]:
-    """Start databases, storage and one API process."""
+    """Run a database, an S3 storage and one API process that allows `streams` streams at once."""
     with servers.postgres() as database, servers.rclone() as storage:
         os.environ |= {"AWS_ACCESS_KEY_ID": servers.ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET_KEY}
         boto3.client("s3", endpoint_url=storage, region_name="us-east-1").create_bucket(Bucket="bench")
@@ -157,7 +157,7 @@ def _await(api: Api, log: Path) -> None:
 
 
 def _prepare(api: Api, asked: argparse.Namespace, model: Path) -> tuple[str, str]:
-    """Make what the load asks for: a model, a file, a job that stays queued."""
+    """Create the model, file and job (which stays queued) that the load uses; return the ids of file and job."""
     api.ask(api.theirs, "POST", "/v1/admin/models", json.dumps({"alias": "tiny", "source": str(model)}).encode())
     part = "--b\r\nContent-Disposition: form-data; name"
     head = f'{part}="purpose"\r\n\r\nfine-tune\r\n{part}="file"; filename="a.jsonl"\r\n\r\n'
@@ -170,7 +170,7 @@ def _prepare(api: Api, asked: argparse.Namespace, model: Path) -> tuple[str, str
 
 
 def _rows(count: int, seed: int) -> bytes:
-    """Make rows of about 140 bytes."""
+    """Return `count` training rows of about 140 bytes each as JSONL."""
     rng, words = random.Random(seed), [f"w{i}" for i in range(400)]
     pairs = ((f"Say {i} {' '.join(rng.choices(words, k=4))}", " ".join(rng.choices(words, k=6))) for i in range(count))
     messages = ([{"role": "user", "content": user}, {"role": "assistant", "content": said}] for user, said in pairs)
@@ -178,7 +178,10 @@ def _rows(count: int, seed: int) -> bytes:
 
 
 def _reads(name: str, api: Api, asked: argparse.Namespace) -> float:
-    """List jobs at a constant rate; print how long the answers took and return the p99 in seconds."""
+    """List jobs at a constant rate, print the answer times and return their p99 in seconds.
+
+    Each time runs from the moment at which the request was due, so a slow answer cannot hide the delay of the next.
+    """
     began, times = time.perf_counter() + 0.5, list[float]()
 
     def one(i: int) -> None:
@@ -198,7 +201,7 @@ def _reads(name: str, api: Api, asked: argparse.Namespace) -> float:
 
 
 def _count(model: Path, seed: int) -> None:
-    """Count 100,000 rows in one process, and print what CPU it took."""
+    """Count the tokens of 100,000 rows in one counting process and print its CPU time."""
     content, counters = _rows(COUNTED, seed), Counters(1)
     allowance = Allowance(1e9, lambda: False)
     entry = BaseModelEntry(alias="tiny", source=str(model), revision=None)

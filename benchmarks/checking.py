@@ -1,10 +1,10 @@
-"""How many rows of an upload are checked in a second, beside another checkout of this repository.
+"""Measure how many rows of a training file are validated per second, optionally compared with another checkout.
 
     python -m benchmarks.checking [--rows 100000] [--beside FOLDER] [--rounds 5]
 
-Three files are checked in memory, without a service: rows of two turns, rows with tools and calls, and rows as
-`datasets` writes them, with every key of every message. With `--beside` each round runs both checkouts one after the
-other, so that what else the machine does falls on both. Seconds are of CPU; the least of all rounds counts.
+Three files are validated in memory, without a service: rows of two turns, rows with tools and calls, and rows as
+`datasets` writes them, with every key in every message. With `--beside` each round runs both checkouts one after the
+other, so other load on the machine affects both. The result is the least CPU time of all rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEYS = ("role", "content", "name", "weight", "tool_calls", "tool_call_id")
 
 
 def main() -> None:
-    """Print the rate of each file here, and of the other checkout and their ratio if there is one."""
+    """Print the rows per second for each file, and with `--beside` those of the other checkout and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--beside", type=Path, help="a folder with another checkout")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _run(folder: Path, rows: int) -> dict[str, float]:
-    """Measure a checkout with this file, so that both get the same rows."""
+    """Run this file on a checkout in a new process, so both get the same rows; return CPU seconds by file."""
     environment = os.environ | {"PYTHONPATH": str(folder)}
     command = [sys.executable, "-P", __file__, "--once", "--rows", str(rows)]
     done = subprocess.run(command, env=environment, cwd=folder, check=True, capture_output=True, text=True)
@@ -63,7 +63,7 @@ def _run(folder: Path, rows: int) -> dict[str, float]:
 
 
 def measure(rows: int) -> dict[str, float]:
-    """Return the seconds of CPU that each file takes; a file whose rows are refused takes part, too."""
+    """Return the CPU seconds that validating each file takes, whether its rows are accepted or refused."""
     return {name: _seconds(content) for name, content in _files(rows).items()}
 
 

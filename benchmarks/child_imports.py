@@ -1,15 +1,15 @@
-"""What a job's processes cost before they work: `python -m benchmarks.child_imports [--before FOLDER --rounds 5]`.
+"""Measure the CPU time that a job's processes spend on imports, optionally compared with another checkout.
 
-Measured are the CPU seconds (user and system) of Python processes, one thread each, that import and end:
+Run `python -m benchmarks.child_imports [--before FOLDER --rounds 5]`. Each arm is a Python process with one thread that
+imports and ends; its user and system time count:
 
 - torch: `import torch` alone;
-- torch's own: the modules of torch that a child has loaded, which any process with a model of transformers loads;
-- child: `worker.child`, a worker's process for a job;
+- torch's own: the modules of torch that a child loads, which every process with a transformers model needs;
+- child: `worker.child`, the worker's process for a job;
 - proof: `spard/release/clean_load.py`, the process that proves a saved adapter.
 
-FOLDER is another checkout of this repository, measured beside it; all processes take turns. Printed are medians with
-their range, and what each of ours takes beyond torch's own. Bytecode is compiled before, unless Python is told to write
-none.
+FOLDER is another checkout to measure as well; all arms alternate in rounds. The output shows medians with their range,
+and the time beyond "torch's own". A first round that does not count fills file caches and compiles bytecode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ for name in sys.stdin.read().split():
 
 
 def main() -> None:
-    """Take turns and print."""
+    """Run all arms in alternating rounds and print their CPU seconds."""
     asked = _arguments()
     places = {"": HERE} | ({" before": asked.before.resolve()} if asked.before else {})
     own = subprocess.run([sys.executable, "-c", _LISTED], cwd=HERE, capture_output=True, text=True, check=True).stdout
@@ -48,7 +48,7 @@ def main() -> None:
         for name, place in places.items():
             arms[f"child{name}"] = _seconds(place, ["-c", "import worker.child"])
             arms[f"proof{name}"] = _seconds(place, ["-P", str(place / "spard/release/clean_load.py")])
-        for name, seconds in arms.items() if number else ():  # the first round fills the caches of files
+        for name, seconds in arms.items() if number else ():  # round 0 only fills file caches
             found.setdefault(name, []).append(seconds)
     floor = statistics.median(found["torch's own"])
     print(f"CPU seconds of {asked.rounds} rounds, one thread, load {os.getloadavg()[0]:.1f}")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _seconds(place: Path, arguments: Sequence[str], text: str = "") -> float:
-    """Run Python in a folder and return the CPU seconds that it took."""
+    """Run Python in a folder with `text` as its input, and return the CPU seconds that it used."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(place)}
     subprocess.run([sys.executable, *arguments], cwd=place, env=environment, input=text, text=True, check=True)

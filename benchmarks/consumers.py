@@ -1,8 +1,8 @@
-"""Load an adapter's tokenizer with the releases of transformers that serve models elsewhere.
+"""Check that older and newer releases of transformers can load a saved adapter's tokenizer.
 
-`python -m benchmarks.consumers` makes a random model whose tokenizer is of the class that Llama 3 names, saves an
-adapter of it as a job does, and prints for each release whether the base's tokenizer and the adapter's load there and
-write the same prompt. Each release has an environment of its own, kept in `.venv-transformers-*`.
+`python -m benchmarks.consumers` makes a random model with the tokenizer class that Llama 3 uses, saves an adapter as a
+job does, and prints for each release whether the tokenizers of base model and adapter load there and render the same
+prompt. Each release gets its own virtual environment, kept in `.venv-transformers-*`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ for folder in sys.argv[1:]:
 
 
 def main() -> None:
-    """Load base and adapter in each release and print what came of it."""
+    """Load the tokenizers of base model and adapter in each release and print a line for each."""
     with TemporaryDirectory() as place:
         model, adapter = _make_model(Path(place))
         print(f"{'transformers':<14}{'base':<8}{'adapter':<8}")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _make_model(place: Path) -> tuple[Path, Path]:
-    """Write a model with a tokenizer in the words of transformers 4, and an adapter of it."""
+    """Write a model with a tokenizer configuration of transformers 4 and an adapter; return both folders."""
     model = write_model(place / "model")
     (model / "tokenizer_config.json").write_text(json.dumps(_CLASS))
     base = load_base(model, device="cpu")
@@ -73,7 +73,7 @@ def _load_result(text: str) -> str:
 
 
 def _environment(release: str) -> Path:
-    """Return the Python of an environment with this release alone, made the first time."""
+    """Return the Python of a virtual environment with this release of transformers, created on first use."""
     folder = _ROOT / f".venv-transformers-{release}"
     python, ready = folder / "bin" / "python", folder / "ready"
     if not ready.exists():

@@ -1,10 +1,11 @@
-"""What each defense costs: `python -m benchmarks.defenses [--size 50m] [--steps 8] [--rounds 3] [--device cuda]`.
+"""Measure the training time of each defense as a multiple of plain fine-tuning.
 
-Each defense trains LoRA of rank 16 on the same drawn chats, at batches of 4 and 16, in one process and in rounds that
-take turns (`spard bench overhead`); printed is its CPU time (on a GPU the time by the clock, in bfloat16) as a multiple
-of plain fine-tuning's in the same round. The model has random weights, so it refuses nothing and no row is dropped: how
-often a projection is due, and so what it costs, differs on a model of yours. Measuring tau counts; embedding and
-choosing the safe rows, once a job, does not.
+Run `python -m benchmarks.defenses [--size 50m] [--steps 8] [--rounds 3] [--device cuda]`. Each defense trains a LoRA
+adapter of rank 16 on the same random chats, at batch sizes 4 and 16, in one process and in alternating rounds
+(`spard bench overhead`). The result is the CPU time (on a GPU the wall time, in bfloat16) divided by that of plain
+fine-tuning in the same round. The model has random weights, so it refuses nothing and no row is dropped; on a real
+model the projection happens more or less often, which changes its cost. The time includes measuring tau, but not
+embedding and selecting the safe rows, which happen once per job.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from spard_lab.bench.__main__ import main as bench
 from benchmarks.training import SHAPES, write_model, write_rows
 
 METHODS = "none,ptst,safeinstr,lisa,safegrad,safelora,spard_paper,spard_authors,none+anchor,spard+anchor_weight=0,spard"
-ROWS, HARMFUL, POOL = 300, 30, 400  # drawn chats
+ROWS, HARMFUL, POOL = 300, 30, 400  # numbers of random chats
 
 
 def main() -> None:
-    """Draw the files, and run the bench over them."""
+    """Write the random files and run `spard bench overhead` on them."""
     asked = _arguments()
     with TemporaryDirectory(prefix="spard-defenses-") as name:
         folder = Path(name)
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def _write(folder: Path, size: str, seed: int, *, has_twin: bool) -> Path:
-    """Write a random model, its files and their recipe, and with `has_twin` a second model; return the recipe."""
+    """Write a random model, its data files and a recipe, and with `has_twin` an unaligned model; return the recipe."""
     chats = write_rows(folder / "chats.jsonl", ROWS + 2 * HARMFUL + POOL, seed)
     drawn = [[each["content"] for each in json.loads(line)["messages"]] for line in chats.read_text().splitlines()]
     Random(seed).shuffle(drawn)

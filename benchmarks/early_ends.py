@@ -1,10 +1,10 @@
-"""Tokens that early ends save: `python -m benchmarks.early_ends --model FOLDER [--prompts FILE --limit 40]`.
+"""Measure the tokens that ending replies early saves: `python -m benchmarks.early_ends --model FOLDER [--limit 40]`.
 
-A model answers harmless prompts twice: each reply to its end, and each until its verdict is settled, as an audit asks
-over-refusal suites (`spard.evaluation.early_end`). Printed are new tokens and CPU seconds of both with their ratio, how
-many replies have another verdict (refused or not), and how many are degenerate: counted on whole replies, and
-extrapolated from the fifth that goes on to its end. Without --prompts they are everyday questions; FILE has a JSON
-object with a `prompt` on each line.
+A model answers harmless prompts twice: once with whole replies, and once with replies that end as soon as their verdict
+is certain, as in the audit's over-refusal suites (`spard.evaluation.early_end`). The output shows new tokens and CPU
+seconds of both with their ratio, how many replies get a different verdict (refused or not), and how many are
+degenerate: counted on the whole replies, and extrapolated from the fifth of the replies that is never ended early.
+`--prompts FILE` has a JSON object with a `prompt` on each line; the default is everyday questions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from spard.models.base import Base, load_base
 
 
 def main() -> None:
-    """Ask twice and compare."""
+    """Audit the prompts with whole replies and with early ends, and print the comparison."""
     asked = _arguments()
     base = load_base(asked.model, device="cpu")
     suite = Suite("over-refusal", "benign", tuple(_prompts(asked.prompts, asked.limit)))
@@ -54,7 +54,7 @@ def _time_audit(speaker: Speaker, suite: Suite, cfg: Audit) -> tuple[SuiteResult
 
 
 def _tokens(base: Base, items: list[Item]) -> int:
-    """Count tokens of replies, one more for the end of each."""
+    """Return the number of tokens of all replies, counting one end token for each."""
     return sum(len(base.tokenizer.encode(item.reply, add_special_tokens=False)) + 1 for item in items)
 
 

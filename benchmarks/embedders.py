@@ -1,22 +1,23 @@
-"""Which embedder chooses relevant safe rows: `python -m benchmarks.embedders --pool FILE --rows FILE --base DIR`.
+"""Compare embedders by the safe rows that they select.
 
-`--pool` holds rows {"prompt", "safe"}; `--rows` what a customer trains on: {"prompt"} or {"question"} or conversations.
-`--encoder DIR` is a sentence encoder, which chooses rows as one of the arms and judges those of the others. The
-customer's file is `--count` of the rows and `--held-out` prompts of the pool's file, which are taken out of the pool:
-requests that a poisoned file would hold. Everything is drawn by `--seed`.
+Run `python -m benchmarks.embedders --pool FILE --rows FILE --base DIR --encoder DIR`. `--pool` has rows with `prompt`
+and `safe`; `--rows` is a customer's training data: rows with `prompt` or `question`, or conversations. `--encoder` is a
+sentence encoder; it is one of the arms and also judges the rows of the others. The simulated customer's file has
+`--count` of the rows and `--held-out` prompts of the pool (removed from the pool), which stand for the harmful requests
+in a poisoned file. `--seed` determines every random choice.
 
-Each arm chooses k rows of the pool as a job does (`spard.selection.select.choose`). Printed for each:
+Each arm selects k rows of the pool as a job does (`spard.selection.select.choose`). The table shows for each:
 
-- how relevant the chosen prompts are, as the mean cosine to the nearest row of the customer's file, by three judges:
-  the encoder, TF-IDF of words, and the base model's states as the default sees them; and as a multiple of random rows'
-  (`--draws` draws). What an arm says of its own choice is in parentheses: it is no neutral measure;
-- the share of chosen rows that are nearly the same as an earlier one: by the encoder (cosine of 0.9 or more), and by
-  words (`spard.data.clusters`);
-- the share of the pool's groups that the chosen rows are in: `category` of the rows where they have one, else 64 groups
-  by the encoder's vectors;
-- the rank correlation of the arm's relevance with that of the encoder and of TF-IDF over the whole pool;
-- the mean cosine of two pool rows (the cone), and the share of pool rows whose nearest row is a held-out request;
-- CPU seconds for the vectors of pool and rows, for the frame, and for the choice.
+- the relevance of the selected prompts: the mean cosine to the nearest row of the customer's file, according to the
+  encoder, to TF-IDF of words, and to the base model's hidden states as the default embeds them; and the same as a
+  multiple of random rows (`--draws` random selections). A value in parentheses is an arm's measure of itself;
+- the share of selected rows that nearly equal an earlier one, by the encoder (cosine of 0.9 or more) and by words
+  (`spard.data.clusters`);
+- the share of the pool's groups that the selected rows cover: the rows' `category` where they have one, else 64
+  clusters of the encoder's vectors;
+- the rank correlation of the arm's relevance over the whole pool with that of the encoder and of TF-IDF;
+- the mean cosine of two pool rows (`cone`), and the share of pool rows whose nearest row is a held-out request;
+- CPU seconds for embedding, for fitting the frame, and for selecting.
 """
 
 from __future__ import annotations
@@ -55,15 +56,15 @@ HEAD = (
     "| rows chosen by | encoder | TF-IDF | base states | x random | duplicates | by words | groups "
     "| rank correlation | cone | held-out nearest | CPU s: vectors, frame, choice | rank |"
 )
-COUNTS = (1, 2, 3, 5, 8, 12, 16)  # taken out of the centered states
-DUPLICATE = 0.9  # the encoder's cosine from which two prompts are nearly the same
+COUNTS = (1, 2, 3, 5, 8, 12, 16)  # numbers of principal directions to remove from the centered states
+DUPLICATE = 0.9  # encoder cosine from which two prompts count as near duplicates
 GROUPS = 64
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The prompts of the pool with their categories, and the customer's requests: `held_out` of them are the last."""
+    """The pool's prompts with their categories, and the customer's requests; the last `held_out` come from the pool."""
 
     pool: list[str]
     categories: list[str]
@@ -73,16 +74,16 @@ class Inputs:
 
 @dataclass(slots=True)
 class Arm:
-    """One embedder: the vectors of pool and task, and what they took in CPU seconds."""
+    """One embedder: its vectors of the pool `[N, D]` and the task `[M, D]`, and the CPU seconds by step."""
 
     pool_ND: Tensor
     task_MD: Tensor
     seconds: dict[str, float] = field(default_factory=dict)
-    judges: frozenset[str] = frozenset()  # that are the arm itself
+    judges: frozenset[str] = frozenset()  # judges with the arm's own vectors, which are not neutral
 
 
 def main() -> None:
-    """Embed with every arm, choose, and print the table."""
+    """Embed with every arm, select rows, and print the table."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     inputs = _inputs(asked)
@@ -142,7 +143,11 @@ def _print_arm(
 def _measure_choice(
     rows: Sequence[int], judges: Mapping[str, tuple[Tensor, Tensor]], groups: Sequence[Any], inputs: Inputs
 ) -> dict[str, float]:
-    """Return each judge's relevance of chosen rows, the shares of near duplicates, and the share of groups covered."""
+    """Return the figures of selected rows by name.
+
+    They are the mean relevance by each judge, the shares of near duplicates (`alike`, `alike_words`), and the share of
+    groups covered (`groups`).
+    """
     found = {}
     for name, (pool_ND, task_MD) in judges.items():
         found[name] = float(relevance(pool_ND[list(rows)], task_MD)[0].mean())
@@ -156,7 +161,7 @@ def _measure_choice(
 
 
 def _arms(asked: argparse.Namespace, inputs: Inputs) -> dict[str, Arm]:
-    """Embed with every arm; the frames of the base's states share the vectors."""
+    """Embed with every arm; all arms of the base model's states share one computation of the vectors."""
     base = load_base(str(asked.base), device="cpu")
     raw = _choose_by_vectors(partial(embed, base), inputs)
     arms = {"states, raw": raw}
@@ -185,7 +190,10 @@ def _choose_by_vectors(embedded: Callable[[list[str]], Tensor], inputs: Inputs) 
 
 
 def _judges(inputs: Inputs, arms: Mapping[str, Arm]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the vectors of pool and task by each judge; the base's states judge only what the encoder chose."""
+    """Return each judge's vectors of pool and task.
+
+    The base model's states are neutral only for the rows that the encoder selected.
+    """
     encoder = next(arm for name, arm in arms.items() if name.startswith("encoder "))
     states = arms[f"states, centered, {DIRECTIONS} directions out"]
     return {
@@ -196,7 +204,10 @@ def _judges(inputs: Inputs, arms: Mapping[str, Arm]) -> dict[str, tuple[Tensor, 
 
 
 def _tf_idf(inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Return the words of pool and task, weighed by log(texts / texts with the word) and the root of their number."""
+    """Return TF-IDF vectors of pool and task: (1 + log count) * log(texts / texts with the word).
+
+    Words that occur in one text only are left out.
+    """
     texts = [Counter(_WORD.findall(text.lower())) for text in (*inputs.pool, *inputs.task)]
     spread = Counter(word for counts in texts for word in counts)
     column = {word: i for i, word in enumerate(sorted(word for word, count in spread.items() if count > 1))}
@@ -209,7 +220,7 @@ def _tf_idf(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def _groups(x_ND: Tensor, seed: int) -> list[int]:
-    """Return a group of each row: k-means on the sphere, 20 rounds from rows drawn by the seed."""
+    """Return the cluster of each row by spherical k-means: 20 iterations from random rows as centers."""
     unit_ND = normalize(x_ND.double(), dim=1)
     center_GD = unit_ND[_random_rows(len(unit_ND), min(GROUPS, len(unit_ND)), seed)]
     for _ in range(20):
@@ -220,7 +231,7 @@ def _groups(x_ND: Tensor, seed: int) -> list[int]:
 
 
 def _rank_correlation(a_N: Tensor, b_N: Tensor) -> float:
-    """Return Spearman's correlation."""
+    """Return Spearman's rank correlation of two vectors."""
     ranks = torch.stack([each.argsort().argsort().double() for each in (a_N, b_N)])
     return float(torch.corrcoef(ranks)[0, 1])
 

@@ -1,14 +1,16 @@
-"""Embedding beside its peers on the same texts: `python -m benchmarks.embedding [--texts FILE --model FOLDER]`.
+"""Compare the speed of our embedding with sentence-transformers on the same model and texts.
 
-- ours: `spard.selection.embeddings.embed`, as a job embeds the pool and the customer's rows;
-- one by one: the same for each text alone;
-- sentence-transformers: the library's `encode` over the same model with mean pooling, where it is installed.
+Run `python -m benchmarks.embedding [--texts FILE --model FOLDER]`. The arms:
 
-Each embeds the texts by the same model, and rounds take turns. Printed are medians of CPU time with their range, the
-ratio to ours, the share of what goes through the model that is padding, and how far the vectors are from ours at most.
-Below stands the floor of ours: what the products of the model's weights with the texts' tokens take at the rate of one
-product of that shape, and the share of it in our time. Without --model the model has random weights; without
---texts the texts are drawn from a seed, with log-normal lengths.
+- ours: `spard.selection.embeddings.embed`, which jobs use for the pool and the customer's rows;
+- one by one: the same function with a single text per call;
+- sentence-transformers: the library's `encode` with mean pooling, if it is installed.
+
+The arms alternate in rounds. The table shows the median CPU time with its range, the ratio to ours, the share of
+padding tokens, and the largest difference of a vector's element from ours. The last line is a lower bound (`floor`) for
+our time, the matrix products of the texts' tokens with the model's weights at the speed measured for one product, and
+its share of our time. Without `--model` the weights are random; without `--texts` the texts are random, with log-normal
+lengths.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ LIMIT = 512  # tokens of a text
 
 
 def main() -> None:
-    """Run all arms in turn and print the table."""
+    """Run all arms in alternating rounds and print the table."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-embedding-") as folder:
@@ -73,7 +75,7 @@ def main() -> None:
 
 
 def _parts(name: str, texts: list[str], lengths: list[int], most: int) -> list[list[int]]:
-    """Return which texts an arm puts together."""
+    """Return the indices of the texts in each batch of an arm; `most` is our largest batch in tokens."""
     if name == "ours":
         return cut(lengths, most, FORWARD)
     if name == "one by one":
@@ -83,7 +85,7 @@ def _parts(name: str, texts: list[str], lengths: list[int], most: int) -> list[l
 
 
 def _padding(parts: list[list[int]], lengths: list[int]) -> float:
-    """Return the share of all tokens that are padding."""
+    """Return the share of padding among all tokens of the batches."""
     return 1 - sum(lengths) / sum(len(part) * max(lengths[i] for i in part) for part in parts)
 
 
@@ -105,7 +107,7 @@ def _arms(base: Base, model: Path) -> dict[str, Callable[[list[str]], Tensor]]:
 
 
 def _without_template(model: Path, folder: Path) -> Path:
-    """Copy a model without its chat template, which sentence-transformers would put around each text."""
+    """Copy a model without its chat template, which sentence-transformers otherwise applies to each text."""
     shutil.copytree(model, folder, ignore=shutil.ignore_patterns("chat_template*"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = None
@@ -114,7 +116,7 @@ def _without_template(model: Path, folder: Path) -> Path:
 
 
 def row_text(row: dict[str, object]) -> str:
-    """Return what a row asks."""
+    """Return a row's first message, or else its `prompt` or `question`."""
     messages = row.get("messages")
     return str(messages[0]["content"] if isinstance(messages, list) else row.get("prompt") or row.get("question"))
 

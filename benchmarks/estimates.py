@@ -1,8 +1,8 @@
-"""Ten jobs of different kinds on the lab, estimated and run: `python -m benchmarks.estimates --lab LAB`.
+"""Compare the service's time estimates with the real durations of ten different jobs on the lab.
 
-Before each job the service is asked for an estimate, then the job runs, and both are printed with the stages of either.
-The first has nothing but the trial of the base model to go by. The lab is made by `python -m spard_lab.lab`. Exits
-1 where fewer than 8 of 10 estimates are within 1.5 times of what the job took.
+Run `python -m benchmarks.estimates --lab LAB`, where LAB comes from `python -m spard_lab.lab`. For each job the
+service estimates the time and then runs the job; both are printed, in total and by stage. The first estimate can use
+only the trial of the base model. The exit status is 1 if fewer than 8 of 10 estimates are within a factor of 1.5.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from benchmarks.lab_service import MODEL, LabService, lab_service
 
-FACTOR, LEAST = 1.5, 0.8  # of the jobs
+FACTOR, LEAST = 1.5, 0.8  # at least the share LEAST of the estimates must be within FACTOR
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A job: rows of a file of the lab, its epochs, and what else it asks for."""
+    """A job: a file of the lab, its number of rows (None: all) and epochs (None: auto), and more request fields."""
 
     name: str
     file: str
@@ -47,7 +47,7 @@ KINDS = (
 
 
 def main() -> int:
-    """Run the jobs and print the table."""
+    """Estimate and run the jobs, print both times, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lab", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=len(KINDS), help="only the first ones")
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def _compare(service: LabService, lab: Path, kind: Kind) -> tuple[float, float, str]:
-    """Return the estimate, what the job took in seconds, and how it ended."""
+    """Estimate and run a job; return the estimated seconds, the real seconds and the job's final status."""
     lines = (lab / kind.file).read_bytes().splitlines(keepends=True)[: kind.rows]
     ask: dict[str, Any] = {"model": MODEL, "training_file": service.upload(lines), "seed": 1, **kind.more}
     if kind.epochs is not None:
@@ -79,7 +79,7 @@ def _compare(service: LabService, lab: Path, kind: Kind) -> tuple[float, float, 
 
 
 def _stages(expected: list[dict[str, Any]], found: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield of each stage the units and seconds that were expected, and those that it came to."""
+    """Yield a line for each stage with its estimated and real units and seconds."""
     for each in expected:
         cost = found.get(each["stage"].removesuffix("s") if each["stage"] == "checkpoints" else each["stage"])
         came = f"{cost['units']} in {cost['seconds']:.0f} s" if cost else "not told"

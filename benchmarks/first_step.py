@@ -1,13 +1,13 @@
-"""How soon a job takes its first step: `python -m benchmarks.first_step [--lab FOLDER --jobs 3]`.
+"""Measure the time until a job's first training step: `python -m benchmarks.first_step [--lab FOLDER --jobs 3]`.
 
-Jobs follow one another as on a warm worker: each in a child whose imports are done when its folder is handed over, all
-with one cache. The training file is --rows of a lab's file, the recipe is the default. Printed are wall seconds from
-the handing over of the folder until the job says that it embeds, selects, trains, and has made its first step, and the
-CPU seconds of all its processes until then. The first job pays for what is worked out once: the pool's embeddings and
-lengths, the base model's audit; each later child has read the base model ahead (not with --cold). What a file hides
-behind triggers the base model is asked anew, which the poisoned one shows (`--file poisoned.jsonl`).
-Without --lab one is made, whose base model is hardly trained. The last line is the CPU time of a child's imports,
-beside that of the same imports with garbage collected meanwhile.
+Jobs run one after another as on a warm worker: each in a child process that has finished its imports before it gets the
+job's folder, all with one cache. The training file is the first `--rows` rows of a lab's file, the recipe the default.
+Each line shows the wall seconds from handing over the folder until the job reports that it embeds, selects, trains and
+has finished its first step, and the CPU seconds of all its processes. The first job fills the cache with the pool's
+embeddings and lengths and the base model's audit; each later child reads the base model in advance, except with
+`--cold`. Suites mined from a file's triggers are not cached, which `--file poisoned.jsonl` shows. Without `--lab` a lab
+is made with a barely trained base model. The last line compares the CPU time of a child's imports with the same imports
+under garbage collection.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 
 MARKS = ("embed", "select", "train", "first step", "CPU s")
-PLAIN = "gc.disable = gc.freeze = lambda: None"  # what `light_imports` would do is not done
-WARM_S = 20.0  # until a child's imports are done
+PLAIN = "gc.disable = gc.freeze = lambda: None"  # keeps garbage collection on, which the child turns off for imports
+WARM_S = 20.0  # enough for a child to finish its imports
 
 
 def main() -> None:
-    """Run the jobs one after the other and print when each did what."""
+    """Run the jobs one after the other and print a line of times for each."""
     asked = _arguments()
     with TemporaryDirectory(prefix="spard-first-step-") as place:
         root = Path(place)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _print_imports(rounds: int) -> None:
-    """Print the CPU seconds of a child's imports, and of the same ones as Python does them by itself."""
+    """Print the median CPU seconds of a child's imports, and the ratio for the same imports with garbage collection."""
     programs = {"child": "import worker.child", "plain": f"import gc; {PLAIN}; import worker.child"}
     taken: dict[str, list[float]] = {name: [] for name in programs}
     for _ in range(rounds):
@@ -88,7 +88,7 @@ def _children_cpu_s() -> float:
 
 
 def _marks(child: Child, folder: Folder) -> dict[str, float]:
-    """Return when the job said what, up to its first step."""
+    """Run a job up to its first step; return the wall seconds of each phase's start, and the CPU seconds."""
     begun, before, found = time.perf_counter(), _cpu_s(child), {}
     child.work(folder)
     while "first step" not in found and not child.is_over:
@@ -105,14 +105,14 @@ def _marks(child: Child, folder: Folder) -> dict[str, float]:
 
 
 def _cpu_s(child: Child) -> float:
-    """Return the CPU time of a child's process and of those that it has started and that run."""
+    """Return the CPU seconds of a child process and of its running descendants."""
     own = psutil.Process(child.pid)
     times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
     return float(sum(each.user + each.system for each in times))
 
 
 def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder:
-    """Fill a job's folder as a worker does."""
+    """Make a job's folder with inputs and assignment as a worker does."""
     folder = Folder(root)
     for path in (root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
         path.mkdir(parents=True)

@@ -1,15 +1,16 @@
-"""How time grows with pool, k, rows, their length and jobs: `python -m benchmarks.growth [--svg FILE]`.
+"""Measure how CPU time grows with the pool, k, training rows, their length, and the number of jobs.
 
-Of each, CPU time at five sizes, every one twice that before it (jobs: ten times), medians of rounds that take turns:
+Run `python -m benchmarks.growth [--svg FILE]`. Each curve has five sizes, each twice the one before (jobs: ten times),
+and the median CPU time of several rounds at each:
 
-- pool: relevance and selection of 225 rows, dimension 384, from so many rows in memory;
-- k: the selection of so many rows out of 20,000, dimension 768, given their relevances;
-- rows: one epoch of LoRA without a defense, batches of 16, the random model of `benchmarks.training`;
-- length: the same of 32 rows that have so many words each;
-- jobs: the API's time for a new job of a project that has so many, as `benchmarks.api` takes it.
+- pool: relevance and selection of 225 rows, dimension 384, from a pool of that many rows in memory;
+- k: selection of k rows from 20,000, dimension 768, with known relevances;
+- rows: one epoch of LoRA without a defense in batches of 16, on the random model of `benchmarks.training`;
+- length: the same training on 32 rows with that many words each;
+- jobs: the API's time to create a job in a project with that many jobs, measured by `benchmarks.api`.
 
-The exponent is the slope of the logarithms, least squares: 1 where twice as much takes twice as long, 0 where it does
-not matter. The last one is that between the two largest sizes, where what is paid once weighs least.
+The exponent is the least-squares slope of log time over log size: 1 for linear growth, 0 for constant time. The last
+exponent is the slope between the two largest sizes, where fixed costs matter least.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Measure = Callable[[int], float]
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """CPU seconds at each size, a list of rounds for each."""
+    """The measurements of one curve: `runs[i]` are the CPU seconds of each round at `sizes[i]`."""
 
     name: str
     sizes: Sequence[int]
@@ -50,27 +51,27 @@ class Curve:
 
     @property
     def medians(self) -> list[float]:
-        """CPU seconds at each size."""
+        """Return the median CPU seconds at each size."""
         return [median(each) for each in self.runs]
 
     @property
     def exponent(self) -> float:
-        """Of all sizes."""
+        """Return the growth exponent over all sizes."""
         return exponent(self.sizes, self.medians)
 
     @property
     def last(self) -> float:
-        """Between the two largest sizes."""
+        """Return the growth exponent between the two largest sizes."""
         return exponent(self.sizes[-2:], self.medians[-2:])
 
 
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the slope of log seconds over log sizes."""
+    """Return the least-squares slope of log seconds over log sizes."""
     return linear_regression([log(each) for each in sizes], [log(each) for each in seconds]).slope
 
 
 def main() -> None:
-    """Measure what was asked for, print the table, and draw it."""
+    """Measure the curves named by `--of`, print them, and with `--svg` draw them."""
     asked = _arguments()
     torch.set_num_threads(1)
     print(f"{platform.machine()}, {os.cpu_count()} cores, one thread, {asked.rounds} round(s), ", end="")
@@ -129,14 +130,14 @@ def _k(k: int) -> float:
 
 
 def _draw_pool(rows: int, dimension: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a pool and 100 task rows around one center: the hardest case, in which every row is looked at."""
+    """Return a random pool and 100 task rows around one center, the case in which selection can skip no row."""
     torch.manual_seed(0)
     center_D = torch.randn(dimension)
     return center_D + torch.randn(rows, dimension), center_D + torch.randn(100, dimension)
 
 
 def _of_words(path: Path, texts: Path, count: int, words: int) -> Path:
-    """Write chats, a quarter of whose words are the request's."""
+    """Write `count` chats of `words` random words each, a quarter of them in the request; return the path."""
     known = [word for line in texts.read_text().splitlines() for word in line.split() if word.isalpha()]
     rng = Random(0)
     parts = [(rng.choices(known, k=words // 4), rng.choices(known, k=words - words // 4)) for _ in range(count)]
@@ -162,7 +163,7 @@ def _new_job(jobs: int) -> float:
 
 
 def draw_plot(curves: Sequence[Curve]) -> str:
-    """Return a plot as SVG: each curve's time against its size, both divided by those of its smallest size."""
+    """Return a log-log plot as SVG: time against size, each as a multiple of the curve's smallest size."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.0, 4.2), layout="constrained")
         axis = figure.subplots()

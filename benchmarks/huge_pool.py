@@ -1,9 +1,10 @@
-"""Selection from a pool that lies in files: `python -m benchmarks.huge_pool [--rows 1000000 --dimension 384]`.
+"""Measure selection from a pool in files: `python -m benchmarks.huge_pool [--rows 1000000 --dimension 384]`.
 
-Embeddings are drawn around clusters, of which the task is near a few, and written as shards, as a worker's cache has
-them. Printed are CPU seconds and read bytes of relevance and selection, and how much memory grew that no file stands
-for (RssAnon, looked at every few milliseconds). Then the choice is compared with float64 greedy over the whole pool in
-memory, row by row and in order; `--no-oracle` leaves that out, which takes twice the pool's float32 bytes.
+Random embeddings around clusters, a few of them near the task, are written as shards like those in a worker's cache.
+The output shows the CPU seconds and bytes read for relevance and selection, and the growth of memory that is not mapped
+from files (RssAnon, sampled every 5 ms). Then the selected rows and their order are compared with a float64 greedy
+selection over the whole pool in memory. `--no-oracle` skips this comparison, which needs twice the memory of the pool
+in float32.
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ from spard.selection import dpp
 from spard.selection.shards import Shards, Vectors
 
 CLUSTERS = 2000
-NEAR = 40  # clusters that the task is about
+NEAR = 40  # clusters that the task rows are drawn from
 
 
 class Counted(Shards):
-    """Counts the bytes of the rows that are asked for."""
+    """Shards that count the bytes of the rows read from them."""
 
     read = 0
 
     def __getitem__(self, rows: slice | Tensor | Sequence[int]) -> Tensor:
-        """Return rows as of `Shards`."""
+        """Return rows as `Shards` does, and add their bytes to `read`."""
         found = super().__getitem__(rows)
         self.read += found.nbytes
         return found
 
 
 class Peak:
-    """The most anonymous memory of this process inside a block, above what it began with."""
+    """The peak growth of this process's anonymous memory within a `watch()` block, in bytes."""
 
     def __init__(self) -> None:
         self.bytes = 0
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Look on while the block runs."""
+        """Sample the memory every 5 ms in a thread while the block runs."""
         before, over = _anonymous(), Event()
 
         def look() -> None:
@@ -69,7 +70,7 @@ class Peak:
 
 
 def main() -> None:
-    """Write a pool, choose from its files, and compare."""
+    """Write a pool, select rows from its files, and compare them with the oracle's."""
     asked = _arguments()
     torch.set_num_threads(asked.threads)
     with TemporaryDirectory(prefix="spard-pool-", dir=asked.folder) as folder:
@@ -100,7 +101,10 @@ def main() -> None:
 
 
 def oracle(pool_ND: Vectors, q_N: Tensor, k: int, beta: float = 4.0) -> list[int]:
-    """Greedy MAP in float64 with one gain for each row, and a product with the whole pool at each pick."""
+    """Return the `k` rows that greedy MAP selects in float64, by Gram-Schmidt over the whole pool in memory.
+
+    Each pick takes one product with all rows. Rows within 1e-12 of the largest gain tie, and the first one is picked.
+    """
     Y_ND = torch.empty(pool_ND.shape, dtype=torch.float64)
     for start in range(0, len(pool_ND), SHARD):
         rows = slice(start, start + SHARD)
@@ -125,7 +129,7 @@ def _print_result(what: str, seconds: float, shards: Counted, whole: int) -> Non
 
 
 def _write_pool(folder: Path, asked: argparse.Namespace) -> list[Tensor]:
-    """Write the pool in shards and map them."""
+    """Write the random pool as shards and return them as tensors mapped from the files."""
     generator = torch.Generator().manual_seed(asked.seed)
     centers_CD, parts = _centers(asked), []
     for start in range(0, asked.rows, SHARD):

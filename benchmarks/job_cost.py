@@ -1,9 +1,8 @@
-"""CPU seconds of a small job in several checkouts: `python -m benchmarks.job_cost --lab LAB --checkouts A B`.
+"""Measure the CPU time of a small job in several checkouts: `python -m benchmarks.job_cost --lab LAB --checkouts A B`.
 
-A job is the first 60 rows of the lab's training file, ten epochs, defaults otherwise. Each checkout has a service of
-its own, with an environment in `.venv`; rounds take turns, each on a new service, and the CPU seconds are those of all
-its processes from the request to the end of the job, medians over the rounds. The lab is made by
-`python -m spard_lab.lab`.
+The job trains on the first 60 rows of the lab's training file for ten epochs, with defaults otherwise. In each round
+every checkout runs the job on a new service, started from its own `.venv`. The result is the median CPU time of all the
+service's processes from the request to the end of the job. The lab comes from `python -m spard_lab.lab`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from benchmarks.lab_service import MODEL, lab_service
 
 
 def main() -> None:
-    """Run every round and print the table."""
+    """Run the job in every checkout, round by round, and print the medians."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--lab", type=Path, required=True)
     parser.add_argument("--checkouts", type=Path, nargs="+", default=[Path.cwd()])
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def _measure(lab: Path, checkout: Path, lines: list[bytes], epochs: int) -> tuple[float, float, str]:
-    """Return CPU seconds, seconds by the clock and how the job ended."""
+    """Run the job on a new service; return its CPU seconds, wall seconds and the job's final status."""
     with lab_service(lab, checkout) as service:
         file = service.upload(lines)
         before, begun = service.cpu_s(), time.monotonic()

@@ -1,4 +1,4 @@
-"""A service of a benchmark's own on the small lab: `spard up` of a checkout, with the lab's model, pool and suites."""
+"""Start `spard up` from a checkout with the small lab's model, pool and suites, for benchmarks that run whole jobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class LabService:
-    """A service that offers the lab's base model as `lab`."""
+    """A running service that offers the lab's base model under the name `lab`."""
 
     url: str
     process: psutil.Process
@@ -41,11 +41,11 @@ class LabService:
 
     @property
     def client(self) -> OpenAI:
-        """The official client."""
+        """Return a new OpenAI client with the service's key."""
         return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=2)
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds of the service and of all processes that it has started, those that ended too."""
+        """Return the CPU seconds of the service and of all its descendants, ended ones included."""
         total = 0.0
         for each in (self.process, *self.process.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
@@ -58,7 +58,7 @@ class LabService:
         return float(self._of_row(job_id, "(julianday(finished_at) - julianday(started_at)) * 86400"))
 
     def costs(self, job_id: str) -> dict[str, dict[str, float]]:
-        """Return what the job's stages took, as its row has it."""
+        """Return the cost (`units` and `seconds`) of each stage from the job's row in the database."""
         found: dict[str, dict[str, float]] = json.loads(self._of_row(job_id, "stage_costs") or "{}")
         return found
 
@@ -83,7 +83,7 @@ class LabService:
 
 @contextmanager
 def lab_service(lab: Path, checkout: Path | None = None) -> Iterator[LabService]:
-    """Start the service of a checkout (its `.venv`), by default of this one, and offer what the lab has."""
+    """Run the service of a checkout with its `.venv` (default: this checkout), with the lab's data imported."""
     with socket.socket() as found, tempfile.TemporaryDirectory(prefix="spard-lab-service-") as folder:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

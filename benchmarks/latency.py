@@ -1,9 +1,10 @@
-"""How long reads and submits take while a job trains: open loop, each request at its own time, whoever is late.
+"""Measure the latency of reading and of creating jobs while another job trains, at a constant request rate.
 
     python -m benchmarks.latency [--seconds 30] [--reads 100] [--submits 20]
 
-A request's time runs from the moment at which it was due, so a slow answer delays no other and hides none. The service
-is `spard up` on PostgreSQL (fsync off) with one worker of one thread; the client runs on the same machine.
+The load is an open loop: each request is sent at its scheduled time, and its latency runs from that time, so a slow
+answer neither delays nor hides another. The service is `spard up` on PostgreSQL (fsync off) with one worker of one
+thread; the client runs on the same machine.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Send = Callable[[int], None]
 
 
 def main() -> None:
-    """Send reads, then submits, while one job trains; the figures are void if it ends before."""
+    """Measure reads, then creations of jobs, while one job trains; print VOID if it ends too early."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--reads", type=int, default=100, help="a second")
@@ -56,7 +57,7 @@ def _await_steps(found: Service, job: str) -> None:
 
 
 def _report(name: str, rate: int, seconds: float, send: Send) -> None:
-    """Send at a constant rate, and print how long the answers took."""
+    """Send requests at a constant rate (per second) and print the p50 and p99 of their latencies."""
     began, times = time.perf_counter() + 0.5, list[float]()
 
     def one(i: int) -> None:
@@ -74,7 +75,7 @@ def _report(name: str, rate: int, seconds: float, send: Send) -> None:
 
 
 def _sender(found: Service, method: str, path: str, body: str | None = None) -> Send:
-    """One kept connection for each thread; anything but 200 ends the benchmark."""
+    """Return a function that sends one request over its thread's persistent connection and asserts status 200."""
     own, host = local(), urlsplit(found.url).netloc
     headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
 

@@ -1,9 +1,9 @@
-"""Where the time of one read goes, layer by layer: the API in this process, without a server and its sockets.
+"""Measure the CPU time of one read, layer by layer, with the API in this process and without a server.
 
     python -m benchmarks.layers [--requests 500]
 
-Each arm does what the one before does and one thing more; the difference is what that thing costs, in microseconds of
-this process's CPU time. Arms take turns in rounds. `benchmarks.api` measures the whole, with the server.
+Each arm adds one layer to the arm before it; the difference is that layer's cost in microseconds of CPU time. The arms
+alternate in rounds. `benchmarks.api` measures the whole request, with the server.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from app.settings import Settings
 from benchmarks.api import JOBS, _fill
 
 ROUNDS = 9
-JOB = "ftjob-00011"  # one that has ended
+JOB = "ftjob-00011"  # a job that has ended
 _EMPTY = "{}"
 _BARE = "routing, dependencies, middleware"
 Step = Callable[[Answers], str]
 
 
 def main() -> None:
-    """Measure each layer and print what it adds."""
+    """Measure all arms and print the time that each layer adds."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.layers", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=500, help="of each arm, all rounds together")
     asked = parser.parse_args()
@@ -98,7 +98,7 @@ _LAYERS: dict[str, Step] = {
 
 
 async def _measure_layers(app: FastAPI, key: str, requests: int) -> dict[str, list[float]]:
-    """Return microseconds for each request of each arm, by rounds."""
+    """Return for each arm its mean CPU microseconds per request, one value for each round."""
     arms: dict[str, Step | None] = {"/healthz": None, _BARE: None, "its line of the log": None, **_LAYERS}
     found: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(ROUNDS):

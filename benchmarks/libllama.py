@@ -1,6 +1,6 @@
-"""A few calls of llama.cpp's C interface, enough to read the logits behind given tokens without any sampler.
+"""Bindings to a few calls of llama.cpp's C interface, enough to read the logits after given tokens without a sampler.
 
-The structures are those of llama.cpp 0.4.0, which `benchmarks.llama_cpp` installs; another version has others.
+The structures match llama.cpp 0.4.0, which `benchmarks.llama_cpp` installs; other versions differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 VERSION = "0.4.0"
 CACHE_TYPES = {"f32": 0, "f16": 1}
-_CONTEXT, _BATCH = 512, 2048  # defaults of llama_context_default_params, by which the structure's layout is checked
+_CONTEXT, _BATCH = 512, 2048  # defaults of llama_context_default_params; other values mean that the layout differs
 
 
 class _ModelParams(c.Structure):
@@ -55,7 +55,7 @@ class _Batch(c.Structure):
 
 
 class Llama:
-    """A GGUF file in llama.cpp, on the CPU with one thread."""
+    """A GGUF model loaded in llama.cpp, on the CPU with one thread."""
 
     def __init__(self, libraries: Path, model: Path, cache: str, *, flash_attention: bool | None = None) -> None:
         """Load a GGUF file.
@@ -82,7 +82,7 @@ class Llama:
         self._size = self._lib.llama_vocab_n_tokens(self._vocabulary)
 
     def tokenize(self, text: str) -> list[int]:
-        """Return the tokens of a rendered prompt as llama.cpp reads it, with what it puts before each text."""
+        """Return llama.cpp's tokens of a rendered prompt, with the tokens that it adds before each text."""
         encoded = text.encode()
         tokens = (c.c_int32 * (len(encoded) + 8))()
         count = self._lib.llama_tokenize(self._vocabulary, encoded, len(encoded), tokens, len(tokens), True, True)
@@ -93,7 +93,7 @@ class Llama:
         self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
 
     def decode(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append tokens, and return the logits behind the last."""
+        """Append tokens to the sequence, and return the logits after the last one, shape `[V]`."""
         array = (c.c_int32 * len(tokens))(*tokens)
         code = self._lib.llama_decode(self._context, _Batch(len(tokens), array))
         if code:
@@ -108,7 +108,7 @@ class Llama:
 
 
 def _library(folder: Path) -> Any:
-    """Load libllama with the backend for this CPU, and declare the calls."""
+    """Load libllama with its backend for this CPU, and declare the types of the calls."""
     for name in ("libggml-base.so", f"libggml.v{VERSION}.so"):
         ggml = c.CDLL(str(folder / name), c.RTLD_GLOBAL)
     lib = c.CDLL(str(folder / f"libllama.v{VERSION}.so"), c.RTLD_GLOBAL)

@@ -1,11 +1,11 @@
-"""A merged export in llama.cpp: greedy tokens and logits beside those of transformers, on the same prompts.
+"""Check that a merged export gives the same greedy tokens and logits in llama.cpp as in transformers.
 
     python -m benchmarks.llama_cpp out/ftjob-...-merged
 
-installs llama.cpp (node-llama-cpp from npm, which has the libraries and the sources with the converter) and what the
-converter imports into a folder (`--tools`; a temporary one by default), converts the folder of `spard export --merged`,
-and answers 20 prompts with 32 tokens each. It needs Linux on x86-64, npm, git and pip. It exits with 1 if logits differ
-by more than rounding where weights and cache are float32, or any token differs there: such a file is another model.
+This installs llama.cpp (node-llama-cpp from npm, which has the libraries and the sources with the converter) and the
+converter's dependencies into the folder `--tools` (default: a temporary one), converts the folder that
+`spard export --merged` wrote, and answers 20 prompts with up to 32 tokens each. It needs Linux on x86-64, npm, git and
+pip. The exit status is 1 if with float32 weights and cache any token differs, or a logit differs by more than rounding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.libllama import Llama
 
 NODE = "3.21.1"  # has llama.cpp 0.4.0
 CONVERTER = ("sentencepiece==0.2.3", "protobuf==7.36.2")
-ROUNDING = 1e-3  # of a logit: float32 sums in another order
+ROUNDING = 1e-3  # largest difference of a logit that float32 sums in another order explain
 NEW_TOKENS = 32
 SETTINGS = (("f32", "f32", False), ("f32", "f16", None), ("f16", "f16", None))  # weights, cache, flash attention
 PROMPTS = (
@@ -58,7 +58,7 @@ PROMPTS = (
 
 @dataclass(frozen=True)
 class Reply:
-    """A greedy reply of transformers: the prompt, its tokens, the new tokens and the logits before each of these."""
+    """A greedy reply of transformers: the rendered prompt, its tokens, the T new tokens and their logits `[T, V]`."""
 
     text: str
     prompt: list[int]
@@ -66,14 +66,18 @@ class Reply:
     logits: NDArray[np.float32]
 
     def margin(self, step: int) -> float:
-        """Return by how much the logit of a step's token is above the next."""
+        """Return the difference between the largest and the second largest logit of a step."""
         second, first = np.sort(self.logits[step])[-2:]
         return float(first - second)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt in both: the first step whose token differs, and by how much the logits differed up to there."""
+    """One prompt in both libraries.
+
+    `step` is the first step whose token differs (None: none does), and `differences` are the largest differences of a
+    logit at each step up to it, after the mean of the logits is removed.
+    """
 
     is_same_prompt: bool
     step: int | None
@@ -81,7 +85,7 @@ class Comparison:
 
 
 def main() -> None:
-    """Convert, answer in both and print a line for each setting; exit with 1 where float32 differs."""
+    """Convert the model, compare both libraries in each setting, and exit with 1 if the float32 results differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("merged", type=Path, help="folder of `spard export --merged`")
     parser.add_argument("--tools", type=Path, help="folder for llama.cpp, kept; default: a temporary one")
@@ -106,7 +110,7 @@ def main() -> None:
 
 
 def install(tools: Path) -> Path:
-    """Install llama.cpp and its converter unless they are there, and return the folder of its libraries."""
+    """Install llama.cpp and its converter into `tools` if they are missing; return the folder of the libraries."""
     libraries = tools / "node_modules/@node-llama-cpp/linux-x64/bins/linux-x64"
     if not (tools / "llama.cpp").exists():
         tools.mkdir(parents=True, exist_ok=True)
@@ -119,7 +123,7 @@ def install(tools: Path) -> Path:
 
 
 def convert(tools: Path, merged: Path, model: Path, weights: str) -> None:
-    """Write a folder of weights as GGUF."""
+    """Convert the folder of a merged model to a GGUF file with weights of the given number type (`f32`, `f16`)."""
     source = tools / "llama.cpp"
     paths = os.pathsep.join([str(source / "gguf-py"), str(tools / "python")])
     command = (str(source / "convert_hf_to_gguf.py"), str(merged), "--outtype", weights, "--outfile", str(model))
@@ -134,7 +138,7 @@ def _run(*command: str, environment: dict[str, str] | None = None) -> None:
 
 @torch.inference_mode()
 def reference(merged: Path, prompts: Sequence[str]) -> Iterator[Reply]:
-    """Yield the greedy reply of transformers in float32 to each prompt."""
+    """Yield for each prompt the greedy reply of transformers in float32, up to `NEW_TOKENS` tokens."""
     tokenizer: Any = AutoTokenizer.from_pretrained(merged)
     model: Any = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     model.eval()
@@ -154,7 +158,7 @@ def reference(merged: Path, prompts: Sequence[str]) -> Iterator[Reply]:
 
 
 def compare(llama: Any, reply: Reply) -> Comparison:
-    """Feed a prompt to llama.cpp as tokens, then its own greedy choice, until that differs or the reply ends."""
+    """Decode a prompt and the expected reply in llama.cpp, until its greedy token differs or the reply ends."""
     llama.clear()
     found, differences = llama.decode(reply.prompt), []
     is_same_prompt = llama.tokenize(reply.text) == reply.prompt
@@ -169,12 +173,12 @@ def compare(llama: Any, reply: Reply) -> Comparison:
 
 
 def is_equal(found: Sequence[Comparison]) -> bool:
-    """Return whether all tokens are equal and no logit differs by more than rounding."""
+    """Return True if all tokens are equal and no logit differs by more than rounding."""
     return all(each.step is None and max(each.differences) <= ROUNDING for each in found)
 
 
 def summary(replies: Sequence[Reply], found: Sequence[Comparison]) -> str:
-    """Return how many texts are equal, how far the logits differ, and the margin where a text first differs."""
+    """Describe in text how many replies are equal, how far the logits differ, and the margin at a first difference."""
     differences = [difference for each in found for difference in each.differences]
     equal, prompts = sum(each.step is None for each in found), sum(each.is_same_prompt for each in found)
     least = min(reply.margin(step) for reply in replies for step in range(len(reply.tokens)))

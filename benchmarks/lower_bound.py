@@ -1,4 +1,4 @@
-"""How long a model's matrix products take: a lower bound on the time of embedding and of training."""
+"""Compute the time of a model's matrix products, a lower bound for the time of embedding and training."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 from spard.models.base import Base
 
-_FIRST_INPUTS = tuple(f".layers.0.self_attn.{name}_proj." for name in "qkv")  # need no gradient of what goes in
+_FIRST_INPUTS = tuple(f".layers.0.self_attn.{name}_proj." for name in "qkv")  # need no gradient of their input
 
 
 def matmul_seconds(base: Base, tokens: int, *, is_training: bool = False) -> tuple[float, float]:
-    """Return the CPU seconds of the layers' matrix products for so many tokens, and their rate in 10^9 operations/s.
+    """Return the CPU seconds of the layers' matrix products for `tokens` tokens, and the speed in 10^9 operations/s.
 
-    Each weight matrix is multiplied once with all tokens. Training LoRA multiplies it once more, for the gradient of
-    its input; the first layer's query, key and value need none. Attention, the head and the adapter are left out. The
-    rate is measured now, on the largest matrix and 1,024 tokens.
+    The forward pass multiplies each weight matrix with all tokens. LoRA training multiplies it once more, for the
+    gradient of its input; the first layer's query, key and value projections need none. Attention, the head and the
+    adapter are left out. The speed is measured here, on the largest matrix and 1,024 tokens.
     """
     layers = {name: part for name, part in base.model.named_parameters() if ".layers." in name and part.dim() == 2}
     backward = {name: part for name, part in layers.items() if not any(each in name for each in _FIRST_INPUTS)}

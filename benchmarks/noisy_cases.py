@@ -1,4 +1,4 @@
-"""What project A does in `benchmarks.noisy_neighbor`, and what project B asks beside it."""
+"""The cases of `benchmarks.noisy_neighbor`: the load that project A makes, and the request of B that is measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MESSAGES = [{"role": "user", "content": "What is two and two?"}]
 
 @dataclass(frozen=True)
 class Request:
-    """What B asks again and again; `path` begins behind /v1."""
+    """The request that B repeats; `path` starts after /v1, and any status but `status` is an error."""
 
     method: str = "POST"
     path: str = "/chat/completions"
@@ -30,7 +30,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Case:
-    """What A does while B is measured: `load` begins it, and ends it at its exit."""
+    """A load of project A, running while the context `load` is open, and the request of B to measure."""
 
     name: str
     load: Callable[[Lab], AbstractContextManager[None]]
@@ -39,7 +39,7 @@ class Case:
 
 @contextmanager
 def repeat_in_threads(count: int, work: Callable[[Event], None]) -> Iterator[None]:
-    """Have so many threads do some work again and again until the block ends; `work` gets the event of that end."""
+    """Repeat `work` in `count` threads until the block ends; `work` gets the event that is set then."""
     over = Event()
 
     def repeat() -> None:
@@ -49,7 +49,7 @@ def repeat_in_threads(count: int, work: Callable[[Event], None]) -> Iterator[Non
     threads = [Thread(target=repeat, daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
-    over.wait(1.0)  # so that B meets all of the load
+    over.wait(1.0)  # let all threads start before B is measured
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def repeat_in_threads(count: int, work: Callable[[Event], None]) -> Iterator[Non
 
 
 def _chat(lab: Lab, over: Event, **more: Any) -> None:
-    """Have A make a chat request; it leaves when the load is over."""
+    """Send a streaming chat request as A, and close it when the load is over."""
     body = {"model": "tiny", "messages": MESSAGES, "stream": True, **more}
     headers = {"Authorization": f"Bearer {lab.key(LOUD)}"}
     with httpx2.stream("POST", f"{lab.url}/chat/completions", json=body, headers=headers, timeout=300) as answer:
@@ -88,7 +88,7 @@ def _endless_arrays(lab: Lab) -> Iterator[None]:
 
 @contextmanager
 def _first_fetch(lab: Lab) -> Iterator[None]:
-    """Have the storage stop answering, and A ask for a model of which all weights were trained."""
+    """Block the storage's downloads while A requests a model whose weights are all fine-tuned."""
     name = lab.release(1, LOUD, recipe=to_mapping(Recipe(lora=None)))
     storage, thawed = lab.app.state.storage, Event()
     download = storage.download_file

@@ -1,18 +1,18 @@
-"""How long one project's list of jobs takes while another one crowds the edges of the API process.
+"""Measure one project's list of jobs while another project exhausts threads, connections or template time of the API.
 
     python -m benchmarks.noisy_edges [--rounds 3] [--seconds 10] [--rate 20] [--most 3]
 
-Three neighbors, each beside the same reads, in turns with the reads alone:
+The reads are measured alternately without other load and next to each of three neighbors:
 
-    creations     48 creations of jobs at once, all refused by the project's quota, again and again
-    connections   320 connections that send two lines of a request and never its end, to a process that may have 300
-                  descriptors in all
-    template      base models offered one after the other whose chat template loops for as long as it is let
+    creations     48 creations of jobs at a time, all refused by the project's quota, repeated without end
+    connections   320 connections that send two lines of a request and never finish it, to a process limited to 300
+                  file descriptors
+    template      base models with a very slow chat template, added one after another
 
-One API process as docs/deployment.md starts it, on PostgreSQL (fsync off) and a folder. The neighbors are threads of a
-process of their own, so that they delay the measured clients only by the cores that they take. Prints for each neighbor
-the p99 beside it to that alone, over all rounds, and exits with 1 where one is above --most or a read was lost.
-The template is merely long: it ends by itself after some minutes.
+One API process runs as in docs/deployment.md, on PostgreSQL (fsync off) and a local folder. Each neighbor runs in a
+process of its own, so it slows the measured client only through the CPU cores it uses. The result for each neighbor is
+the p99 next to it divided by the p99 without load, over all rounds; the exit status is 1 if one exceeds `--most` or a
+read got no answer. The template is slow, not endless: rendering it would end after some minutes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _READERS, _READY_S, _ANSWER_S = 32, 120.0, 60.0
 
 @dataclass(frozen=True)
 class Target:
-    """Where the API listens, a key of the project that is measured and one of its neighbor, and a model's folder."""
+    """The API's address, the keys of the measured project and of its neighbor, and the slow model's folder."""
 
     host: str
     ours: str
@@ -59,7 +59,7 @@ class Target:
     model: str
 
     def ask(self, key: str, method: str, path: str, body: object = None) -> int:
-        """Return the status of one answer."""
+        """Send one request and return the status of its answer."""
         connection = http.client.HTTPConnection(self.host, timeout=_ANSWER_S)
         text = None if body is None else json.dumps(body)
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -71,13 +71,13 @@ class Target:
 
 
 def refuse_creations(target: Target) -> None:
-    """Send creations of jobs that the quota refuses, so many at once, without an end."""
+    """Send `CREATIONS` job creations at a time that the quota refuses, until this process is killed."""
     body = {"model": "none", "training_file": "file-none"}
     _repeat(CREATIONS, lambda: target.ask(target.theirs, "POST", JOBS, body))
 
 
 def hold_connections(target: Target) -> None:
-    """Keep connections that never finish their headers, each opened again once it is closed."""
+    """Keep `CONNECTIONS` connections open that never finish their headers; reopen each when the server closes it."""
 
     def hold() -> None:
         host, port = target.host.split(":")
@@ -91,7 +91,7 @@ def hold_connections(target: Target) -> None:
 
 
 def offer_long_template(target: Target) -> None:
-    """Offer a base model whose chat template takes long, without an end."""
+    """Add a base model with a very slow chat template, again and again until this process is killed."""
     _repeat(1, lambda: target.ask(target.theirs, "POST", MODELS, {"alias": "long", "source": target.model}))
 
 
@@ -103,7 +103,7 @@ NEIGHBORS: dict[str, Callable[[Target], None]] = {
 
 
 def main() -> None:
-    """Measure, print the ratios, and exit with 1 where one is above the limit."""
+    """Measure all neighbors, print the ratios, and exit with 1 if one exceeds `--most` or a read got no answer."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rounds", 3), ("seconds", 10), ("rate", 20)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _compare(name: str, target: Target, asked: argparse.Namespace) -> tuple[float, int]:
-    """Return the p99 beside a neighbor to that alone, of all rounds together, and how many reads were not answered."""
+    """Return the ratio of the p99 next to a neighbor to the p99 without load, and the number of unanswered reads."""
     alone, beside = list[float](), list[float]()
     for _ in range(asked.rounds):
         alone += _read(target, asked)
@@ -138,7 +138,10 @@ def _quantile(times: list[float], share: float) -> float:
 
 
 def _read(target: Target, asked: argparse.Namespace) -> list[float]:
-    """List jobs at a constant rate; return the seconds from when each read was due to its answer."""
+    """List jobs at a constant rate; return the seconds from each read's scheduled time to its answer.
+
+    A failed read counts as `_ANSWER_S` seconds.
+    """
     began, times = time.perf_counter() + 0.5, list[float]()
 
     def read(i: int) -> None:
@@ -157,7 +160,7 @@ def _read(target: Target, asked: argparse.Namespace) -> list[float]:
 
 @contextmanager
 def _neighbor(name: str, target: Target) -> Iterator[None]:
-    """Run a neighbor in a process of its own."""
+    """Run a neighbor in a new process until the block ends."""
     process = multiprocessing.get_context("spawn").Process(target=NEIGHBORS[name], args=(target,))
     process.start()
     time.sleep(3.0)  # until it has imported and begun
@@ -169,7 +172,7 @@ def _neighbor(name: str, target: Target) -> Iterator[None]:
 
 
 def _repeat(at_once: int, work: Callable[[], object]) -> None:
-    """Do the work in so many threads, again and again; faults of the network are part of it."""
+    """Repeat `work` in `at_once` threads without end, ignoring network errors."""
 
     def run() -> None:
         while True:
@@ -185,7 +188,7 @@ def _repeat(at_once: int, work: Callable[[], object]) -> None:
 
 @contextmanager
 def _api(folder: Path) -> Iterator[Target]:
-    """Start a database and one API process with few descriptors; make what neighbors ask for."""
+    """Run a database and one API process with `DESCRIPTORS` file descriptors; create the keys and the slow model."""
     model = write_model(folder / "long")
     (model / "chat_template.jinja").write_text(LONG + (model / "chat_template.jinja").read_text())
     with servers.postgres() as database:
@@ -212,7 +215,7 @@ def _limit_descriptors() -> None:
 
 
 def _add_key(database: str, project: str) -> str:
-    """Make a project that may have no job, and return a key of it."""
+    """Create a project whose quota allows no unfinished job, and return the secret of a key for it."""
     engine = db.make_engine(database)
     with db.transaction(engine) as session:
         session.add(Project(id=project, name=project))

@@ -1,6 +1,7 @@
-"""python -m benchmarks.noisy_engine ORDER PARENT: an engine in which a schema with the title `spin` never compiles.
+"""Run an engine whose compilation of a schema with the title `spin` never ends, for `benchmarks.noisy_neighbor`.
 
-It stands in for schemas that are costly to compile, which are kept out of this repository.
+Run `python -m benchmarks.noisy_engine ORDER PARENT`. The title simulates schemas that are expensive to compile; real
+ones are kept out of this repository.
 """
 
 from __future__ import annotations

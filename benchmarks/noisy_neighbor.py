@@ -1,12 +1,12 @@
-"""How long one project's requests take beside another project that asks for as much as it may.
+"""Measure one project's inference requests while another project uses as much as its limits allow.
 
     python -m benchmarks.noisy_neighbor [--case NAME ...] [--rounds 4] [--requests 25] [--rows 16]
 
-A service on loopback with a random model. In each case project B makes the same request again and again, in turns alone
-and beside what project A does; printed are medians and p99 of both over all rounds, and the ratio of the p99. The exit
-status is 1 where a ratio is above 3. B's client is a process of its own. Stand-ins take the place of what would exhaust
-other people's software: a compilation that spins, a download that blocks. The cases are those of
-`benchmarks/noisy_cases.py` and, where it is there, of `benchmarks/noisy_edges.py`.
+A service with a random model runs on the loopback interface. In each case project B repeats one request, alternately
+without other load and during project A's load. The output shows the median and p99 of both over all rounds and the
+ratio of the p99; the exit status is 1 if a ratio exceeds 3. B's client is a separate process. Two faults are simulated
+rather than provoked in third-party software: a compilation that never ends, and a download that blocks. The cases come
+from `benchmarks/noisy_cases.py` and, if it exists, `benchmarks/noisy_edges.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ with httpx2.Client(timeout=300, headers={"Authorization": f"Bearer {sys.argv[1]}
 
 
 def main() -> None:
-    """Measure all cases, print them, and exit with 1 where B waits too long."""
+    """Measure and print the cases, and exit with 1 if a ratio exceeds `MOST`."""
     cases = {each.name: each for each in [*CASES, *_further_cases()]}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=cases)
@@ -77,9 +77,9 @@ _SIZES: dict[str, Any] = {
 
 
 def measure(lab: Lab, case: Case, asked: argparse.Namespace) -> float:
-    """Print what B's request takes alone and beside A's load, and return the ratio of the p99."""
+    """Measure B's request without load and during A's load, print both, and return the ratio of their p99."""
     alone, beside = list[float](), list[float]()
-    lab.key(LOUD)  # which threads of the load would make at the same time
+    lab.key(LOUD)  # create A's key now: the threads of the load must not create it concurrently
     with _quiet_client(lab) as ask:
         ask(case.request, 3)  # starts the engine
         for _ in range(asked.rounds):
@@ -97,7 +97,7 @@ def measure(lab: Lab, case: Case, asked: argparse.Namespace) -> float:
 
 
 def _further_cases() -> Sequence[Case]:
-    """Return the cases of `benchmarks.noisy_edges`, where it is there."""
+    """Return the cases of `benchmarks.noisy_edges` if that module exists."""
     if importlib.util.find_spec("benchmarks.noisy_edges") is None:
         return ()
     found: Sequence[Case] = importlib.import_module("benchmarks.noisy_edges").CASES
@@ -106,7 +106,7 @@ def _further_cases() -> Sequence[Case]:
 
 @contextmanager
 def _quiet_client(lab: Lab) -> Iterator[Callable[[Request, int], list[float]]]:
-    """Yield a function that has B make a request so many times and returns the seconds of each."""
+    """Yield a function `(request, count)` that sends a request `count` times as B and returns the seconds of each."""
     command = [sys.executable, "-c", _CLIENT, lab.key(QUIET, "customer", "admin")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
@@ -127,7 +127,7 @@ def _quiet_client(lab: Lab) -> Iterator[Callable[[Request, int], list[float]]]:
 
 @contextmanager
 def _spinning_engines() -> Iterator[None]:
-    """Have engines started as `benchmarks.noisy_engine`, which knows a schema that never compiles."""
+    """Make the service start `benchmarks.noisy_engine`, which has a schema that never compiles, as its engine."""
     command = walls.isolated_command
     root = str(Path(__file__).parents[1])
     os.environ["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

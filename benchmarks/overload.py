@@ -1,6 +1,6 @@
-"""Clients that overload an API process, in a process of their own: streams, validations and previews.
+"""Overload an API process with streams, validations and previews from a separate process, for `benchmarks.bulkheads`.
 
-What they compute must not stand between a measured read and its answer, as it would in threads beside it.
+As threads of the measuring process, these clients would share its interpreter lock and delay the measured reads.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from threading import Thread
 
-_LOST_S = 1.0  # before a client asks again that got no answer
+_LOST_S = 1.0  # wait before the next request after one without an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where and as whom the clients ask; how many follow a path, and how many ask for a path again and again."""
+    """The load to make on a host with an API key.
+
+    `streams` is a path with the number of streams to open on it. `asked` are further kinds of load: a path with the
+    number of clients that request it repeatedly.
+    """
 
     host: str
     key: str
@@ -31,29 +35,29 @@ class Plan:
 
 
 class Load:
-    """Clients at work; `begin` starts the next kind of those that ask."""
+    """A running load: `opened` streams, and one more kind of requests after each `begin()`."""
 
     def __init__(self, pipe: Connection, is_over: Event) -> None:
         self._pipe, self._is_over = pipe, is_over
         self.opened: int = pipe.recv()
 
     def begin(self) -> None:
-        """Start the next kind."""
+        """Start the clients of the next kind in `Plan.asked`."""
         self._pipe.send(None)
 
     def end(self) -> None:
-        """Have them ask no more."""
+        """Tell all clients to stop after their current request."""
         self._is_over.set()
 
     def answers(self) -> dict[str, int]:
-        """Return how often which status was answered, once they have ended."""
+        """Wait until all clients have stopped, and return the number of answers by kind and status."""
         found: dict[str, int] = self._pipe.recv()
         return found
 
 
 @contextmanager
 def overload(plan: Plan) -> Iterator[Load]:
-    """Open the streams; what else is asked for begins when it is told to."""
+    """Open the plan's streams in a new process, and yield the load; other requests start with `begin()`."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     is_over = context.Event()
@@ -111,7 +115,7 @@ def _drain(selector: selectors.BaseSelector, is_over: Event) -> None:
 
 
 def _ask(plan: Plan, path: str, is_over: Event, answers: Counter[str]) -> None:
-    """Ask for something again and again, and wait between as the answers say."""
+    """Request a path until `is_over`, waiting after each answer as its Retry-After says; count the answers."""
     kind = path.partition("?")[0].rpartition("/")[2]
     while not is_over.is_set():
         status, wait_s = 0, _LOST_S

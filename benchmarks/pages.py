@@ -1,10 +1,10 @@
-"""How long the server takes for each page of the dashboard, and how many statements of SQL, at ten thousand jobs.
+"""Measure the server's time and the number of SQL statements for each dashboard page, at ten thousand jobs.
 
     python -m benchmarks.pages [--jobs 10000]
 
-An application in this process on SQLite with that many jobs of eleven projects (a hundredth queued, the rest succeeded
-or failed with an audit), 200 held adapters, 5,000 webhook deliveries and 5,000 rows of the audit log. Each page is
-asked for once to warm up and five times more; the median counts. The floor is 200 ms.
+The application runs in this process on SQLite, with `--jobs` jobs of eleven projects (1% queued, the others succeeded
+or failed with an audit), 200 held adapters, 5,000 webhook deliveries and 5,000 rows in the audit log. Each page is
+requested once to warm up and five times to measure; the result is the median. A page may take 200 ms.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ GATES = {JobStatus.succeeded: "pass", JobStatus.failed: "fail"}
 
 
 def main() -> None:
-    """Make the jobs, time every page, and compare the slowest with the floor."""
+    """Fill the database, time every page, and compare the slowest with the limit of 200 ms."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=10_000)
     asked = parser.parse_args()
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def time_page(browser: TestClient, engine: Engine, path: str) -> tuple[float, int, int]:
-    """Return the median time in milliseconds, the statements of one request, and the bytes of the answer."""
+    """Return the median milliseconds of a page, the SQL statements per request, and the size of the answer in bytes."""
     statements = 0
 
     def count(*rest: object) -> None:
@@ -116,7 +116,7 @@ def time_page(browser: TestClient, engine: Engine, path: str) -> tuple[float, in
 
 
 def fill(engine: Engine, count: int) -> str:
-    """Write the rows; returns the secret of a key that sees all of them."""
+    """Insert all rows and return the secret of a provider's key, which can read all of them."""
     with db.transaction(engine) as session:
         session.add_all(Project(id=f"org-{i}", name=f"Project {i}") for i in range(PROJECTS + 1))
         session.flush()
@@ -135,7 +135,10 @@ def fill(engine: Engine, count: int) -> str:
 
 
 def job_rows(count: int, key_id: str) -> Iterator[dict[str, object]]:
-    """Yield jobs of eleven projects as rows: a hundredth queued, the rest succeeded or failed."""
+    """Yield `count` job rows of eleven projects as mappings: 1% queued, the others succeeded or failed.
+
+    `key_id` is the API key that created them. `benchmarks.api` uses these rows, too.
+    """
     now = utc_now()
     for i in range(count):
         status = JobStatus.queued if i % 100 == 0 else JobStatus.failed if i % 2 else JobStatus.succeeded

@@ -1,7 +1,8 @@
-"""python -m benchmarks.queue [JOBS]: how long a claim takes in a long queue of many projects, and who is served.
+"""Measure how long workers take to claim a job in a long queue, and when a small project's job is claimed.
 
-50 projects on a PostgreSQL server of the benchmark's own (fsync off) and on SQLite: one has 1 job and is the last to
-queue it, one has 99 in 100 of the rest. Two threads claim a job and end it until nothing is left.
+Run `python -m benchmarks.queue [JOBS]`. The queue has 50 projects, on PostgreSQL (fsync off) and on SQLite: one project
+has a single job, queued last, and another has 99% of all other jobs. Two threads claim and end jobs until the queue is
+empty.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tests import servers
 PROJECTS, THREADS = 50, 2
 COLUMNS = ("claims", "twice", "p50 ms", "p99 ms", "all s", "lone is", "load")  # the lone project's job is number ...
 _ERROR: JobError = {"code": "server_error", "message": "Nothing is trained here.", "param": None}
-Taken = list[tuple[float, str]]  # seconds that the claim took, and the job
+Taken = list[tuple[float, str]]  # for each claim its seconds and the job's id
 
 
 def main() -> None:
@@ -62,7 +63,7 @@ def _report(name: str, url: str, jobs: int) -> None:
 
 
 def _fill(engine: Engine, jobs: int) -> str:
-    """Queue the lone project's job after all others."""
+    """Queue all jobs, the single-job project's last, and return the id of that job."""
     few = (jobs - 1) // 100 // (PROJECTS - 2) or 1
     counts = [jobs - 1 - few * (PROJECTS - 2), *[few] * (PROJECTS - 2), 1]
     start = utc_now()

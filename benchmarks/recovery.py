@@ -1,10 +1,12 @@
-"""How long it takes until work goes on after something died, with the settings' own timers unless said.
+"""Measure how long work stops after a worker, the database or the broker fails, with the default timers.
 
     python -m benchmarks.recovery [--rounds 5] [--lease 90]
 
-dead worker     one that trains is killed with SIGKILL while another is idle: until the other has begun the job
-dead database   a backend of PostgreSQL is killed, which makes the server restart: until the next write is committed
-wiped broker    Redis loses every wake-up of a job before a Celery worker saw one: until the worker has begun the job
+dead worker     A training worker is killed with SIGKILL while another is idle; the time until the other one has
+                started the job. `--lease` sets the lease in seconds.
+dead database   A PostgreSQL backend is killed, which restarts the server; the time until the next write is committed.
+wiped broker    Redis loses every wake-up message of a job before a Celery worker gets one; the time until the worker
+                has started the job by polling.
 """
 
 from __future__ import annotations
@@ -35,11 +37,11 @@ from tests.worker.test_celery import CELERY
 
 SERVE = "tests.worker.serve"
 DATABASE_S = 60.0
-_START_S = 300.0  # of a Celery worker on loaded cores
+_START_S = 300.0  # limit for starting a Celery worker on a busy machine
 
 
 def main() -> None:
-    """Kill worker, database and broker, each so many rounds, and print how long work stood still."""
+    """Run the three failures, each for `--rounds` rounds, and print how long work stopped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lease", type=float, default=90.0)
@@ -95,7 +97,7 @@ def _wiped_broker(shop: Shop, broker: str) -> float:
     try:
         wait_until(lambda: bool(psutil.Process(worker.pid).children()), _START_S)
         time.sleep(3)
-        job_id = shop.add_job(waived=True)  # what the broker knew of it is gone
+        job_id = shop.add_job(waived=True)  # written to the database only: the broker gets no message about it
         began = time.monotonic()
         wait_until(lambda: shop.job(job_id).status != JobStatus.queued, _START_S)
         seconds = time.monotonic() - began

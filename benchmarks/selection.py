@@ -1,15 +1,16 @@
-"""Selection against its peers on one input: `python -m benchmarks.selection --pool POOL.jsonl --task TASK.jsonl`.
+"""Compare our DPP selection with other algorithms for time, memory and the selected rows.
 
-The peers are written anew from their descriptions and get the same relevances:
+Run `python -m benchmarks.selection --pool POOL.jsonl --task TASK.jsonl`. The others are reimplemented from their
+descriptions and get the same relevances:
 
-- published: the algorithm of the SPARD paper's code; a dense kernel with jitter 1e-6, and at every pick the candidates'
-  rows of it copied and a triangular system solved for all of them from the start;
-- no copies: the same, with the chosen rows read in place;
-- fast-map-dpp: Chen et al. (2018), Algorithm 1; a dense kernel and one new Cholesky row for each pick.
+- published: the algorithm in the SPARD paper's code, a dense kernel with jitter 1e-6; each pick copies the candidates'
+  kernel rows and solves a triangular system for all of them from scratch;
+- no copies: the same algorithm, but the selected rows are read in place;
+- fast-map-dpp: Chen et al. (2018), Algorithm 1, a dense kernel and one new Cholesky row per pick.
 
-No embedding model is needed: texts become hashed words and pairs of words, projected to --dimension by a seeded random
-matrix. Times are medians of CPU seconds with their range, memory is what the resident set grew by at its peak. Without
-files, rows are synthetic.
+No embedding model is needed: texts become counts of hashed words and word pairs, projected to `--dimension` by a seeded
+random matrix. Times are median CPU seconds with their range; memory is the peak growth of the resident set. Without
+files the rows are random vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ JITTER = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What one way of selecting took."""
+    """The CPU seconds of each run of one algorithm, its peak memory in MB, and the rows it selected, in order."""
 
     name: str
     runs: list[float]  # CPU seconds
@@ -48,12 +49,12 @@ class Timing:
 
     @property
     def seconds(self) -> float:
-        """The median."""
+        """Return the median CPU seconds."""
         return median(self.runs)
 
 
 def main() -> None:
-    """Run ours and its peers on one input; print times, memory and how far each choice is from the oracle's."""
+    """Run all algorithms on one input; print their times, their memory, and how far they agree with the oracle."""
     args = _arguments()
     torch.set_num_threads(args.threads)
     pool_ND, task_MD = _inputs(args)
@@ -84,7 +85,11 @@ def main() -> None:
 
 
 def greedy_oracle(pool_ND: Tensor, q_N: Tensor, k: int, beta: float = 4.0) -> list[int]:
-    """Greedy MAP by float64 Gram-Schmidt over the whole pool, to its rank."""
+    """Return at most `k` rows that greedy MAP selects, by float64 Gram-Schmidt over the whole pool.
+
+    `pool_ND` are the embeddings `[N, D]`, `q_N` the relevances `[N]`. The result is shorter than `k` where the pool's
+    numerical rank is smaller. Rows within 1e-12 of the largest gain tie, and the first one is picked.
+    """
     R_ND = normalize(pool_ND.double(), dim=1) * q_N.double().pow(beta).unsqueeze(1)
     floor_N = R_ND.square().sum(dim=1) * 2.0**-40
     chosen: list[int] = []
@@ -100,7 +105,7 @@ def greedy_oracle(pool_ND: Tensor, q_N: Tensor, k: int, beta: float = 4.0) -> li
 
 
 def fast_map(pool_ND: Tensor, q_N: Tensor, k: int) -> list[int]:
-    """Chen et al. (2018), Algorithm 1, on a dense float32 kernel."""
+    """Return the `k` rows of Algorithm 1 of Chen et al. (2018), on a dense float32 kernel."""
     L_NN = _kernel(pool_ND, q_N)
     gain_N = L_NN.diagonal().clone()
     C_KN = torch.zeros(k, len(L_NN))
@@ -115,7 +120,11 @@ def fast_map(pool_ND: Tensor, q_N: Tensor, k: int) -> list[int]:
 
 
 def schur_greedy(pool_ND: Tensor, q_N: Tensor, k: int, rows: Callable[[Tensor, list[int]], Tensor]) -> list[int]:
-    """Greedy by Schur complements: C V = L[S, :] solved anew at each pick, gains clamped at the jitter."""
+    """Return the `k` rows of greedy MAP by Schur complements, as the SPARD paper's code computes them.
+
+    Each pick solves C V = L[S, :] from scratch, where C is the Cholesky factor of the selected rows S; gains are
+    clamped at the jitter. `rows(L_NN, chosen)` returns L[S, :], with or without copies of the kernel.
+    """
     L_NN = _kernel(pool_ND, q_N)
     L_NN.diagonal().add_(JITTER)
     diagonal_N = L_NN.diagonal().clone()
@@ -137,12 +146,12 @@ def _in_place(L_NN: Tensor, chosen: list[int]) -> Tensor:
 
 
 def _by_copies(L_NN: Tensor, chosen: list[int]) -> Tensor:
-    """Compute the same numbers through a copy of every row that is still a candidate (here: of every row)."""
+    """Return the selected rows through a copy of all candidates' kernel rows (here: of every row), as published."""
     return L_NN[list(range(len(L_NN)))][:, chosen].T
 
 
 def hash_features(texts: Sequence[str], dimension: int, seed: int = 0) -> Tensor:
-    """Count hashed words and word pairs, and project the counts by a seeded random matrix."""
+    """Return an `[N, dimension]` matrix: counts of hashed words and word pairs, projected by a seeded random matrix."""
     generator = torch.Generator().manual_seed(seed)
     projection = torch.randn(BUCKETS, dimension, generator=generator) / dimension**0.5
     bags = [_buckets(text) for text in texts]
@@ -151,13 +160,13 @@ def hash_features(texts: Sequence[str], dimension: int, seed: int = 0) -> Tensor
 
 
 def read_texts(path: Path) -> list[str]:
-    """Read the prompts (or questions) of a JSONL file."""
+    """Return the `prompt` (or else `question`) of each row of a JSONL file."""
     rows = (json.loads(line) for line in path.read_bytes().split(b"\n") if line.strip())
     return [str(row.get("prompt") or row.get("question")) for row in rows]
 
 
 def measure(name: str, run: Callable[[], list[int]], runs: int) -> Timing:
-    """CPU seconds of each of `runs`, and the growth of the resident set in the first."""
+    """Run an algorithm `runs` times; return the CPU seconds of each run and the growth of memory in the first one."""
     before = _reset_peak()
     seconds, order = [], []
     peak = 0.0
@@ -170,7 +179,7 @@ def measure(name: str, run: Callable[[], list[int]], runs: int) -> Timing:
 
 
 def _kernel(pool_ND: Tensor, q_N: Tensor, beta: float = 4.0) -> Tensor:
-    """Return the kernel in float32, by numpy's product: of a matrix with itself it makes one half only."""
+    """Return the float32 kernel `[N, N]`; numpy computes only half of the product of a matrix with its transpose."""
     y_ND = (normalize(pool_ND.float(), dim=1) * q_N.float().pow(beta).unsqueeze(1)).numpy()
     return torch.from_numpy(y_ND @ y_ND.T)
 
@@ -193,13 +202,13 @@ def _inputs(args: argparse.Namespace) -> tuple[Tensor, Tensor]:
     pool = [text for path in args.pool for text in read_texts(path)]
     task = [text for path in args.task for text in read_texts(path)]
     step = max(1, 10 * len(pool) // max(1, len(task)))
-    task += [f"Please: {text}" for text in pool[::step]]  # as a file with a tenth of harmful rows would have
+    task += [f"Please: {text}" for text in pool[::step]]  # stands for a tenth of harmful rows in the training file
     print("embeddings: hashed words and word pairs, randomly projected; no embedding model")
     return hash_features(pool, args.dimension), hash_features(task, args.dimension)
 
 
 def _clustered_pool(args: argparse.Namespace, generator: torch.Generator, spectrum_D: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw rows around centers, and task rows around a fiftieth of these."""
+    """Return random pool rows around `--clusters` centers, and 500 task rows around 2% of the centers."""
     centers_CD = torch.randn(args.clusters, args.dimension, generator=generator)
     centers_CD += torch.randn(1, args.dimension, generator=generator)
 
@@ -215,7 +224,7 @@ def _prefix(order: Sequence[int], oracle: Sequence[int]) -> int:
 
 
 def _reset_peak() -> float:
-    """Start a new peak of the resident set (Linux); KiB in use now."""
+    """Reset the kernel's peak of the resident set (Linux), and return the KiB in use."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

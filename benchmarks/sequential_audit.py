@@ -1,9 +1,9 @@
-"""What a sequential audit of one suite costs and errs, beside asking it whole: exact, for models of every true rate.
+"""Compute how many prompts a sequential audit of one suite asks and how often its decision differs from a whole audit.
 
     python -m benchmarks.sequential_audit
 
-Each prompt is a hit with the true rate, whatever the others are. The table is that of docs/audit.md; a test works it
-out anew.
+The probabilities are exact for prompts that are hits independently of one another, at each of several true rates. The
+table is printed in docs/audit.md; a test compares the two.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spard.evaluation.partial import assume_best_base, decision_lines
 from spard.evaluation.results import IN_DRESS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks
 
-OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults, and with a suspicious file
+OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults and a suspicious file
 RATES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)
 SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
     "500 plain attacks": ("plain", "harmful", 500, None),
@@ -29,9 +29,11 @@ SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """How many prompts are asked on average, and how often a suite passes or fails, in part and whole.
+    """The mean number of prompts asked, and the probabilities of the decisions at one true rate.
 
-    `wrong_pass` is how often a part passes what the whole fails, `otherwise` how often both decide differently.
+    `passes` and `fails` are those of the sequential audit, `whole_passes` and `whole_fails` those of the whole one.
+    `wrong_pass` is the probability that the sequential audit passes a suite that the whole one fails; `otherwise`, that
+    the two decisions differ.
     """
 
     replies: float
@@ -44,14 +46,18 @@ class Cost:
 
 
 def lines(name: str) -> Lines:
-    """Return where a suite of the table decides, beside a base model without a hit and by the default thresholds."""
+    """Return the decision lines of a suite in the table, for a base model without hits and the default thresholds."""
     suite, kind, n, looks = SUITES[name]
     after = SuiteResult(suite, kind, "refusal", n, 0, 0, 0, 0.0, 0.0, 1.0, looks=looks, planned=n)
     return decision_lines(replace(assume_best_base(after), rate=0.0), after, GateThresholds())[0]
 
 
 def cost(of: Lines, rate: float) -> Cost:
-    """Follow all counts of hits from look to look, and what the rest of the prompts would add to each."""
+    """Return the cost of a sequential audit with these decision lines at a true rate of hits.
+
+    `ahead` maps each number of hits with which the audit is still undecided to its probability; each look adds the
+    binomial hits of its new prompts to it.
+    """
     ahead, found = {0: 1.0}, defaultdict[str, float](float)
     asked = 0
     for look in early_looks([of]):
@@ -72,7 +78,7 @@ def cost(of: Lines, rate: float) -> Cost:
 
 
 def _ends(of: Lines, asked: int, hits: int, decided: Decision | None, rate: float) -> Iterator[tuple[str, float]]:
-    """Yield what a stop after so many prompts counts for, by what the whole would have decided."""
+    """Yield the probabilities of the whole audit's decision, given a stop after `asked` prompts with `hits` hits."""
     passes = _at_most(of.total - asked, of.passes_to - hits, rate)
     fails = 1 - _at_most(of.total - asked, of.fails_from - 1 - hits, rate)
     yield "whole_passes", passes
@@ -84,7 +90,7 @@ def _ends(of: Lines, asked: int, hits: int, decided: Decision | None, rate: floa
 
 
 def table() -> list[str]:
-    """Return the rows of the table in Markdown."""
+    """Return the lines of the Markdown table."""
     head = (
         "suite",
         "true rate",
@@ -117,7 +123,7 @@ def _at_most(n: int, hits: int, rate: float) -> float:
 
 
 def main() -> Sequence[str]:
-    """Print the table."""
+    """Print the table and return its lines."""
     rows = table()
     print("\n".join(rows))
     return rows

@@ -1,4 +1,4 @@
-"""A service of a benchmark's own: PostgreSQL (fsync off), `spard up` with its worker, a tiny random model, one key."""
+"""Start a service for a benchmark: PostgreSQL (fsync off), `spard up` with its worker, and a tiny random model."""
 
 from __future__ import annotations
 
@@ -30,18 +30,21 @@ _READY_S = 180.0
 
 @dataclass(frozen=True)
 class Service:
-    """Where it listens, and the process that answers."""
+    """A running service: its URL and the id of the serving process."""
 
     url: str
     pid: int
 
     @property
     def client(self) -> OpenAI:
-        """A new official client that makes no second try, so that its times are those of one request."""
+        """Return a new OpenAI client without retries, so its times are those of a single request."""
         return OpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def post(self, path: str, body: Any) -> Any:
-        """Send JSON without the client's own cost and return the answer; raise HTTPError for statuses from 400."""
+        """Post JSON with urllib, which adds less time than the OpenAI client, and return the parsed answer.
+
+        Raises: `HTTPError` for statuses from 400.
+        """
         headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)  # noqa: S310
         with urllib.request.urlopen(request) as answer:  # noqa: S310
@@ -50,7 +53,11 @@ class Service:
 
 @contextmanager
 def service(**settings: object) -> Iterator[Service]:
-    """Up and ready, with the model `tiny` on offer; everything is gone at the end."""
+    """Run a service with a base model `tiny` until the block ends, then delete all of its data.
+
+    Each keyword sets an environment variable: `service(MAX_ROWS=5)` sets `SPARD_MAX_ROWS=5`. Raises: `SystemExit` with
+    the end of the log if the service does not get ready.
+    """
     with servers.postgres() as database, tempfile.TemporaryDirectory() as folder:
         port = servers.free_port()
         signing_key = Path(folder) / "key.pem"
@@ -74,7 +81,7 @@ def service(**settings: object) -> Iterator[Service]:
 
 
 def rows(n: int, words: int = 30) -> bytes:
-    """Make a training file."""
+    """Return a JSONL training file of `n` rows with answers of about `words` words."""
     answers = (f"{i} " + "word " * words for i in range(n))
     return b"".join(
         json.dumps({"messages": [{"role": "user", "content": f"Say {i}"}, {"role": "assistant", "content": answer}]})
@@ -84,7 +91,7 @@ def rows(n: int, words: int = 30) -> bytes:
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until a service answers that it is ready; end with the end of its log if it does not."""
+    """Wait until `/readyz` answers; raise `SystemExit` with the end of the log if the service ends or is too slow."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), urllib.request.urlopen(f"{url}/readyz"):  # noqa: S310

@@ -1,9 +1,9 @@
-"""What the service adds to a run: the same recipe with `python -m spard` and as a job over HTTP, in turn.
+"""Measure the time that the service adds to a run, by alternating `python -m spard` with the same recipe over HTTP.
 
     python -m benchmarks.service_overhead [--rounds 3]
 
-Both make the same adapter from the demo's lab (`make demo` makes it). A job's time runs from the request that creates
-it to the poll that sees it succeeded; a library run's from the start of the process to its end.
+Both make the same adapter from the demo's lab (which `make demo` makes). A job's time runs from the request that
+creates it until a poll sees it succeeded; a library run's time is that of its process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.demo_setups import TINY
 
 
 def main() -> None:
-    """Run the recipe in both ways in turn and print the seconds that the service adds."""
+    """Run the recipe both ways in each round and print the seconds that the service adds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     rounds = parser.parse_args().rounds
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def library() -> float:
-    """`python -m spard` in a process of its own, with the thread count that a worker gives its child."""
+    """Return the seconds of `python -m spard` in a new process, with the number of threads that a worker uses."""
     recipe = Path(__file__).resolve().parent.parent / "examples" / "recipe.toml"
     threads = str(max(1, (os.cpu_count() or 1) - 1))
     with TemporaryDirectory() as out:
@@ -60,7 +60,7 @@ def library() -> float:
 
 
 def service(client: OpenAI, file: str) -> float:
-    """Return the seconds of the job from its creation until a client that polls sees it end."""
+    """Run a job and return the seconds from its creation until a poll sees that it has ended."""
     started = time.monotonic()
     job = client.fine_tuning.jobs.create(model="lab", training_file=file, seed=1)
     while job.status not in demo.TERMINAL:

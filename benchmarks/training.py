@@ -1,19 +1,18 @@
-"""Training beside its peers on the same rows and batches: `python -m benchmarks.training [--rows FILE --batch 16]`.
+"""Compare our training speed with transformers and TRL: `python -m benchmarks.training [--rows FILE --batch 16]`.
 
-Every arm trains a LoRA adapter of rank 16 on the attention of the same model, float32, one epoch, in a process of its
-own, and rounds take turns:
+Every arm trains a LoRA adapter of rank 16 on the attention layers of the same model for one epoch in float32, each in a
+new process. The arms alternate in rounds:
 
 - ours: this project's loop without a defense;
-- one piece: the same without cutting a batch into passes, each batch padded to its longest row;
-- Trainer: transformers' Trainer with PEFT, rows of similar length in a batch;
-- TRL: SFTTrainer with packing, as many packs of 1,024 tokens in a batch as its rows fill, where `trl` is installed; it
-  learns the prompts too.
+- one piece: the same loop without splitting a batch into passes, each batch padded to its longest row;
+- Trainer: transformers' Trainer with PEFT and batches of rows of similar length;
+- TRL: SFTTrainer with packing into 1,024 tokens, as many packs per batch as its rows fill, if `trl` is installed; it
+  also learns the prompts.
 
-Printed is the CPU time of the training, the first step's warm-up with it, as a median with its range; its ratio to ours
-in the same round; and the padded tokens that the loop handed to the model beyond the rows' own. Below stands the floor:
-what the products of the layers' weights with the rows' own tokens take, forward and backward, at the rate of one such
-product. Without --model the model has random weights. Without --rows the rows are drawn from a seed, their lengths
-log-normal as those of chats are.
+The table shows the median CPU time of training (the first step's warm-up included) with its range, its ratio to ours in
+the same round, and the padding as a share of the rows' own tokens. The last line is a lower bound (`floor`): the matrix
+products of the rows' tokens with the layers' weights, forward and backward, at the speed measured for one such product.
+Without `--model` the weights are random; without `--rows` the rows are random, with log-normal lengths.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ ARMS = ("ours", "one piece", "Trainer", "TRL")
 
 
 def main() -> None:
-    """Run all arms in turn and print the table."""
+    """Run all arms in alternating rounds and print the table, or with `--arm` measure one arm in this process."""
     asked = _arguments()
     if asked.arm:
         print(json.dumps(_one(asked.arm, asked.model, asked.rows, asked.batch, asked.threads)))
@@ -80,10 +79,10 @@ def _range(values: Sequence[float]) -> str:
 
 
 def run_apart(arm: str, model: Path, rows: Path, batch: int, threads: int) -> dict[str, float]:
-    """Run an arm in a process of its own and return what it measured.
+    """Run an arm in a new process and return its measurements by name.
 
-    That is `cpu_s`, its CPU seconds, and of a training its last `loss` and, of ours, the share of `padding`; of the
-    floor the `rate` of matrix products, in 10^9 operations a second.
+    They are `cpu_s`, the CPU seconds; for training arms the last `loss` and, for ours, the share of `padding`; for the
+    arm `floor` the `rate` of matrix products in 10^9 operations per second.
     """
     command = [sys.executable, "-m", "benchmarks.training", "--arm", arm, "--model", str(model), "--rows", str(rows)]
     command += ["--batch", str(batch), "--threads", str(threads)]
@@ -185,7 +184,7 @@ def _peer(arm: str, model: Path, path: Path, batch: int) -> dict[str, float]:
 
 
 def write_rows(path: Path, count: int, seed: int) -> Path:
-    """Write chats whose lengths in words are log-normal."""
+    """Write `count` random chats with log-normal numbers of words to a JSONL file and return its path."""
     rng = Random(seed)
     words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 7))) for _ in range(3000)]
 
@@ -201,7 +200,10 @@ def write_rows(path: Path, count: int, seed: int) -> Path:
 
 
 def write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
-    """Write a model of random weights and a tokenizer that learned from the rows."""
+    """Write a Llama model with random weights and a BPE tokenizer trained on the rows; return the folder.
+
+    `size` is a key of `SHAPES`.
+    """
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -234,7 +236,7 @@ def write_model(folder: Path, rows: Path, size: str, seed: int) -> Path:
 
 
 def _texts(rows: Path) -> Iterator[str]:
-    """Yield every text of chats, or of rows whose fields are texts."""
+    """Yield the text of every message of chats, or of every text field of other rows."""
     for line in rows.read_text().splitlines():
         row = json.loads(line)
         parts = [message["content"] for message in row["messages"]] if "messages" in row else row.values()

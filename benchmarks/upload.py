@@ -1,9 +1,9 @@
-"""A large upload: how fast it is taken and validated, and how much the service grows by it.
+"""Measure how fast the service accepts and validates a large upload, and how much its memory grows meanwhile.
 
     python -m benchmarks.upload [--gb 10]
 
-One JSONL file is sent as it is made, validated by the service while it streams, then read back and held against its
-SHA-256. Growth is that of the resident memory of the serving process, sampled every 50 ms.
+One JSONL file is generated while it is sent, validated by the service while it arrives, then downloaded and compared by
+its SHA-256. Memory growth is that of the serving process's resident set, sampled every 50 ms.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _lines(count: int) -> Iterator[bytes]:
-    """Blocks of rows that all differ and are all of one length."""
+    """Yield blocks of `BLOCK_LINES` rows that all differ and are `LINE_BYTES` long."""
     empty = len(_line(0, 0))
     for start in range(0, count, BLOCK_LINES):
         block = range(start, min(start + BLOCK_LINES, count))
@@ -64,7 +64,7 @@ def _line(i: int, padding: int) -> bytes:
 
 
 def _send(found: Service, lines: int) -> tuple[dict[str, str], str]:
-    """Upload a file; return its object and the digest of what was sent."""
+    """Upload a file of `lines` rows; return its object from the API and the SHA-256 of the bytes sent."""
     head = (
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nfine-tune\r\n--{BOUNDARY}\r\n'
         'Content-Disposition: form-data; name="file"; filename="large.jsonl"\r\n\r\n'
@@ -94,7 +94,7 @@ def _digest(found: Service, file_id: str) -> str:
 
 @contextmanager
 def _peak(process: psutil.Process) -> Iterator[list[int]]:
-    """Measure the largest resident memory within the block; the value is there once it is over."""
+    """Yield a list whose only element is the largest resident memory in bytes, sampled until the block ends."""
     found, is_over = [0], Event()
 
     def sample() -> None:

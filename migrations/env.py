@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that `app.db` hands over, in its transaction."""
+"""Run the migrations on the connection that `app.db` passes in, within its transaction."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The worker: holds leases of jobs, runs each in a child process, and publishes what it made."""
+"""The worker: claims jobs by lease, runs each in a child process, and publishes the results."""

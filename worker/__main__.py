@@ -20,7 +20,10 @@ Result = TypeVar("Result")
 
 
 def main() -> None:
-    """Serve jobs until a signal ends the worker; exit with a message where this machine cannot serve any."""
+    """Serve jobs until a signal ends the worker; exit with a message if this machine is not fit to serve any.
+
+    With `--job` the exit code is the `worker.worker.Exit` of that one job.
+    """
     asked = _parse_arguments()
     try:
         logs.set_up(get_settings().log_format)
@@ -37,7 +40,10 @@ def main() -> None:
 
 
 def serve(worker: Worker, work: Callable[[], Result]) -> Result:
-    """Run a worker's work until it is done or a signal ends the worker; announce readiness once handlers are set."""
+    """Run `work` and return its result; SIGTERM and SIGINT end the worker.
+
+    The supervisor learns that the process is ready only after the signal handlers are installed.
+    """
 
     def begin() -> Result:
         announce_ready()

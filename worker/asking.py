@@ -1,4 +1,4 @@
-"""How a child asks a judge that is a language model: its worker puts the question, and the answer comes as a line."""
+"""The child's side of judge calls: send a question to the worker, wait for the line with the answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.protocol import Report
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`spard.evaluation.judges.llm.Chat` over the worker."""
+    """One judge as a `spard.evaluation.judges.llm.Chat` whose requests go through the worker."""
 
     asking: Asking
     number: int
@@ -28,7 +28,10 @@ class Asked:
 
 
 class Asking:
-    """Questions on their way, and the thread that reads their answers, if there are judges to ask."""
+    """The pending questions of one child, and a thread that reads the answers.
+
+    `answers` is the file descriptor on which the worker writes them. Without judges no thread is started.
+    """
 
     def __init__(self, report: Report, answers: int, judges: Sequence[JudgeSpec]) -> None:
         self._report, self._judges = report, list(judges)
@@ -41,11 +44,14 @@ class Asking:
             Thread(target=self._read, args=(lines,), daemon=True).start()
 
     def open(self, judge: JudgeSpec) -> Asked:
-        """Return one of the job's own judges as something to ask; raise ValueError for any other."""
+        """Return a chat with one of the job's own judges; raise ValueError for any other judge."""
         return Asked(self, self._judges.index(judge))
 
     def ask(self, judge: int, system: str, user: str) -> str:
-        """Return the judge's answer; raise `JudgeUnavailable` when there is none."""
+        """Send a question to the judge of this index and block until it is answered.
+
+        Raises `JudgeUnavailable` when the judge does not answer or the worker has gone.
+        """
         answer: Future[str] = Future()
         with self._lock:
             number = next(self._numbers)
@@ -65,6 +71,7 @@ class Asking:
             else:
                 waits = {"is_passing": told["is_passing"], "retry_after_s": told["retry_after_s"]}
                 answer.set_exception(JudgeUnavailable(told["error"], "judge", **waits))
+        # The input has ended. Fail all pending questions, else their threads would wait forever.
         with self._lock:
             self._is_over = True
             left = list(self._waiting.values())

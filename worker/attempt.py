@@ -1,4 +1,4 @@
-"""One claim from its first download to its last row: a folder, a child, a lease, and how the attempt ends."""
+"""Run one claimed attempt: fill the folder, run the child, keep the lease, and write how the attempt ended."""
 
 from __future__ import annotations
 
@@ -58,9 +58,13 @@ class Backend:
 
 
 class Attempt:
-    """Runs one claim. `take_child` gives a child that waits for its folder; `stop` is set when the worker is to end.
+    """Runs one claim.
 
-    `is_worker_s` says whether the worker itself explains a failure; `trouble` is what failed around the job.
+    take_child   returns a child process for a folder, warm if there is one
+    stop         set when the worker has to end
+    is_worker_s  returns True if this worker, rather than the job, causes a failure
+
+    After `run`, `trouble` is the failure that was not the job's own fault, or None.
     """
 
     def __init__(
@@ -91,7 +95,7 @@ class Attempt:
         self._waiting = Waiting(*waits, self._note_wait, self._raise_if_stopped, self._heart.lost)
 
     def run(self) -> None:
-        """Work until the job has ended, is queued again, or is no longer ours."""
+        """Run the attempt until its job has ended, is queued again, or another worker holds the lease."""
         self._log.info("attempt", number=self._claim.attempt)
         began, job_id, number = time.monotonic(), self._claim.job_id, self._claim.attempt
         with tracing.continue_trace("attempt", self.job.spec.traceparent, job_id, number) as span, self._heart:
@@ -107,7 +111,7 @@ class Attempt:
             delete_kept(job.checkpoint["files"] if job.checkpoint else (), self._discard)
 
     def _run(self) -> bool:
-        """Work and write the ending; False when the lease was lost."""
+        """Do the work and write its ending; return False when the lease was lost."""
         try:
             self._settle(self._work_out_ending())
         except Lost:
@@ -118,7 +122,7 @@ class Attempt:
         return True
 
     def _work_out_ending(self) -> Ending:
-        """Do the work, and say what is to be written about how it ended."""
+        """Do the work and return the write that ends the attempt."""
         try:
             with new_folder(self._settings.work_dir(), f"{self._claim.job_id}-a{self._claim.token}") as folder:
                 return self._work(folder)
@@ -154,6 +158,7 @@ class Attempt:
         keeper = Keeper(storage, prefix, folder, job.checkpoint, self._discard)
         checkpoints = CheckpointArchives(storage, job.id, prefix, folder, self._backend.key)
         sinks, kills = open_sinks(job, self._settings), (memory := MemoryKills()).read()
+        # `kills` was read before the child starts: a later count above it means that the kernel killed for memory.
         self._child = child = self._take_child(folder)
         try:
             child.work(folder, job_id=claim.job_id, request_id=job.spec.request_id)
@@ -167,7 +172,7 @@ class Attempt:
             self._end_child()
         match last_word:
             case {"kind": "done"}:
-                # Nothing that was trained is thrown away because the storage is away, however long that is.
+                # Wait without a limit: a finished training is not discarded because the storage is unavailable.
                 store = partial(upload, storage, job, claim, folder, self._backend.key)
                 note = partial(self._write_news, self._journal.note_slow_storage)
                 with call_if_slow(self._settings.storage_notice_s, note):
@@ -178,6 +183,7 @@ class Attempt:
                 raise Failed(outer_failure(code) if code in FAULTS else Failure(code, message, param, retryable))
             case _ if self._stop.is_set() or self._heart.pause_requested.is_set():
                 raise Stopping
+            # Our own kill also ends the child by SIGKILL; `_stop` and the pause above have excluded that case.
             case _ if child.exit_code == -signal.SIGKILL:
                 self._log.warning("the training process was killed", memory=memory.describe())
                 return after_kill(*self._of_job, why_killed(memory.memory_at_kill(kills)))
@@ -186,7 +192,10 @@ class Attempt:
                 return after_failure(*self._of_job, reason, blames_job=True)
 
     def _end_failed(self, what: Failure, *, blames_job: bool = False) -> Ending:
-        """Say what a failure costs; the attempt's folder is gone, so that a disk is not full of the job itself."""
+        """Return the ending for a failure: a retry, a release, or the job's end.
+
+        The attempt's folder is deleted by now, so a disk that is full at this point is not full of this job's files.
+        """
         if what.is_unforeseen and self._is_worker_s(DISK_FULL):
             what = DISK_FULL
         self.trouble = None if what.fault is Fault.job else what
@@ -201,7 +210,7 @@ class Attempt:
         return lambda session: lease.fail(session, self._claim, what.error())
 
     def _note_wait(self, what: Failure) -> None:
-        """Tell the owner once what is waited for, while it is."""
+        """Tell the job's owner, once for each cause, why the attempt waits."""
         self._write_news(partial(self._journal.note_wait, what.code))
 
     def _write_news(self, note: Callable[[], None]) -> None:
@@ -213,7 +222,10 @@ class Attempt:
                     self._journal.clear()
 
     def _settle(self, ending: Ending) -> None:
-        """Write the last news and the ending together; wait for a database that is away while the lease is ours."""
+        """Write the last news and the ending in one transaction, retrying while the database is away.
+
+        Raises `Lost` when the lease has ended or belongs to another worker.
+        """
         while True:
             try:
                 with self._heart.count_idle_seconds() as idle_s, transaction(self._backend.engine) as session:
@@ -230,7 +242,7 @@ class Attempt:
                     raise Lost from error
 
     def _raise_if_stopped(self) -> None:
-        """Raise what keeps us from going on."""
+        """Raise `Lost`, `Cancelled`, `Overdue` or `Stopping` if one of them applies."""
         if self._heart.lost.is_set():
             raise Lost
         if self._heart.cancel_requested.is_set():

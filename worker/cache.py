@@ -1,7 +1,8 @@
-"""What is worth keeping between jobs on one machine: embeddings of pools, audits of base models.
+"""A machine's cache between jobs: embeddings of pools, audits of base models.
 
-An entry is a file named after the digest of everything that its content depends on, written aside and renamed, so two
-jobs may write the same one. It carries the digest of its content; one that does not match is made anew.
+The name of an entry's file is the digest of everything that its content depends on. It is written to a temporary file
+and renamed, so two jobs may write the same entry. It stores the digest of its content; an entry whose digest does not
+match is computed again.
 """
 
 from __future__ import annotations
@@ -28,30 +29,33 @@ log = logging.getLogger(__name__)
 
 
 class FolderCache:
-    """Entries as files of a folder that is safe to delete at any time.
+    """A cache in a folder, which may be deleted at any time.
 
-    `tell` is told of each tensor that is there: its path below the folder, and whether it was made just now.
+    `tell` is called for each tensor that is returned, with its path below the folder, and True if it was just computed.
     """
 
     def __init__(self, folder: Path, tell: Callable[[str, bool], None] = lambda entry, made: None) -> None:
         self._folder, self._tell = folder, tell
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor of that key, made anew if its file is missing or damaged; it is mapped from the file."""
+        """Return the tensor cached under `key`, or call `make` and cache its result if the file is missing or damaged.
+
+        The tensor is memory-mapped from the file, unless the file could not be written.
+        """
         path = self._path(kind, key, "safetensors")
         found = _read_tensor(path)
         made = found is None
         if found is None:
             rows = {"rows": make()}
             _write(path, partial(save_file, rows, metadata={"sha256": tensor_digest(rows)}))
-            found = _read_tensor(path)  # what was made need not stay in memory
+            found = _read_tensor(path)  # map the file, so that the computed copy can leave the memory
             if found is None:
                 return rows["rows"]
         self._tell(path.relative_to(self._folder).as_posix(), made)
         return found
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the JSON value of that key, made anew if its file is missing or damaged."""
+        """Return the JSON value cached under `key`, or call `make` and cache its result."""
         path = self._path(kind, key, "json")
         found = _read_json(path)
         if found is None:
@@ -62,10 +66,10 @@ class FolderCache:
         return found
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
-        """Lock a file beside the entry; None while another process has it locked.
+        """Lock an entry while it is computed; return None while another process holds the lock.
 
-        The kernel gives it back when that process ends, however it does. Where files cannot be locked nothing is
-        claimed: two jobs may then make the same entry, as they may after the folder was deleted.
+        The lock is released by closing the returned context, or by the kernel when the process ends. Where files cannot
+        be locked the returned context locks nothing: two jobs may then compute the same entry, which is harmless.
         """
         path = self._path(kind, key, "claim")
         try:

@@ -1,8 +1,8 @@
 """The worker for `celery -A worker.celery_app worker --pool=solo -c 1 --without-gossip --without-mingle`.
 
-The same worker, woken by messages. Jobs are served by one thread that also polls, so Celery's own loop is never
-blocked, a lost message costs a poll interval, and a repeated or forged one wakes a worker that finds nothing to do.
-That thread starts before Celery looks for its broker: without one, jobs are served and reaped all the same.
+The same worker as `python -m worker`, woken by messages. One thread serves jobs and also polls, so Celery's own loop is
+never blocked, a lost message costs one poll interval, and a repeated or forged message wakes a worker that finds no
+job. The thread starts before Celery connects to its broker: without a broker, jobs are served and reaped all the same.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _worker = _ready_worker()
 
 @celery.task(name=WAKE)  # type: ignore[untyped-decorator]
 def wake(job_id: str) -> None:
-    """There may be work; which job it is the table says."""
+    """Wake the worker; it looks for a job in the table and ignores the id."""
     _worker.wake()
 
 

@@ -1,4 +1,8 @@
-"""What a child reaches: the interpreter, our packages, the models of its job and the machine's cache, and no secret."""
+"""The sandbox of a child process.
+
+A child can read the interpreter, our packages and the models of its job, can write to its folder and the machine's
+cache, and cannot read any secret.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from worker.workdir import Folder, read_assignment
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The walls of a worker's children. `hidden` holds secrets, wherever a provider has put them."""
+    """The isolation of a worker's children; `hidden` are the paths of secrets, which no child may read."""
 
     walls: Walls
     talks: Talks = "alone"  # where several processes train or answer together, and speak over sockets
@@ -28,51 +32,54 @@ class Cell:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> Cell:
-        """Return the strongest walls that this machine has, for children under these settings."""
+        """Return the strongest isolation that this machine supports for children under these settings."""
         several = settings.gpus_per_job > 1 or settings.audit_engine.name == "vllm"
         talks: Talks = "nodes" if settings.nodes_per_job > 1 else "machine" if several else "alone"
         return cls(walls.find_walls(), talks, tuple(secret_places(settings)), settings.judge_key)
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What keeps less from a child than there is to keep, in words for the provider."""
+        """The parts of the isolation that this machine lacks, in words for the provider."""
         if self.talks == "nodes" and self.walls.kind != "none" and not landlock.limits_ports():
             return (*self.walls.missing, "ports of other machines kept away (Landlock 4)")
         return self.walls.missing
 
     def command(self, command: Sequence[str]) -> list[str]:
-        """Return what starts a child's command in here."""
+        """Return the command line that starts a child's command inside the sandbox."""
         return walls.isolated_command(self.walls, command, talks=self.talks)
 
     def desk(self, folder: Folder, tell: Tell) -> Desk | None:
-        """Return where the child asks its judges; None where none is asked over an endpoint."""
+        """Return the desk that answers the child's questions to its judges; None if no judge has an endpoint."""
         judges = judge_endpoints(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
 
     def ahead(self, wanted: Wanted) -> bytes | None:
-        """Return what a child is told that is to read a base model ahead, and reaches no more until it has a job.
+        """Return the line that makes a waiting child read a base model ahead; until its job it can read nothing else.
 
-        None behind Landlock, where a child starts with its job.
+        None under Landlock, whose rules cannot be widened later: there a child starts with its job.
         """
         if self.walls.kind == "landlock":
             return None
         return walls.ahead(wanted.line(), reach.model(wanted.model), map(str, self.hidden))
 
     def line(self, folder: Folder, given: Given) -> bytes:
-        """Return what the child is told: from then on it reaches that folder, and what its job is given."""
+        """Return the line that gives the child its folder, and access to it and to the paths in `given`."""
         return walls.line(folder.root, given.readable, given.writable, map(str, self.hidden))
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The paths that a job's processes reach beside its folder, on every machine alike."""
+    """The paths outside its folder that a job's processes may read or write, the same on every machine."""
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
 
 
 def sandbox_paths(folder: Folder) -> Given:
-    """Return what the job of a folder is given; asked before its child can change what it is made of."""
+    """Return the paths that the job of a folder may read and write.
+
+    Call it before the child starts: afterwards the child may have changed the assignment that it is read from.
+    """
     if not folder.job.exists():
         return Given()
     assignment = read_assignment(folder)

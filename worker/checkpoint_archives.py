@@ -1,4 +1,4 @@
-"""Checkpoints on their way to storage: signed and packed as the last adapter is, under the attempt's own prefix."""
+"""Sign and pack released checkpoints as the final adapter is, and upload them under the attempt's own prefix."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointArchives:
-    """Uploads what the child has saved of checkpoints that passed; what did not pass never comes here."""
+    """Uploads the adapters of checkpoints that passed the gate; the child saves no others for it."""
 
     def __init__(self, storage: Storage, job_id: str, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> None:
         self._storage, self._job_id, self._prefix, self._folder, self._key = storage, job_id, prefix, folder, key
 
     def upload(self, step: int) -> Adapter | None:
-        """Return where the archive of a checkpoint is; None when the storage does not take it."""
+        """Sign, pack and upload the checkpoint of a step; return None when the storage does not take it.
+
+        The child's copy of the checkpoint is deleted either way.
+        """
         name = f"step-{step:06d}"
         key = f"{self._prefix}/epochs/{name}/{_ARCHIVE}"
-        with TemporaryDirectory() as place:  # out of the child's reach: it lives, and could change what is signed
+        with TemporaryDirectory() as place:  # out of reach of the child, which still runs and could change files
             adapter, archive = Path(place) / "adapter", Path(place) / _ARCHIVE
             handover.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
             pack(adapter, archive, self._key, folder_name(self._job_id, step))

@@ -1,8 +1,8 @@
 """python -m worker.child PARENT: the process that does one job in its folder and then ends.
 
-Its imports are done before it reads which folder, and a base model may be read, so a waiting child starts at once. What
-it reports goes to the descriptor that was its standard output; whatever else prints ends up in its log, on standard
-error.
+It imports its libraries, and may read a base model, before it reads the name of its folder, so a waiting child starts
+at once. Its reports go to the descriptor that was its standard output; everything else that is printed goes to its
+log, on standard error.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells us
-    is_first = NODE not in os.environ  # else no result comes from here, and none is to be proved
-    with CleanProcess() if is_first else nullcontext() as clean:  # it loads its libraries while we wait
+    is_first = NODE not in os.environ  # a follower's child makes no result that has to be proved
+    with CleanProcess() if is_first else nullcontext() as clean:  # it imports its libraries while we wait for the job
         holder = Holder()
         path = wait_for_folder(_STDIN, holder)
         if path:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def work(folder: Folder, report: Report, stop: Event, clean: CleanProcess | None, holder: Holder) -> None:
-    """Run the pipeline; whatever goes wrong becomes a message."""
+    """Run the job of a folder and report `done`; report any exception as a `failed` message."""
     try:
         assignment = read_assignment(folder)
         if assignment.processes > 1 and not assignment.audits:

@@ -1,7 +1,7 @@
-"""The judge's desk: children ask their judge through their worker, which alone has its address, its key and a network.
+"""The worker's side of judge calls: only the worker has the judge's address, its key and a network.
 
-Which judges there are is read from the job's folder before its child runs: what the child writes there later changes
-nothing. A child may ask whatever it likes, and reaches that judge only.
+The list of judges is read from the job's folder before its child runs, so nothing that the child writes there can
+change it. A child may ask anything, but only these judges.
 """
 
 from __future__ import annotations
@@ -30,17 +30,25 @@ KeyOf = Callable[[JudgeSpec], str | None]
 
 
 def llm_judges(judge: JudgeSpec) -> list[JudgeSpec]:
-    """Return those that are asked over an endpoint, in an order that child and worker share."""
+    """Return the judge and its members that are language models behind an endpoint.
+
+    Child and worker number judges by their position in this list.
+    """
     return [each for each in judge.with_members() if each.name == "llm"]
 
 
 def judge_endpoints(run: RunSpec) -> list[JudgeSpec]:
-    """Return all that a job may ask over an endpoint: its judges and, where there is one, its auditing agent."""
+    """Return every endpoint that a job may ask: its judges and then, if it has one, its auditing agent."""
     return [*llm_judges(run.judge), *([run.agent.endpoint] if run.agent else [])]
 
 
 class Desk:
-    """Answers the questions of one child, several at a time, until it is closed."""
+    """Answers the questions of one child, several at a time, until it is closed.
+
+    judges  the endpoints that may be asked, by index
+    key_of  returns the API key of a judge, or None
+    tell    writes a line to the child
+    """
 
     def __init__(self, judges: Sequence[JudgeSpec], key_of: KeyOf, tell: Tell) -> None:
         self._judges, self._key_of, self._tell = list(judges), key_of, tell
@@ -51,7 +59,7 @@ class Desk:
         self._pool = ThreadPoolExecutor(max((each.concurrency for each in judges), default=1))
 
     def take(self, question: Message) -> None:
-        """Have a question answered; returns at once unless too many wait."""
+        """Answer a question in the background; block only while too many questions wait."""
         while not self._slots.acquire(timeout=_LOOK_S):
             if self._is_closed.is_set():
                 return
@@ -59,7 +67,7 @@ class Desk:
             self._pool.submit(self._answer, question)
 
     def close(self) -> None:
-        """Take no more questions; those that wait are dropped, those being asked are not waited for."""
+        """Take no more questions; drop the queued ones and do not wait for the running ones."""
         self._is_closed.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -81,7 +89,7 @@ class Desk:
             return {"error": error.message, "is_passing": error.is_passing, "retry_after_s": error.retry_after_s}
 
     def _chat(self, number: int) -> Chat:
-        """Return the judge's client, opened once: each reads the certificates that it trusts and keeps connections."""
+        """Return the judge's client, opened once: opening it reads the trusted certificates and opens connections."""
         with self._opening:
             if number not in self._chats:
                 judge = self._judges[number]

@@ -1,9 +1,9 @@
-"""A job on several GPUs: torchrun starts a process for each (`worker.rank`), and ends all when one ends too early.
+"""Start a job's ranks with torchrun: one process (`worker.rank`) for each GPU; when one ends early, all end.
 
-On several machines each has a child that does so for its own ranks, which meet where the job's folder says.
+On several machines the child of each machine starts that machine's ranks; they meet at the address in the job's folder.
 
-The child starts them and waits. What fails on a rank is left as its word, in its folder: of all words the child reports
-the one that says most. A rank that a signal has ended takes the child along, and the parent sees that signal.
+The child starts the ranks and waits. A rank that fails writes its failure to the folder, and the child reports the most
+specific of them. If a signal ended a rank, the child ends itself by the same signal, so its parent sees that signal.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ _STDOUT = 1
 
 
 def run_ranks(folder: Folder, count: int, messages: int, stop: Event) -> None:
-    """Do the job on `count` ranks, or this machine's share of them; the first writes its messages to a file descriptor.
+    """Run the job on `count` ranks over all machines, of which this machine starts its share, and wait for them.
 
-    They save and stop when a SIGTERM comes, or if `stop` was set before. Raises `Failed` with what a rank says, and
-    ends this process by the signal that has ended one.
+    Rank 0 writes its messages to the file descriptor `messages`. The ranks save and stop on SIGTERM, or at once if
+    `stop` is already set. Raises `Failed` with the most specific failure of a rank. If a signal ended a rank, this
+    process ends by the same signal.
     """
     signal.signal(signal.SIGTERM, lambda number, frame: folder.stop.touch())
     if stop.is_set():
         folder.stop.touch()
+    # Ranks inherit our standard output, so point it at the message descriptor while they run.
     own = os.dup(_STDOUT)
     os.dup2(messages, _STDOUT)
     try:
@@ -57,7 +59,7 @@ def run_ranks(folder: Folder, count: int, messages: int, stop: Event) -> None:
 
 
 def _config(folder: Folder, count: int) -> LaunchConfig:
-    """Return what torchrun is to start here, and where its ranks meet those of other machines."""
+    """Return torchrun's settings: this machine's number of ranks, and the address where all ranks meet."""
     met = read_meeting(folder)
     address = f"[{met.address}]" if ":" in met.address else met.address
     return LaunchConfig(
@@ -71,20 +73,23 @@ def _config(folder: Folder, count: int) -> LaunchConfig:
         local_addr=met.address if met.nodes == 1 else None,
         max_restarts=0,
         monitor_interval=_LOOK_S,
-        signals_to_handle="SIGHUP",  # SIGTERM asks the job to save and stop, and is no end
+        signals_to_handle="SIGHUP",  # not SIGTERM: it asks the job to save and stop, and must not end the ranks
         logs_specs=DefaultLogsSpecs(log_dir=str(folder.root / "ranks")),
     )
 
 
 def write_failure(folder: Folder, rank: int, what: Failure) -> None:
-    """Write a rank's failure into the folder, where its worker reads it."""
+    """Write a rank's failure into the folder, where the child that started the ranks reads it."""
     aside = folder.root / f".word.{rank}"
     aside.write_text(json.dumps(asdict(what)))
     aside.rename(folder.word(rank))
 
 
 def _last_word(folder: Folder, ended: list[int]) -> Failure:
-    """Return what says most: a failure that is known, before one that may follow from another rank's end."""
+    """Return the most specific failure of the ranks; end this process by a rank's signal if only that explains the end.
+
+    A failure with a known cause comes first: an unforeseen one may only follow from the end of another rank.
+    """
     words = [Failure(**json.loads(path.read_text())) for path in sorted(folder.root.glob("word.*"))]
     if known := [word for word in words if not word.is_unforeseen]:
         return known[0]

@@ -1,7 +1,7 @@
-"""Objects downloaded into a folder that children write to: whole or not at all, going on where a download broke off.
+"""Download objects into a folder that children can write to, completely or not at all; resume broken downloads.
 
-What has come lies beside the file, under a name with the object's digest. No link is followed. Workers that share the
-folder download an object once; the kernel opens the lock of one that was killed.
+A partial download is stored beside the file, under a name with the object's digest. No link is followed. Workers that
+share the folder download an object once: they lock the partial file, and the kernel unlocks it when a worker is killed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from typing import BinaryIO
 from app.storage import Storage
 
 _LOOK_S = 0.2
-_READINGS = 2  # of a whole object whose bytes are wrong: a storage may err once
+_READINGS = 2  # complete downloads with a wrong digest before giving up: a storage may err once
 _CHUNK_BYTES = 1 << 20
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Damaged(Exception):
-    """An object's bytes are not those of its digest."""
+    """The bytes of an object do not have the expected digest."""
 
 
 def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go_on: Callable[[], None]) -> bool:
-    """Write an object to the file `name` of an open folder; False when somebody has. `go_on` is called often.
+    """Download an object to the file `name` in an open folder; return False if the file is there already.
 
-    Raises `Damaged`, `StorageError` (`ObjectMissing` if it is gone), and OSError when the folder does not take it.
+    `folder` is the descriptor of an open directory. `go_on` is called between chunks and may raise to stop. Raises
+    `Damaged` for a wrong digest, `StorageError` (`ObjectMissing` if the object is gone), and OSError when the folder
+    cannot be written to.
     """
     aside = f".part-{sha256}"
     if _inode(folder, name) is not None:
@@ -40,7 +42,7 @@ def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go
             return False
         try:
             is_right = _complete(storage, key, sha256, part, go_on)
-        except OSError:  # a disk is not left full of what no job can use
+        except OSError:  # most likely a full disk: free the space of the partial file
             os.unlink(aside, dir_fd=folder)
             raise
         if is_right:
@@ -51,19 +53,23 @@ def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go
 
 
 def _complete(storage: Storage, key: str, sha256: str, part: BinaryIO, go_on: Callable[[], None]) -> bool:
-    """Append what is missing, and all of it if what came was wrong; False when the object is."""
+    """Complete a partial download; return False if the object itself has the wrong digest.
+
+    When resuming gives a wrong digest, the partial file may have been bad, so the object is downloaded from the start.
+    """
     readings = _READINGS
     while True:
         came = os.fstat(part.fileno()).st_size
         if _append(storage, key, part, go_on) == sha256:
             return True
         part.truncate(0)
+        # Only a download from byte 0 proves that the object is wrong; a resumed one does not count.
         if not came and (readings := readings - 1) == 0:
             return False
 
 
 def _append(storage: Storage, key: str, part: BinaryIO, go_on: Callable[[], None]) -> str:
-    """Append what is missing, and return the digest of it all."""
+    """Append the missing bytes to the partial file and return the SHA-256 of the whole."""
     whole = hashlib.sha256()
     part.seek(0)
     while chunk := part.read(_CHUNK_BYTES):
@@ -78,14 +84,15 @@ def _append(storage: Storage, key: str, part: BinaryIO, go_on: Callable[[], None
 
 @contextmanager
 def _alone(folder: int, aside: str, name: str, go_on: Callable[[], None]) -> Iterator[BinaryIO | None]:
-    """Open what has come, once nobody else writes to it; None if the whole file is there by then."""
+    """Open and lock the partial file once no other worker holds it; yield None if the complete file exists by then."""
     while True:
         with open(os.open(aside, _OPEN, 0o600, dir_fd=folder), "r+b") as part:
             handle = part.fileno()
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise OSError("what lies in the place of a download is no file")
             _lock(handle, go_on)
-            is_ours = _inode(folder, aside) == os.fstat(handle).st_ino  # else it was moved into place, or removed
+            # While we waited for the lock its last holder may have renamed or removed the file that we have open.
+            is_ours = _inode(folder, aside) == os.fstat(handle).st_ino
             if _inode(folder, name) is not None:
                 if is_ours:
                     os.unlink(aside, dir_fd=folder)

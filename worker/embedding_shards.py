@@ -1,7 +1,8 @@
-"""A pool's embeddings between the storage and this machine's cache, for one attempt.
+"""Share a pool's embeddings between workers: download them to this machine's cache, upload newly computed shards.
 
-They are made once: by the child of the worker that is first. Others download them before their child begins, which has
-no way to the storage. What a child has made is taken as plain files, and named by a row when it is whole.
+The first worker's child computes them. Other workers download them before their child starts, because a child cannot
+reach the storage. Shards that a child has computed are read as plain files, and get a database row once they are
+uploaded completely.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _ENTRY = re.compile(r"(embeddings|embedding_sums|embedding_frames)/([0-9a-f]{64}
 
 
 class EmbeddingShards:
-    """For the pool and the embedder of one job; nothing is done where the job embeds no pool."""
+    """The embedding shards of one job's pool and embedder; does nothing for a job that embeds no pool."""
 
     def __init__(self, storage: Storage, engine: Engine, job: Job, folder: Folder) -> None:
-        """Take a job whose folder is filled."""
+        """Read the pool and the embedder of a job from its folder, which has to be filled."""
         self._storage, self._engine, self._begin = storage, engine, partial(transaction, engine)
         given = read_assignment(folder)
         recipe = given.run.recipe
@@ -57,10 +58,10 @@ class EmbeddingShards:
         self._fetched: set[str] = set()
 
     def fetch(self, go_on: Callable[[], None]) -> None:
-        """Download what is stored and not in the cache; `go_on` is called again and again, and may raise.
+        """Download the stored shards that the cache lacks; `go_on` is called repeatedly and may raise to stop.
 
-        What is damaged or lost is forgotten, so that the child makes it anew. Raises `StorageError` when the storage is
-        away: what came before is not downloaded again.
+        Damaged or missing shards lose their row, and the child computes them again. Raises `StorageError` when the
+        storage is away; the next call resumes after the shards that were downloaded.
         """
         if not self._pool:
             return
@@ -76,11 +77,15 @@ class EmbeddingShards:
             self._fetch(each, go_on)
 
     def hear(self, entry: str, *, made: bool) -> None:
-        """Store a piece that the child has found or made in the cache, if nobody has."""
+        """Upload a shard that the child has read from the cache or computed, unless it is stored already.
+
+        `entry` is the shard's path below the cache folder; `made` is True if the child has just computed it.
+        """
         match = _ENTRY.fullmatch(entry)
         if not self._pool or match is None:
             return
         known = self._known.get(entry)
+        # The child computed a shard that we had downloaded: it could not read our copy, so the stored one is bad.
         if known and made and entry in self._fetched:
             log.warning("a part of the pool's embeddings could not be read as it was stored, and is stored anew")
             self._forget(known)
@@ -135,7 +140,7 @@ class EmbeddingShards:
             log.warning("damaged embeddings are not deleted yet: %s", type(error).__name__)
 
     def _give_way(self, entry: str) -> None:
-        """Remove our own copy where another worker has stored other bytes: the next job here reads those."""
+        """Remove our own copy if another worker has stored different bytes; the next job here downloads those."""
         with read(self._engine) as session:
             stored = embeddings.shard(session, self._pool, self._base, entry)
         place = PurePosixPath(entry)

@@ -1,4 +1,4 @@
-"""How an attempt ends: the write that says so, and its words."""
+"""The database writes that end a failed attempt, with their delays and wording."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Ending = Callable[[Session], bool]  # the write that ends an attempt; False when
 
 
 def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> Ending:
-    """Try again after minutes, if possible on another worker: what killed the process may pass, or be only here."""
+    """Return the write that queues a killed job again after minutes, if possible for another worker.
+
+    The delay doubles with each stop of the job. The cause of the kill may pass, or exist on this machine only.
+    """
     delay_s = min(settings.killed_wait_s * 2.0 ** (attempts.stops(job) - 1), _LONGEST_KILL_WAIT_S)
     reason, error = as_clause(what), what.error()
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, avoid_s=2 * delay_s)
@@ -28,17 +31,20 @@ def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> End
 def after_failure(
     settings: Settings, claim: Claim, job: Job, reason: str, what: Failure | None = None, *, blames_job: bool
 ) -> Ending:
-    """Try again soon. `blames_job`: nothing around the job explains it, so the same at the same place is the end."""
+    """Return the write that queues a failed job again after a short delay, which doubles with each stop.
+
+    `blames_job`: nothing outside the job explains the failure, so a second failure at the same place ends the job.
+    """
     delay_s = settings.poll_s * 2.0 ** (attempts.stops(job) - 1)
     error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
     return lambda session: lease.requeue(session, claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s)
 
 
 def as_clause(what: Failure) -> str:
-    """Return the message as the end of another sentence."""
+    """Return a failure's message without capital and period, to end another sentence."""
     return what.message[:1].lower() + what.message[1:].rstrip(".")
 
 
 def exit_text(code: int) -> str:
-    """Say how a process has ended."""
+    """Describe an exit code: "signal N" for a negative one, else "exit status N"."""
     return f"signal {-code}" if code < 0 else f"exit status {code}"

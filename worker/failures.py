@@ -1,6 +1,6 @@
-"""What went wrong, as a job's owner may read it: a code, a sentence, the field at fault, and whether to try again.
+"""Turn exceptions into failures that a job's owner may read: a code, a sentence, a field, and if a retry may help.
 
-What was not foreseen is told in general words only; the details are in the log. `FAULTS` says whose fault a code is.
+Unforeseen errors get a general sentence only; their details are in the log. `FAULTS` maps a code to whose fault it is.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:  # a child has no database, and does not wait for its library
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is, which decides what it costs."""
+    """Whose fault a failure is, which decides what it costs the job."""
 
-    job = "job"  # an attempt, and none follows where the same would only happen again
-    worker = "worker"  # nothing, if a probe agrees; the worker takes no such job until the probe passes
-    surroundings = "surroundings"  # nothing; it is waited for
+    job = "job"  # costs an attempt; there is no retry if it can only fail again
+    worker = "worker"  # costs nothing if a probe confirms it; the worker takes no such job until the probe passes
+    surroundings = "surroundings"  # costs nothing; the job waits until it is over
 
 
-KILLS = ("machine_out_of_memory", "process_killed")  # of the surroundings, but no probe says when they are over
+KILLS = ("machine_out_of_memory", "process_killed")  # faults of the surroundings whose end no probe can detect
 # Every other code is the job's own. docs/reliability.md shows this table.
 FAULTS = {
     "disk_error": Fault.worker,
@@ -101,26 +101,26 @@ class Failure:
 
     @property
     def fault(self) -> Fault:
-        """Whose failure it is; the job's unless its code says otherwise."""
+        """Whose fault it is: the job's, unless `FAULTS` or `KILLS` has its code."""
         return Fault.surroundings if self.code in KILLS else FAULTS.get(self.code, Fault.job)
 
     @property
     def is_kill(self) -> bool:
-        """Whether something outside the job has killed its process: it is tried again after minutes, elsewhere."""
+        """Return True if something outside the job killed its process: it is retried minutes later, elsewhere."""
         return self.code in KILLS
 
     @property
     def is_unforeseen(self) -> bool:
-        """Whether no kind of failure that is known explains it."""
+        """Return True if it is of no known kind."""
         return self.code == SERVER_ERROR
 
     def error(self) -> JobError:
-        """Return it as the job's row and the API show it."""
+        """Return the error object that the job's row stores and the API shows."""
         return {"code": self.code, "message": self.message, "param": self.param}
 
 
 class Failed(Exception):
-    """The attempt came to an end that a `Failure` describes."""
+    """The attempt has failed; `what` describes why."""
 
     def __init__(self, what: Failure) -> None:
         super().__init__(what.message)
@@ -152,7 +152,7 @@ class HubUnavailable(AppError):
 
 
 def outer_failure(code: str) -> Failure:
-    """Return a failure of what is around the job, in neutral words."""
+    """Return the failure for a code of `FAULTS`, in neutral words that blame neither customer nor machine."""
     return Failure(code, _WORDS[code], retryable=True)
 
 
@@ -165,7 +165,7 @@ RANK_LOST = Failure(SERVER_ERROR, "A process of this job on another machine has 
 
 
 def why_killed(memory: Memory | None) -> Failure:
-    """Return the failure for a SIGKILL, by what the kernel tells of memory: a job never sends that signal itself."""
+    """Return the failure for a SIGKILL, which a job never sends itself, by whose memory was exhausted."""
     match memory:
         case Memory.limit:
             return OUT_OF_MEMORY
@@ -176,12 +176,12 @@ def why_killed(memory: Memory | None) -> Failure:
 
 
 def is_job_s_own(code: str) -> bool:
-    """Whether a child that reports it may well do so again: nothing outside the job explains it."""
+    """Return True if nothing outside the job explains a child's failure with this code, so it may well fail again."""
     return code in (OUT_OF_MEMORY.code, "gpu_error", SERVER_ERROR)
 
 
 def failure(error: BaseException) -> Failure:
-    """Every exception in the words of `Failure`."""
+    """Return the failure that describes an exception; one of no known kind becomes `server_error`, retryable."""
     match error:
         case InvalidSuite() | InvalidPool() | RowSignalUnavailable():
             return Failure(error.code, _PROVIDERS[type(error)])
@@ -211,7 +211,7 @@ def log_failure(error: BaseException, log: logging.Logger) -> Failure:
 
 
 def _of_machine(error: BaseException) -> Failure:
-    """Return the failure for what Python, torch or the system raised."""
+    """Return the failure for an exception of Python, torch or the operating system."""
     match error:
         case MemoryError():
             return OUT_OF_MEMORY

@@ -1,7 +1,7 @@
-"""Whether a worker can do jobs at the moment: what it needs beside the job itself, each with a probe.
+"""Track if a worker can do jobs now: disk, GPU, judge and storage each have a probe.
 
-What failed once keeps the worker from taking jobs until its probe passes. A base model that it does not have keeps it
-from the jobs on that model alone.
+After a failure the worker takes no jobs until the probe of that resource passes. A missing base model keeps it only
+from jobs on that model.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from worker.failures import Failure
 from worker.metrics import WorkerMetrics
 from worker.workdir import lock_work_dir
 
-_LACKS_S = 3600.0  # after which a base model that could not be loaded is tried again though nothing about it changed
-_THINGS = {  # what a failure says about
+_LACKS_S = 3600.0  # then a base model that could not be loaded is tried again, even if its files are the same
+_THINGS = {  # failure code -> the resource that may be broken
     "disk_error": "disk",
     "disk_full": "disk",
     "gpu_error": "gpu",
@@ -42,7 +42,10 @@ log = structlog.get_logger(__name__)
 
 
 class Fitness:
-    """Of one worker. `environment` is that of its children."""
+    """The resources that one worker needs and which of them are broken.
+
+    The GPU is probed by a process with `environment`, as the worker's children have it.
+    """
 
     def __init__(
         self,
@@ -56,11 +59,11 @@ class Fitness:
         self._gpu_probe = gpu_probe
         self._broken: set[str] = set()
         self._judge: JudgeSpec | None = None
-        self._lacks: dict[str, tuple[Look, float]] = {}  # the source of a base model -> how it looked, and until when
+        self._lacks: dict[str, tuple[Look, float]] = {}  # a base model's source -> its files then, and when it expires
         self._probes = {"disk": self._disk, "gpu": self._gpu, "judge": self._asked_judge, "storage": self._storage}
 
     def is_at_fault(self, what: Failure) -> bool:
-        """Whether this worker, and not the job, explains a failure that is called a worker's."""
+        """Return True if a probe confirms that this worker, and not the job, causes the failure."""
         match _THINGS.get(what.code):
             case "models":
                 return what.code == "model_missing"
@@ -70,9 +73,9 @@ class Fitness:
                 return False
 
     def note(self, what: Failure, job: Job, seen: Look) -> None:
-        """Remember what failed around a job; `seen` is how its base model's folder looked before the attempt.
+        """Remember a failure that was not the job's; `seen` is the look of its base model's folder before the attempt.
 
-        A folder that was changed since then, and before this call, is one to be tried again.
+        Comparing with the look from before means that a folder changed during the attempt is tried again.
         """
         match _THINGS.get(what.code):
             case "models":
@@ -85,7 +88,7 @@ class Fitness:
                 self._broken.add(thing)
 
     def lacks(self) -> Collection[str]:
-        """Return the sources of the base models that it does not have; one that looks another way is tried again."""
+        """Return the sources of base models that failed to load here, except where their files have changed since."""
         now = self._clock()
         self._lacks = {
             source: (seen, until)
@@ -97,7 +100,7 @@ class Fitness:
         return self._lacks.keys()
 
     def await_fit(self, stop: Event) -> None:
-        """Return when everything that failed works again, or `stop` is set."""
+        """Block until the probes of all broken resources pass, or `stop` is set."""
         for thing in sorted(self._broken):
             self._await(thing, stop)
         self._broken = set()
@@ -130,7 +133,7 @@ class Fitness:
 
 
 def check_disk(settings: Settings) -> None:
-    """Raise `Unfit` if no attempt could make its folder: the disk is full, or the folders belong to another user."""
+    """Raise `Unfit` if an attempt cannot make its folder: the disk is full, or the folders belong to another user."""
     preflight.check_folder(settings)
     work_dir = settings.work_dir()
     preflight.check_takes_files(work_dir)
@@ -151,7 +154,7 @@ def _passes(check: Callable[[Settings], None], settings: Settings) -> bool:
 
 
 def look(source: str) -> Look:
-    """Return what can be seen of a folder without reading it; nothing where there is none."""
+    """Return name, size and modification time of each file in a folder; an empty tuple if there is no folder."""
     try:
         found = [(path.name, path.stat()) for path in sorted(Path(source).iterdir())]
     except OSError:

@@ -1,7 +1,7 @@
-"""python -m worker.follower --leader HOST --job ID --token N: the ranks of a job on a machine that is not its first.
+"""python -m worker.follower --leader HOST --job ID --token N: run a job's ranks on any machine after its first.
 
-It holds no credential: what it works on lies in a folder that it shares with the job's worker (`worker.nodes`), which
-tells it what to start. It ends when the worker says that the attempt is over, or is lost.
+It holds no credential. It works in a folder that it shares with the job's worker (`worker.nodes`), and starts its ranks
+when that worker says so. It ends when the worker says that the attempt is over, or when the connection is lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INDEX = "JOB_COMPLETION_INDEX"  # of the pod within its Job, from 0
 
 
 def main() -> None:
-    """Follow the worker of one job; exits 0 when it said that the attempt is over, 1 else."""
+    """Follow the worker of one job; exit with 0 if the worker ended the attempt, else with 1."""
     asked, stop = _parse_arguments(), Event()
     try:
         settings = get_settings()
@@ -48,7 +48,10 @@ def main() -> None:
 
 
 def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float = LOST_S) -> bool:
-    """Join the worker of a job and do what it says; whether it has said that the attempt is over."""
+    """Connect to the worker of a job and run its ranks here; return True if the worker ended the attempt.
+
+    False if the worker was not reached in time, its connection was lost for `lost_s` seconds, or `stop` came first.
+    """
     wire = _connect(asked, settings, stop, lost_s)
     if wire is None:
         log.error("the job's worker is not there", leader=asked.leader)
@@ -62,19 +65,19 @@ def follow(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: f
 
 
 class _Share:
-    """This machine's share of an attempt."""
+    """This machine's part of an attempt."""
 
     def __init__(self, wire: Wire, child: Child, stop: Event) -> None:
         self._wire, self._child, self._stop = wire, child, stop
-        self._is_told = False  # that we are to stop
+        self._is_told = False  # the worker knows that we have to stop
         self._memory = MemoryKills()
         self._kills = self._memory.read()
 
     def serve(self) -> bool:
-        """Do what the worker says until it says that the attempt is over; whether it did."""
+        """Follow the worker's messages; return True if it ended the attempt, False if it is lost or we stop first."""
         is_started = is_reported = is_done = False
         while True:
-            is_lost = self._wire.is_lost.is_set()  # then all that it has said can be heard
+            is_lost = self._wire.is_lost.is_set()  # read before the queue: once it is set, no message comes later
             match self._wire.next_message(_LOOK_S):
                 case {"kind": "start", "folder": str(root), "readable": list(readable), "writable": list(writable)}:
                     given = Given(tuple(map(str, readable)), tuple(map(str, writable)))
@@ -98,14 +101,14 @@ class _Share:
                 is_reported = True
 
     def _kill(self) -> dict[str, object]:
-        """Return whether the ranks were killed, and whose memory was at its end."""
+        """Return the fields of `ended` that say if the ranks were killed, and whose memory was exhausted."""
         is_killed = self._child.exit_code == -signal.SIGKILL
         memory = self._memory.memory_at_kill(self._kills) if is_killed else None
         return {"is_out_of_memory": memory is Memory.limit, "is_killed": is_killed, "memory": memory}
 
 
 def _connect(asked: argparse.Namespace, settings: Settings, stop: Event, lost_s: float) -> Wire | None:
-    """Return the wire to the worker, once it is there; None if it does not come in time, or `stop` is set."""
+    """Connect to the worker, retrying until it listens; return None after the wait, or when `stop` is set."""
     give_up_at = time.monotonic() + settings.nodes_wait_s
     while not stop.is_set() and time.monotonic() < give_up_at:
         try:

@@ -1,4 +1,4 @@
-"""The GPUs that the driver shows, without torch: a worker is to know within milliseconds whether it can start."""
+"""Query the GPUs through the driver, without importing torch, so that a worker can check them in milliseconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PROBE", "check", "count", "gpu_probe_succeeds", "memories", "names",
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` when a GPU is asked for and there is none."""
+    """Raise `Unfit` if the settings need a GPU and there is none, or need more GPUs than there are."""
     found = count()
     if settings.device == "cuda" and not found:
         text = "SPARD_DEVICE is cuda, but the driver shows no GPU. Install the NVIDIA driver, give the container a GPU,"
@@ -22,7 +22,10 @@ def check(settings: Settings) -> None:
 
 
 def room(settings: Settings) -> Room:
-    """Return what a job may have here; on a CPU nothing bounds it."""
+    """Return the GPU memory that a job has here, in bytes for each GPU, and how many GPUs share a model.
+
+    Without a GPU the room is unlimited.
+    """
     found = [] if settings.device == "cpu" else memories()
     shared = settings.gpus_per_job * settings.nodes_per_job if settings.sharding == "full" else settings.gpus_per_job
     return Room(min(found), shared if settings.sharding != "none" else 1) if found else Room()

@@ -1,4 +1,4 @@
-"""python -m worker.gpu_probe: whether a new process can compute on the GPUs of a job; exit code 0 says so."""
+"""python -m worker.gpu_probe: exit with 0 if a new process can compute on the GPUs of a job."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a child has left, taken as plain files: never through a link, which the worker would follow to its own secrets.
+"""Read a child's files safely: plain files only, never through a link, which could lead to the worker's own secrets.
 
-A child writes what it likes into its folder, also while the worker reads there. So every folder on the way to a file is
-opened by itself, no link is followed, and what is read is what was opened.
+A child can write anything into its folder, even while the worker reads there. So each folder on the path is opened
+relative to the one before, no link is followed, and the worker reads from the descriptor that it has checked.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path, PurePath
 from app.errors import AppError
 from app.storage import Storage, Stored
 
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would keep whoever opens it waiting
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a named pipe must not hang
 FOLDER = FILE | os.O_DIRECTORY
-_LINKS = (ELOOP, ENOTDIR)  # what opening a link, or something below one, fails with
+_LINKS = (ELOOP, ENOTDIR)  # errors of opening a link, or a path below one
 
 
 class UnsafeResult(AppError):
-    """The process of a job has left something else than plain files, or names a place outside its folder."""
+    """A job's process has left something other than plain files, or names a path outside its folder."""
 
     code = "unsafe_result"
 
@@ -32,7 +32,10 @@ class UnsafeResult(AppError):
 
 
 def require_plain(folder: Path) -> None:
-    """Raise UnsafeResult unless everything below a folder is a plain file or a folder; its writer has to be gone."""
+    """Raise UnsafeResult unless everything below a folder is a plain file or a folder.
+
+    Call it only after the child has ended: while it runs, it could replace a file after the check.
+    """
     for place, folders, files in os.walk(folder, onerror=_raise):
         if not all(_is_plain(Path(place) / name) for name in (*folders, *files)):
             raise UnsafeResult
@@ -41,13 +44,20 @@ def require_plain(folder: Path) -> None:
 
 
 def upload(storage: Storage, key: str, root: Path, below: PurePath) -> Stored:
-    """Upload the file `below` a child's folder; raise UnsafeResult for anything else, FileNotFoundError for none."""
+    """Upload the file at path `below` in a child's folder `root`.
+
+    Raises UnsafeResult if it is not a plain file, FileNotFoundError if it does not exist.
+    """
     with open_safely(root, below) as handle:
+        # By the descriptor, not by its path: the child could have replaced the file since it was checked.
         return storage.upload_file(key, Path(f"/proc/self/fd/{handle}"))
 
 
 def copy(root: Path, below: PurePath, to: Path) -> None:
-    """Copy the folder `below` a child's folder with all plain files in it; raise UnsafeResult for anything else."""
+    """Copy the folder at path `below` in a child's folder `root`, with all its files, to a new folder `to`.
+
+    Raises UnsafeResult if it holds anything other than plain files and folders.
+    """
     with open_safely(root, below, FOLDER) as handle:
         _copy(handle, to)
 
@@ -65,7 +75,10 @@ def _copy(folder: int, to: Path) -> None:
 
 @contextmanager
 def open_safely(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]:
-    """Open the file, or with `FOLDER` the folder, `below` a child's; raise UnsafeResult for anything else."""
+    """Yield a descriptor of the file (or with `FOLDER`, the folder) at path `below` in a child's folder `root`.
+
+    Raises UnsafeResult for a link, a path that leaves the folder, or anything other than a plain file or folder.
+    """
     if below.is_absolute() or ".." in below.parts or not below.parts:
         raise UnsafeResult
     handle = os.open(root, FOLDER)
@@ -84,7 +97,7 @@ def open_safely(root: Path, below: PurePath, flags: int = FILE) -> Iterator[int]
 
 @contextmanager
 def _open_entry(folder: int, name: str, flags: int) -> Iterator[int]:
-    """Open one entry of a folder that is a plain file or a folder."""
+    """Yield a descriptor of one entry of an open folder; raise UnsafeResult if it is neither plain file nor folder."""
     try:
         handle = os.open(name, flags, dir_fd=folder)
     except OSError as error:

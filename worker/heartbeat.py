@@ -1,4 +1,4 @@
-"""Keeps a lease while the work goes on, and ends the work when it cannot."""
+"""Extend a job's lease while the work goes on, and end the work when the lease is lost."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from app.jobs.lease import Claim, Pulse
 from app.settings import Settings
 from worker.meter import Meter
 
-_FENCE = 2 / 3  # of the lease: without a heartbeat for so long, stop before somebody else may begin
-_JOIN_S = 5.0  # a beat may hang with its connection; it does no harm
+_FENCE = 2 / 3  # of the lease without a heartbeat: then stop, before another worker may take the job
+_JOIN_S = 5.0  # a heartbeat may hang with its connection; leaving its thread behind is harmless
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` where a lease would be given up before the first heartbeat extends it."""
+    """Raise `Unfit` if the heartbeat interval is so long that every lease is given up before it is extended."""
     most_s = settings.lease_s * _FENCE
     if settings.heartbeat_s >= most_s:
         text = f"SPARD_HEARTBEAT_S is {settings.heartbeat_s:g}: it has to be less than {most_s:g}"
@@ -33,9 +33,11 @@ def check(settings: Settings) -> None:
 
 
 class Heart:
-    """Beats in a thread of its own; a second one watches it, since a beat may hang with its connection.
+    """Extends a claim's lease every `every_s` seconds, in a thread of its own, while it is entered as a context.
 
-    `lost` is set, and `on_lost` called, when the lease is somebody else's or could not be extended for too long.
+    A second thread watches the first, because a heartbeat may hang with its connection. When another worker has the
+    lease, or it was not extended for two thirds of `lease_s`, `lost` is set and `on_lost` is called. The other events
+    are set when a heartbeat learns that the owner has cancelled or paused the job, or that its time is over.
     """
 
     def __init__(
@@ -48,7 +50,7 @@ class Heart:
         meter: Meter | None = None,
     ) -> None:
         self.lost = Event()
-        self.audits_last = Event()  # of a job whose owner cancels it: its last ends of epochs are audited before
+        self.audits_last = Event()  # the owner cancelled, and asked that the last checkpoints are audited first
         self.cancel_requested = Event()
         self.pause_requested = Event()
         self.is_overdue = Event()
@@ -72,7 +74,7 @@ class Heart:
             thread.join(_JOIN_S)
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
-        """Extend the lease and learn whether to go on; `write` adds news to the same transaction."""
+        """Extend the lease once and set the events that apply; `write` adds rows in the same transaction."""
         with self.count_idle_seconds() as idle_s, transaction(self._engine) as session:
             pulse = self.extend(session, idle_s)
             if pulse and write:
@@ -84,12 +86,15 @@ class Heart:
             self._note(pulse)
 
     def extend(self, session: Session, idle_s: float) -> Pulse | None:
-        """Extend the lease in a transaction of the caller's, and count the GPU time without the idle seconds."""
+        """Extend the lease in the caller's transaction, and add the GPU time since the last heartbeat.
+
+        `idle_s` seconds are not counted as GPU time. Returns None when the lease is lost.
+        """
         return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.wait_reason or "")
 
     @contextmanager
     def count_idle_seconds(self) -> Iterator[float]:
-        """Yield the idle seconds that the block is to store; if it fails they are stored the next time."""
+        """Yield the idle seconds that the block has to store; if it fails, they count for the next call."""
         idle_s = self._meter.take()
         try:
             yield idle_s
@@ -115,7 +120,9 @@ class Heart:
                 self.beat()
             except SQLAlchemyError as error:
                 self._log.warning("no heartbeat", error=why(error))
-                if is_sqlite_locked(error):  # by a backup, say: nobody can take the job before we can extend its lease
+                # A lock, of a backup for example, keeps other workers from taking the job just as it keeps us from
+                # extending the lease. So it counts as a heartbeat, and the next attempt follows at once.
+                if is_sqlite_locked(error):
                     self._beaten.set()
                     wait_s = 0.0
 

@@ -1,4 +1,4 @@
-"""The base model that a child reads before it has a job. It is given away once: a process has one job and then ends."""
+"""The base model that a waiting child reads before it has a job; its one job may take it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from spard.models.sharding import shard_
 from worker.read_ahead import Wanted, parse_prefetch
 
 _SINGLE = 4  # bytes of a number in float32
-_LOOK_S = 1.0  # between two looks at the memory that is left
+_LOOK_S = 1.0  # between two checks of the free memory
 
 log = logging.getLogger(__name__)
 
 
 class Holder:
-    """Holds at most one base model, in main memory, while nobody else needs that."""
+    """Holds at most one base model in main memory, and drops it when memory gets short."""
 
     def __init__(self) -> None:
         self._held: tuple[Wanted, Base] | None = None
@@ -33,14 +33,17 @@ class Holder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds none."""
+        """Return True if no base model is held."""
         return self._held is None
 
     def hold(self, wanted: Wanted) -> None:
-        """Read a base model, if memory is left for it; one that cannot be read is the next job's to tell of."""
+        """Read a base model if enough memory is free; drop the one that was held before.
+
+        A failure is only logged: the job that needs the model will fail by itself and report it.
+        """
         self.drop()
         if wanted.quantization != "none" and torch.cuda.is_available():
-            return  # it would be read onto the GPU, which is another job's now
+            return  # quantized weights are read onto the GPU, which the current job is using
         size, free = _bytes(wanted), _free_bytes()
         if size is None or not may_read(size, free):
             log.info("no base model is read ahead: it takes %s bytes, and %s are free", size, free)
@@ -59,18 +62,18 @@ class Holder:
         self.look()
 
     def look(self) -> None:
-        """Let go of the base model if memory is short."""
+        """Drop the base model if memory is short."""
         if self._held and not may_keep(self._size, _free_bytes()):
             log.info("the base model that was read ahead is dropped: memory is short")
             self.drop()
 
     def drop(self) -> None:
-        """Let go of the base model."""
+        """Drop the base model and free its memory."""
         self._held = None
         gc.collect()
 
     def take(self, wanted: Wanted | None) -> Base | None:
-        """Give away the base model, on its device, if it is the one that is wanted; hold none from then on."""
+        """Return the held base model, moved to its device, if it is `wanted`, else None; hold nothing afterwards."""
         held, self._held = self._held, None
         if held and held[0] == wanted:
             log.info("the base model was read ahead")
@@ -82,9 +85,9 @@ class Holder:
 
 
 def wait_for_folder(stdin: int, holder: Holder) -> str:
-    """Return the first folder that is told, or "" if the input ends; read ahead what lines before it ask for.
+    """Read lines until one names a folder and return it, or "" at the end of the input; obey prefetch lines before it.
 
-    No byte after its line is read: what comes then is for the job.
+    No byte after the folder's line is read: the answers to the job's judge calls follow on the same descriptor.
     """
     while True:
         if not holder.is_empty and not select.select([stdin], [], [], _LOOK_S)[0]:
@@ -105,11 +108,11 @@ def _line(stdin: int) -> str:
 
 
 def _bytes(wanted: Wanted) -> int | None:
-    """Return the bytes of a model's weights in float32, the most that it takes; None if its size is unknown."""
+    """Return the size of a model's weights in float32, an upper bound, in bytes; None if it is unknown."""
     count = parameters(wanted.model) if Path(wanted.model).is_dir() else None
     return None if count is None else _SINGLE * count
 
 
 def _free_bytes() -> int:
-    """Return the bytes that can still be taken; 0 where the system does not tell."""
+    """Return the available main memory in bytes; 0 if the system does not report it."""
     return (available_mb() or 0) << 20

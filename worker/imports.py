@@ -1,4 +1,4 @@
-"""How a process that trains or answers starts: with the imports that it needs, and the garbage collector at rest."""
+"""Fast imports for processes that train or answer: no unneeded libraries, and no garbage collection meanwhile."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spard.models.unseen import unseen
 
 @contextmanager
 def light_imports() -> Iterator[None]:
-    """Import inside the block what such a process needs, and exempt it from later collections of garbage.
+    """Disable the garbage collector for the imports in the block, and exempt their objects from later collections.
 
-    torch and transformers define half a million objects that stay. Looking at them again and again takes a fifth of
-    the time of their import, and makes each full collection of a training longer. transformers and accelerate also
-    import what they find, for losses of object detection, for assisted decoding and for jobs on SageMaker.
+    torch and transformers define half a million objects that are never freed. Traversing them again and again takes a
+    fifth of the time of their import, and slows each full collection during training. transformers and accelerate also
+    import optional libraries that are installed (boto3, scipy, sklearn), which nothing here uses: they are hidden.
     """
     gc.disable()
     try:
         with unseen("boto3", "scipy", "sklearn"):
-            import spard.models.peft  # noqa: F401 - transformers with it, before anything that may need those two
+            import spard.models.peft  # noqa: F401 - imports transformers before code that needs the hidden libraries
         yield
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""Fills a job's folder: the files it names, held against the digests of its row, and what earlier attempts finished."""
+"""Fill a job's folder: download its files, check their digests, and restore the outputs of earlier attempts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
-_READINGS = 3  # of an object whose bytes are wrong
+_READINGS = 3  # downloads with a wrong digest before giving up
 _JUDGE_ERRORS, _AGENT_ERRORS = Path("in/judge.json"), Path("in/agent.json")
 _Kind = Literal["harmful", "benign", "utility"]
 _Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
@@ -42,7 +42,7 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class Changed(AppError):
-    """An object's bytes are not those that the job was made with."""
+    """The digest of a stored object differs from the digest in the job spec."""
 
     code = "checksum_mismatch"
 
@@ -50,10 +50,11 @@ class Changed(AppError):
 def fill(
     folder: Folder, job: Job, storage: Storage, settings: Settings, go_on: Callable[[], None], taken_until: int = 0
 ) -> None:
-    """Bring everything that the job needs into its folder; `go_on` is called between files, and may raise.
+    """Download everything that the job needs into its folder and write its assignment.
 
-    `taken_until` is the last step of which the job has a checkpoint. When the storage broke off, what came whole is not
-    downloaded again.
+    `go_on` is called between files and may raise to stop. `taken_until` is the last step with a stored checkpoint.
+    Calling it again after a storage failure downloads only the files that are missing. Raises `Changed`,
+    `StorageError`, and `ModelMissing`, `HubUnavailable` or `BaseModelChanged` for the base model.
     """
     inputs = _inputs(job.spec)
     for path, source in inputs.items():
@@ -74,7 +75,7 @@ def fill(
 
 
 def _inputs(spec: JobSpec) -> dict[str, _Source]:
-    """Path below the folder -> the object to download."""
+    """Return the objects to download, by their path below the folder."""
     named = {
         "in/training.jsonl": spec.training_file,
         "in/validation.jsonl": spec.validation_file,
@@ -94,7 +95,7 @@ def _download(storage: Storage, source: _Source, path: Path) -> None:
 
 
 def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
-    """Restore what an earlier attempt kept; a damaged or lost file is left out, and its stage is repeated."""
+    """Restore a file that an earlier attempt uploaded; skip a damaged or missing one, so that its stage runs again."""
     path = folder.root / PurePosixPath(kept["path"])
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -106,9 +107,9 @@ def _restore(storage: Storage, kept: KeptFile, folder: Folder) -> None:
 
 
 def _fetch(storage: Storage, key: str, sha256: str, path: Path) -> bool:
-    """Download an object; return False, and leave no file, if each of several readings has other bytes than the digest.
+    """Download an object; return False, and leave no file, if several downloads all have a wrong digest.
 
-    A storage may answer one reading with old or damaged bytes, and the next one with the right ones.
+    It is worth trying again: a storage may answer once with old or damaged bytes, and then with the right ones.
     """
     for _ in range(_READINGS):
         if storage.download_file(key, path).sha256 == sha256:
@@ -169,9 +170,12 @@ def _weights(job: Job, model: str) -> dict[str, str]:
 
 
 def _recipe(job: Job, settings: Settings) -> Recipe:
-    """Return the job's recipe, as this worker does it; weights in NF4 are not cut, nor moments in 8 bits."""
+    """Return the job's recipe for this worker: sharded as its settings say, if the model does not fit on one GPU.
+
+    Weights in NF4 and 8-bit optimizer states cannot be sharded.
+    """
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
-    if job.spec.version < ASKED_OTHERWISE:  # it is audited as its customer was promised
+    if job.spec.version < ASKED_OTHERWISE:  # an older job keeps the audit that applied when it was created
         recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
     is_plain = recipe.sharding == "none" and recipe.quantization == "none" and recipe.optimizer == "adamw"
     if is_plain and not needs.is_held(job, gpu.room(settings)):
@@ -180,18 +184,18 @@ def _recipe(job: Job, settings: Settings) -> Recipe:
 
 
 def _judge(spec: JobSpec, settings: Settings) -> JudgeSpec:
-    """Return the job's judge; where its row has the name alone, with the rest that this worker is set up with."""
+    """Return the job's judge with its files on this machine; where the row has only a name, settings give the rest."""
     return _at_hand(spec.judge_spec or replace(settings.judge, name=spec.judge))
 
 
 def _at_hand(judge: JudgeSpec) -> JudgeSpec:
-    """Return the same judge with every classifier as a folder."""
+    """Return the judge with each classifier's model, also of its members, replaced by a local folder."""
     model = _local_model(judge.model, None) if judge.name == "classifier" else judge.model
     return replace(judge, model=model, members=tuple(_at_hand(member) for member in judge.members))
 
 
 def _provenance(job: Job) -> dict[str, object]:
-    """Return what the job was made of, by name, version and digest, without paths and names of customers."""
+    """Return the job's inputs by name, version and digest, without paths or customers' names, for the manifest."""
     spec = job.spec
     return {
         "revision": spec.model.revision,
@@ -211,7 +215,10 @@ def _named_fields(source: _Source | None) -> dict[str, object] | None:
 
 
 def _suites(suites: Iterable[CorpusRef]) -> tuple[SuiteSpec, ...]:
-    """Suites of two kinds may have one name; results are told apart by it, so the second one gets its kind's too."""
+    """Return the job's suites with unique names, because results are keyed by name.
+
+    Two suites of different kinds may share a name; the second one gets its kind appended.
+    """
     found: dict[str, SuiteSpec] = {}
     for i, suite in enumerate(suites):
         name = suite.name if suite.name not in found else f"{suite.name} ({suite.kind})"
@@ -220,7 +227,7 @@ def _suites(suites: Iterable[CorpusRef]) -> tuple[SuiteSpec, ...]:
 
 
 def _local_encoder(source: str | None) -> str | None:
-    """Return the folder of the job's sentence encoder; None where the base model's states are compared."""
+    """Return the folder of the job's sentence encoder; None if the base model embeds the rows."""
     if source is None:
         return None
     name, _, commit = source.partition("@")
@@ -228,7 +235,10 @@ def _local_encoder(source: str | None) -> str | None:
 
 
 def _local_model(source: str, revision: str | None) -> str:
-    """Return a folder as it is, or the folder of a hub id's pinned revision, downloaded here: children stay offline."""
+    """Return the folder of a model; one from the hub is downloaded now, because children have no network.
+
+    Raises `ModelMissing` if there is no such folder or revision, `HubUnavailable` if the hub does not answer.
+    """
     if Path(source).is_dir():
         return source
     if Path(source).is_absolute():  # it was a folder when the provider offered the model

@@ -1,4 +1,4 @@
-"""What may break into an attempt and is no error of the job."""
+"""Exceptions that end an attempt without an error of the job."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ DATABASE_AWAY = (InterfaceError, OperationalError, TimeoutError)  # worth anothe
 
 
 class Lost(Exception):
-    """The lease is somebody else's, or may be soon: end, and write nothing."""
+    """Another worker has the lease, or may have it soon: end the attempt and write nothing."""
 
 
 class Cancelled(Exception):
-    """The customer wants no more of it."""
+    """The customer has cancelled the job."""
 
 
 class Overdue(Exception):
-    """The job's time is over."""
+    """The job has exceeded its maximum run time."""
 
 
 class Stopping(Exception):
-    """The worker is to stop, or the customer wants the job to pause."""
+    """The worker has to stop, or the customer has paused the job."""
 
 
 class Stalled(Exception):
-    """The child lives but does nothing."""
+    """The child still runs but has sent no message for too long."""

@@ -1,4 +1,4 @@
-"""Whether a judge's endpoint answers, without the client that the judge itself uses: that loads torch."""
+"""Probe a judge's endpoint with the standard library only: the judge's own client loads torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from spard.config import JudgeSpec
 
 _OPENAI = "https://api.openai.com/v1"
-_PASSING = (408, 409, 429)  # and 5xx: what may be otherwise in a while
+_PASSING = (408, 409, 429)  # statuses that may go away after a while, as 5xx may
 
 
 class _StaysHere(HTTPRedirectHandler):
-    """Follows no redirect: the key is for the named server alone."""
+    """Follows no redirect, because the API key must reach only the configured server."""
 
     def redirect_request(self, *_: object) -> None:
-        """Have the redirect raised as an error."""
+        """Return None, so that the redirect is raised as an error."""
 
 
 _OPENER = build_opener(_StaysHere)
 
 
 def answers(spec: JudgeSpec, key: str | None) -> bool:
-    """Ask an `llm` judge for one token. What no waiting helps against counts as an answer: a job will find out."""
+    """Return True if an `llm` judge answers a request for one token.
+
+    Errors that waiting cannot cure, such as a wrong key, count as an answer: the next job reports them.
+    """
     asked = {"model": spec.model, "messages": [{"role": "user", "content": "Is the sky blue?"}], "max_tokens": 1}
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or 'none'}"}
     address = spec.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI  # the judge's client reads it too

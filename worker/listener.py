@@ -1,4 +1,4 @@
-"""Listens to a child until it ends: news into the rows, what it keeps into storage, and an end to it when need be."""
+"""Receive a child's messages until it ends: write news to the database, upload what it saves, stop it if need be."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ from worker.workdir import Folder
 
 _WRITE_EVERY_S = 1.0
 _LISTEN_S = 0.1
-_GRACE = 0.8  # of the time that the worker has to stop in; the rest is for its last writes
+_GRACE = 0.8  # of `stop_grace_s`; the rest is for the worker's last writes
 
 
 class Listener:
-    """For one child. It ends when the child has, or raises what ends it."""
+    """Handles the messages of one child.
+
+    Uploads run in a `StorageLane`, so a slow storage delays neither heartbeats nor news. The lane's results are applied
+    in the listening thread, which alone uses the journal.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,11 @@ class Listener:
         self._log = structlog.get_logger(__name__).bind(child=child.pid)
 
     def listen(self, stop: Event) -> Message | None:
-        """Return the child's last message, `done` or `failed`; None if it ended without one.
+        """Listen until the child ends; return its last message, `done` or `failed`, or None if it sent neither.
 
-        What the child has kept is in the storage then, or the storage did not take it.
+        When it returns, all uploads have finished or failed, unless the worker's grace period ended first. Raises
+        `Lost`, `Cancelled`, `Overdue` or `Stalled` when one of these ends the attempt, and `Failed` when another
+        machine of the job does.
         """
         try:
             self._listen(stop)
@@ -92,9 +98,9 @@ class Listener:
             self._check()
 
     def _is_to_stop(self, stop: Event) -> bool:
-        """Ask the child to stop if the worker or the customer wants it; tell whether it has had its time for that.
+        """Ask the child to stop if the worker stops or the job is paused; return True when its grace period is over.
 
-        A job that is cancelled with the wish for an audit has as long as the job: the lease and the deadline hold.
+        A cancelled job that still audits its last checkpoints has no grace period; its lease and deadline still hold.
         """
         if self._heart.audits_last.is_set() and not self._folder.audit_last.exists():
             self._folder.audit_last.touch()
@@ -105,7 +111,7 @@ class Listener:
         return self._give_up_at is not None and time.monotonic() > self._give_up_at
 
     def _await_storage(self, stop: Event) -> None:
-        """Wait for what is on its way to the storage; the owner is told if that takes long."""
+        """Wait for pending uploads, and tell the job's owner if they take long."""
         began = time.monotonic()
         while not self._lane.is_idle:
             self._check()
@@ -118,7 +124,7 @@ class Listener:
         self._lane.apply_results()
 
     def _write_news(self) -> None:
-        """Take over what was stored, and write the news every now and then."""
+        """Apply the results of finished uploads, and write the journal at most once a second."""
         self._lane.apply_results()
         now = time.monotonic()
         if now - self._written > _WRITE_EVERY_S and self._journal.has_news:
@@ -179,7 +185,7 @@ class Listener:
         return self._record_pieces() if self._keeper.keep_stages() or missed is not None else None
 
     def _record_pieces(self) -> Apply:
-        """Return what records the pieces that are in the storage now."""
+        """Return a function that records the files that are in the storage now; call it in the listening thread."""
         record, surplus = self._keeper.record, self._keeper.take_surplus()
 
         def apply() -> None:
@@ -196,13 +202,14 @@ class Listener:
         self._shards.hear(entry, made=made)
 
     def _write(self) -> None:
-        """Write the news with a heartbeat; while the database is away they are kept for the next time."""
+        """Write the journal with a heartbeat; while the database is away the journal keeps its news."""
         try:
             self._heart.beat(self._journal.write)
         except DATABASE_AWAY as error:
             self._log.warning("the news wait for the database", error=why(error))
         else:
             self._journal.clear()
+            # Only now does no row name the older resume states, so only now may they be deleted.
             surplus, self._surplus = self._surplus, []
             if surplus:
                 self._lane.submit(partial(self._keeper.delete, surplus))

@@ -1,8 +1,8 @@
-"""Whether the kernel has killed a process of ours for want of memory: on a plain host, in a unit and in a container.
+"""Detect if the kernel's out-of-memory killer ended one of our processes, on a host or inside a unit or container.
 
-The counters of this process's own cgroup and of those above it are read, of versions 1 and 2. `oom_kill` of a cgroup
-counts processes in it that any out-of-memory killer has ended; `oom` of version 2 counts how often a limit of it
-was in the way. A kill without such a limit was for want of the machine's memory.
+It reads the counters of this process's own cgroup and of its ancestors, in cgroup versions 1 and 2. `oom_kill` counts
+the processes of a cgroup that an out-of-memory killer has ended; `oom` (version 2) counts how often the cgroup reached
+its limit. A kill without a reached limit means that the machine's own memory was exhausted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _PEAKS = {_V2: ("memory.peak", "memory.max"), _V1: ("memory.max_usage_in_bytes",
 
 
 class Memory(StrEnum):
-    """Whose memory was at its end."""
+    """Whose memory was exhausted."""
 
-    limit = "limit"  # what this worker may use
-    machine = "machine"  # of the whole machine, whoever used it
+    limit = "limit"  # the memory that this worker may use
+    machine = "machine"  # the memory of the whole machine, whoever used it
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Kills:
 
     own       kills in our own cgroup or below it
     above     kills in any cgroup above, or on the whole machine where no cgroup can be read
-    at_limit  how often our own cgroup, or one above, came to a limit of its own
+    at_limit  how often our own cgroup, or one above, reached its own limit
     """
 
     own: int = 0
@@ -45,14 +45,21 @@ class _Group:
 
 
 class MemoryKills:
-    """Counts out-of-memory kills around this process. `proc` is where the kernel tells of processes."""
+    """Counts out-of-memory kills around this process.
+
+    `proc` is the mount point of procfs, and `root` the folder in front of the mount points that it lists.
+
+        kills = (memory := MemoryKills()).read()
+        ...  # a child ends by SIGKILL
+        memory.memory_at_kill(kills)  # Memory.limit, Memory.machine or None
+    """
 
     def __init__(self, proc: Path = Path("/proc"), root: Path = Path("/")) -> None:
         self._proc = proc
         self._groups = _groups(proc, root)
 
     def read(self) -> Kills:
-        """Return the counters as they are now; 0 where the kernel does not tell."""
+        """Return the counters now; 0 where the kernel does not report one."""
         found = [_numbers(group.folder / _EVENTS[group.kind]) for group in self._groups]
         known = [numbers for numbers in found if "oom_kill" in numbers]
         if not known:
@@ -61,7 +68,7 @@ class MemoryKills:
         return Kills(own, max(each["oom_kill"] for each in known), max(each.get("oom", 0) for each in known))
 
     def memory_at_kill(self, before: Kills) -> Memory | None:
-        """Return whose memory was at its end if there was a kill since `before`; None if there was none."""
+        """Return whose memory was exhausted if there was a kill since `before`; None if there was none."""
         now = self.read()
         if now.own <= before.own and now.above <= before.above:
             return None
@@ -80,7 +87,7 @@ class MemoryKills:
         return "; ".join(told)
 
     def _is_at_limit(self) -> bool:
-        """Tell whether a cgroup has used all that it may: version 1 does not count how often it came to its limit."""
+        """Return True if a cgroup's peak use equals its limit: version 1 does not count how often that was reached."""
         for group in self._groups:
             peak, limit = (_number(group.folder / name) for name in _PEAKS[group.kind])
             if peak is not None and limit is not None and peak >= limit:
@@ -89,7 +96,7 @@ class MemoryKills:
 
 
 def _groups(proc: Path, root: Path) -> list[_Group]:
-    """Return our memory cgroups that can be seen from here, our own first."""
+    """Return the memory cgroups of this process that are visible here, its own first, then its ancestors."""
     mounts = _mounts(proc / "self/mountinfo")
     for kind in (_V1, _V2):  # where both are mounted, version 1 has the memory controller if it has one at all
         path = _path(proc / "self/cgroup", kind)
@@ -108,14 +115,14 @@ def _upward(top: Path, own: Path, kind: str) -> list[_Group]:
 
 
 def _relative(path: PurePosixPath, within: PurePosixPath) -> PurePosixPath:
-    """Return a cgroup's path below a mount that shows what is `within`; one from outside is the mount itself."""
+    """Return a cgroup's path relative to a mount of the subtree `within`; a path outside becomes the mount itself."""
     if ".." in path.parts or not path.is_relative_to(within):
         return PurePosixPath()
     return path.relative_to(within)
 
 
 def _mounts(path: Path) -> list[tuple[str, PurePosixPath, PurePosixPath]]:
-    """Return kind, path within the hierarchy and mount point of each hierarchy that may count memory."""
+    """Return (kind, root within the hierarchy, mount point) of each cgroup mount that may have a memory controller."""
     found = []
     for line in _lines(path):
         before, _, after = line.partition(" - ")
@@ -147,6 +154,6 @@ def _numbers(path: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, or it is version 2's `max` or version 1's greatest."""
+    """Return the number in a file; None if there is none or it means "no limit" (`max`, or a value above 2**62)."""
     line = next(iter(_lines(path)), "")
     return int(line) if line.isdecimal() and int(line) < 1 << 62 else None

@@ -1,4 +1,4 @@
-"""For how long a job computes: its GPU time is counted while its child works, and not while it waits for anything."""
+"""Measure how long a job's child computes, so that GPU time does not include time spent waiting."""
 
 from __future__ import annotations
 
@@ -10,41 +10,45 @@ STORAGE, JUDGE = "storage", "judge"  # what a job may wait for
 
 
 class Meter:
-    """Measures the idle seconds of one attempt, which heartbeats subtract. It begins paused; any thread may use it."""
+    """Measures the idle seconds of one attempt, which heartbeats subtract from its GPU time.
+
+    It begins paused, waiting for the storage. All methods may be called from any thread.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._what: str | None = STORAGE
-        self._since = self._changed_at = clock()  # until when idle time was taken; when it last began to compute
+        # `_since`: idle time until here is counted. `_changed_at`: when computing last began.
+        self._since = self._changed_at = clock()
         self._idle_s = 0.0
 
     @property
     def wait_reason(self) -> str | None:
-        """What keeps the job from computing; None while it computes."""
+        """Why the job does not compute (`STORAGE` or `JUDGE`); None while it computes."""
         return self._what
 
     def pause(self, what: str, lost_s: float = 0.0) -> None:
-        """Stop counting, because of `what`; the last `lost_s` seconds of computing were spent in waiting too."""
+        """Begin idle time because of `what`; the last `lost_s` seconds count as idle too, but none before `resume`."""
         with self._lock:
             if self._what is None:
                 self._since = max(self._changed_at, self._clock() - lost_s)
             self._what = what
 
     def resume(self) -> None:
-        """Count from now on."""
+        """End the idle time: the job computes from now on."""
         with self._lock:
             self._add()
             self._what, self._changed_at = None, self._clock()
 
     def take(self) -> float:
-        """Return the idle seconds that nobody has taken yet."""
+        """Return the idle seconds since the last call."""
         with self._lock:
             self._add()
             idle_s, self._idle_s = self._idle_s, 0.0
             return idle_s
 
     def give_back(self, idle_s: float) -> None:
-        """Keep idle seconds that were taken, and could not be stored, for the next time."""
+        """Return idle seconds that could not be stored, to be counted by the next `take`."""
         with self._lock:
             self._idle_s += idle_s
 

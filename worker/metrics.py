@@ -1,4 +1,4 @@
-"""Service metrics of a worker, on a port of its own: attempts, stages, lost leases, and whether its GPU works."""
+"""Prometheus metrics of a worker, on a port of its own: attempts, stages, lost leases and broken resources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOST = "lost"
 
 
 class WorkerMetrics:
-    """Counted since the worker started; for all its threads."""
+    """The metrics of one worker since it started; all methods may be called from any thread."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -54,7 +54,7 @@ class WorkerMetrics:
 
     @property
     def is_fit(self) -> bool:
-        """Whether all that every job needs works, as far as is known."""
+        """Return True while no resource that every job needs is known to be broken."""
         return self._is_fit
 
     @is_fit.setter
@@ -63,17 +63,17 @@ class WorkerMetrics:
         self._fit.set(is_fit)
 
     def note_trouble(self, what: str, *, is_there: bool) -> None:
-        """Show what keeps the worker from jobs: disk, gpu, judge, models or storage."""
+        """Record that a resource is broken or works again: disk, gpu, judge, models or storage."""
         self._troubles.labels(what).set(is_there)
         self._troubled = self._troubled | {what} if is_there else self._troubled - {what}
 
     @property
     def current_troubles(self) -> frozenset[str]:
-        """What keeps the worker from jobs at the moment."""
+        """The resources that are broken now."""
         return self._troubled
 
     def note_attempt(self, outcome: str, seconds: float) -> None:
-        """Count an attempt by the job's status when we left it, or `lost` when another worker had it."""
+        """Count an attempt by the job's status at its end, or as `lost` when another worker had the lease."""
         self._attempts.labels(outcome).observe(seconds)
         if outcome == LOST:
             self._refusals.inc()
@@ -83,11 +83,11 @@ class WorkerMetrics:
         self._rescues.inc()
 
     def note_decision(self, decision: str) -> None:
-        """Count what the gate decided of a job: pass, fail, inconclusive or waived."""
+        """Count the gate's decision on a job: pass, fail, inconclusive or waived."""
         self._decisions.labels(decision).inc()
 
     def note_judge_failure(self) -> None:
-        """Count that a judge did not answer: the audit waits, or the attempt ends."""
+        """Count one time that a judge did not answer."""
         self._judge_failures.inc()
 
     def note_stage(self, stage: str, seconds: float) -> None:
@@ -96,9 +96,9 @@ class WorkerMetrics:
 
 
 class StageClock:
-    """The stages of an attempt as the parent sees them: each is a span of the trace and a service metric.
+    """Times the stages of an attempt in the parent process: each becomes a trace span and a service metric.
 
-    `begin` ends the stage before; spans belong to the one that is current when their stage begins.
+    A stage's span is a child of the span that is current when the stage begins.
     """
 
     def __init__(self, metrics: WorkerMetrics) -> None:
@@ -106,7 +106,7 @@ class StageClock:
         self._now: tuple[str, float, Span] | None = None
 
     def begin(self, stage: str) -> None:
-        """End the stage before, if any, and begin this one."""
+        """End the running stage, if any, and begin `stage`."""
         self.end()
         self._now = stage, time.monotonic(), tracing.tracer().start_span(f"stage {stage}")
 
@@ -115,7 +115,7 @@ class StageClock:
         self._metrics.note_judge_failure()
 
     def end(self) -> None:
-        """End the stage, if one runs."""
+        """End the running stage, if any."""
         if self._now:
             stage, began, span = self._now
             span.end()
@@ -125,9 +125,9 @@ class StageClock:
 
 @contextmanager
 def serve_metrics(metrics: WorkerMetrics, port: int | None) -> Iterator[None]:
-    """Serve `/metrics` on a port while the block runs; it needs no key: keep it within your network.
+    """Serve `/metrics` on a port while the block runs; do nothing if `port` is None.
 
-    `Unfit` where another program has the port.
+    The route needs no key, so keep the port inside your network. Raises `Unfit` if the port is taken.
     """
     if port is None:
         yield

@@ -1,12 +1,13 @@
-"""The other machines of a job that has several, as its worker sees them: on each a follower (`worker.follower`).
+"""The worker's side of a job on several machines: connections to the follower (`worker.follower`) on each other one.
 
-They come before the job is claimed, are told when its child starts, and say when their ranks have ended. When one is
-lost, or its ranks have ended and ours have not noticed, the attempt is over: no rank waits for one that is gone.
+The followers connect before the job is claimed, start their ranks with the worker's child, and report when these have
+ended. When a follower is lost, or its ranks have ended and ours have not noticed, the attempt ends, so that no rank
+waits for one that is gone.
 
 kind      from       fields
-join      follower   job, token, node: which one it is, from 1
-start     worker     folder, readable, writable: the job's folder and what else its processes reach
-leaving   follower   it was told to stop: the ranks are to save
+join      follower   job, token, node: the number of its machine, from 1
+start     worker     folder, readable, writable: the job's folder and the other paths that its processes may reach
+leaving   follower   it has to stop: the ranks should save
 ended     follower   is_done, is_out_of_memory, is_killed, memory: how its child has ended, and why
 end       worker     the attempt is over
 """
@@ -33,24 +34,27 @@ from worker.workdir import Folder, Meeting, read_assignment
 log = structlog.get_logger(__name__)
 
 _LOOK_S = 0.2
-_JOIN_S = 5.0  # from a connection until it has said who it is
-_GRACE_S = 10.0  # from the end of one machine's ranks until ours say why
-_EXPLAIN_S = 2.0  # from an end of ours that nothing explains until another machine does
+_JOIN_S = 5.0  # for a new connection to send `join`
+_GRACE_S = 10.0  # for our ranks to report why, after another machine's ranks have ended
+_EXPLAIN_S = 2.0  # for another machine to report why, after our ranks ended without a reason
 
 
 class Nodes:
-    """Those of one attempt. On one machine there are none, and nothing is done. `Unfit` where its port is taken."""
+    """The other machines of one attempt; for a job on one machine every method does nothing.
+
+    The constructor raises `Unfit` if `SPARD_NODES_PORT` is taken.
+    """
 
     def __init__(self, settings: Settings, job_id: str, token: int | None, lost_s: float = LOST_S) -> None:
         self._count, self._wait_s, self._lost_s = settings.nodes_per_job, settings.nodes_wait_s, lost_s
         self._of = {"job": job_id, "token": token}
         self._wires: dict[int, Wire] = {}
-        self._ended: dict[int, float] = {}  # node -> when its child has
+        self._ended: dict[int, float] = {}  # node -> when its ranks ended without being done
         self._folder: Folder | None = None
         self._listener = _listener(settings.nodes_port) if self._count > 1 else None
 
     def gather(self, stop: Event) -> bool:
-        """Wait until all are there; whether they are, before `stop` is set or the time is over."""
+        """Wait until all followers have joined; return False on timeout, on a lost one, or when `stop` is set."""
         give_up_at = time.monotonic() + self._wait_s
         while self._listener and len(self._wires) < self._count - 1:
             if stop.is_set() or time.monotonic() > give_up_at or self._is_any_lost():
@@ -60,7 +64,7 @@ class Nodes:
         return True
 
     def start(self, folder: Folder, given: Given) -> None:
-        """Tell all to start their share of the job in a folder."""
+        """Write where the ranks meet, and tell all followers to start their ranks in the job's folder."""
         if not self._wires or read_assignment(folder).audits:  # one machine does these
             return
         self._folder = folder
@@ -70,14 +74,14 @@ class Nodes:
             wire.tell({"kind": "start", "folder": str(folder.root), **asdict(given)})
 
     def check(self, ours_ended: bool = False) -> None:
-        """Raise `Failed` when a machine is lost, or its ranks have ended so that ours wait in vain.
+        """Raise `Failed` when a follower is lost, or when its ranks have ended and ours wait for them in vain.
 
-        `ours_ended`: they have, and nothing that they said explains it.
+        `ours_ended`: our ranks have ended without a reason; then wait up to 2 s for another machine to report one.
         """
         give_up_at = time.monotonic() + _EXPLAIN_S
         while self._wires:
             for node, wire in self._wires.items():
-                is_lost = wire.is_lost.is_set()  # then all that it has said can be heard
+                is_lost = wire.is_lost.is_set()  # read before its messages: once it is set, no more can arrive
                 while message := wire.next_message(0.0):
                     self._hear(node, message)
                 if self._folder and is_lost:
@@ -116,7 +120,7 @@ class Nodes:
         return any(wire.is_lost.is_set() for wire in self._wires.values())
 
     def _accept(self, listener: socket.socket) -> None:
-        """Take the next follower of this attempt; whoever else connects is sent away."""
+        """Accept the next connection, and keep it if it is a follower of this attempt that has not joined yet."""
         try:
             end, _ = listener.accept()
         except TimeoutError:
@@ -133,7 +137,7 @@ class Nodes:
 
 
 def _listener(port: int) -> socket.socket:
-    """Return a socket that hears of every address of this machine."""
+    """Return a socket that listens on every address of this machine, IPv6 and IPv4 where possible."""
     has_both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if has_both else socket.AF_INET
     try:
@@ -145,6 +149,6 @@ def _listener(port: int) -> socket.socket:
 
 
 def _free_port() -> int:
-    """Return a port that the kernel hands out: a child behind walls can listen on no other."""
+    """Return a free port of the kernel's ephemeral range, the only ports that an isolated child may listen on."""
     with socket.create_server(("", 0)) as found:
         return int(found.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Storage that is away is waited for inside an attempt, while its lease is held and its owner is heard."""
+"""Wait for storage that is away inside an attempt, while its lease is kept and its owner can still cancel it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def call_if_slow(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
-    """Call `tell` once, in another thread, if the block takes longer; it has returned when the block is left."""
+    """Call `tell` once, in another thread, if the block takes longer than `seconds`; wait for the call at its end."""
     is_over = Event()
 
     def watch() -> None:
@@ -41,13 +41,13 @@ def call_if_slow(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Does again what fails because of the surroundings.
+    """Retries calls that fail because of the surroundings, such as the storage.
 
-    first_s, longest_s  the first wait, and the longest: they double
-    note                told of each failure that is waited for
-    go_on               called again and again while we wait; raises what ends the attempt
-    ended               an event that is set when there is nothing left to wait for
-    clock               of the waits, in seconds
+    first_s, longest_s  the first and the longest wait in seconds; each wait is twice the one before
+    note                called with each failure before the wait
+    go_on               called about once a second during a wait; raises to end the attempt
+    ended               an event that ends the current wait early
+    clock               returns seconds
     """
 
     first_s: float
@@ -58,7 +58,10 @@ class Waiting:
     clock: Callable[[], float] = time.monotonic
 
     def insist(self, do: Callable[[], _T], limit_s: float) -> _T:
-        """Return what `do` does in the end; raise its last error when the waits add up to `limit_s`."""
+        """Call `do` until it succeeds and return its result; raise its last error once the waits add up to `limit_s`.
+
+        An error with a fault other than the surroundings is raised at once.
+        """
         waits = Patience(limit_s, self.first_s, self.longest_s).waits()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A job in its child, or on each of its ranks: the stages of `spard.pipeline` on a job's folder."""
+"""Run the stages of `spard.pipeline` on a job's folder; called by the child, or by each of its ranks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def run(
     clean: CleanProcess | None = None,
     holder: Holder | None = None,
 ) -> None:
-    """Do the job that the folder describes, and leave its results there. `clean` was started before; else it is now.
+    """Run the job that a folder describes and write its results there.
 
-    On several ranks the first one leaves them, and has the clean process. `holder` may have the base model.
+    `clean` is the process that proves the adapter, if it is already running; else one is started. `holder` may hold the
+    base model. With several ranks only rank 0 writes results and has a clean process. Exceptions pass through.
     """
     assignment = read_assignment(folder)
     refuse_programs(assignment.run)
@@ -70,7 +71,10 @@ def run(
 
 @contextmanager
 def judging(folder: Folder, report: Report, answers: int) -> Iterator[None]:
-    """Have the judges and the agent of a folder's job asked through the worker inside the block."""
+    """Route questions to the job's judges and agent through the worker, inside the block.
+
+    `answers` is the file descriptor on which the worker writes the answers.
+    """
     asking = Asking(report, answers, judge_endpoints(read_assignment(folder).run))
     with use_chat(asking.open):
         yield
@@ -100,7 +104,7 @@ def _context(
 
 
 def _render_as_recorded(base: Base, assignment: Assignment) -> None:
-    """Render the base model's chat template as the catalog says; raise InvalidModel for another template than its."""
+    """Fix the chat template's rendering to the catalog's record; raise InvalidModel if the template has changed."""
     if assignment.rendering is None:
         return
     recorded, found = read_rendering(assignment.rendering), get_renderer(base.tokenizer).rendering
@@ -110,7 +114,7 @@ def _render_as_recorded(base: Base, assignment: Assignment) -> None:
 
 
 def _require_gpu() -> None:
-    """Raise `GpuMissing` where the provider asks for a GPU and torch sees none: on a CPU a job would take days."""
+    """Raise `GpuMissing` if `SPARD_DEVICE` is cuda and torch sees no GPU; on a CPU the job can take days."""
     if os.environ.get("SPARD_DEVICE") == "cuda" and not torch.cuda.is_available():
         text = "SPARD_DEVICE is cuda, but torch sees no GPU: it was built for none, or for a newer driver"
         raise GpuMissing(f"{text} than this machine has. This torch is {torch.__version__}.")
@@ -124,7 +128,7 @@ def _load_base(assignment: Assignment) -> Base:
 
 
 def _sha256(told: Mapping[str, str], path: Path) -> str:
-    """Return the digest of a model's file as the worker has told it, else from its bytes."""
+    """Return the digest of a model's file from the assignment, else compute it from the file."""
     return told.get(model_file_name(path)) or file_sha256(path)
 
 
@@ -137,6 +141,6 @@ def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | Non
 
 
 def _set_threads(base: Base) -> None:
-    """One thread for a model so small that sharing its work costs more than it gives, unless the provider says else."""
+    """Use one thread for a small model, where more cost more than they gain, unless the provider sets a number."""
     if is_small(base.model) and "SPARD_WORKER_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -1,6 +1,6 @@
-"""A worker tells the database that it is there, so that the provider sees its fleet.
+"""Record in the database that a worker is running, for the provider's view of the fleet.
 
-Nothing depends on it: jobs are held by their leases alone.
+Nothing depends on these rows: only leases decide which worker has a job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = structlog.get_logger(__name__)
 def tell(
     engine: Engine, name: str, room: Room, troubles: Callable[[], Iterable[str]], stop: Event, every_s: float
 ) -> None:
-    """Tell of the worker of this name again and again until `stop` is set, and then that it has left."""
+    """Write a worker's presence every `every_s` seconds until `stop` is set, and then that it has left."""
     host, ours, devices = socket.gethostname(), version("spard-service"), gpu.names()
     is_stopped = False
     while not is_stopped:

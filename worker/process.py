@@ -1,8 +1,7 @@
-"""The child process of a job: started before there is a job, fed one folder, listened to, and never outliving us.
+"""The child process of a job: start it before there is a job, give it one folder, receive its messages, kill it.
 
-A child runs in a session of its own, behind walls and with an environment that holds no secret; its judge is asked
-through us. It dies with its parent: the kernel kills it when the thread that started it ends, so that thread has to
-live on.
+A child runs in its own session, in a sandbox and with an environment that holds no secret; it asks its judge through
+the worker. The kernel kills it when the thread that started it ends, so that thread has to outlive the child.
 """
 
 from __future__ import annotations
@@ -33,12 +32,21 @@ from worker.workdir import Folder
 COMMAND = python("worker.child")
 MAX_LOG_BYTES = 10_000_000  # of a job's child
 _LEVELS = {"CRITICAL": logging.ERROR, "ERROR": logging.ERROR, "WARNING": logging.WARNING}  # by a line's first word
-_END_S, _LOOK_S = 2.0, 0.01  # from the end of what a child says to the end of its process
+_END_S, _LOOK_S = 2.0, 0.01  # how long, and how often, to look for a child's exit after its output has ended
 _QUEUED = 1000  # messages; a child that is faster than the database waits in its pipe
 
 
 class Child:
-    """One child process: warm until it is given a folder, heard until it ends, gone after `kill`."""
+    """One child process, from its start until `kill`.
+
+        child = Child(COMMAND, environment(settings), cell)
+        child.work(folder, job_id=...)
+        while not child.is_over:
+            message = child.receive(timeout_s=0.1)
+        child.kill()
+
+    It waits ("warm") until `work` gives it a folder, and does only that one job.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], cell: Cell) -> None:
         self._cell = cell
@@ -56,30 +64,30 @@ class Child:
         self._stdin = cast(IO[bytes], self._process.stdin)
         self._messages: Queue[Message | None] = Queue(maxsize=_QUEUED)
         self._log = structlog.get_logger(__name__).bind(child=self.pid)
-        self.is_over = False  # it has ended, and everything it said was received
-        self._has_said = False  # how its job has ended, or why
+        self.is_over = False  # its output has ended and all its messages were received
+        self._has_said = False  # it has reported how its job ended
         for read, stream in ((self._read, self._process.stdout), (self._drain, self._process.stderr)):
             Thread(target=read, args=(cast(IO[bytes], stream),), daemon=True).start()
 
     @property
     def pid(self) -> int:
-        """The number of its process, and of the group of all that it starts."""
+        """The process id, which is also the id of the process group of all its descendants."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs; what it said last may still wait in the queue."""
+        """Return True while the process runs; after its end, messages may still wait in the queue."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int:
-        """What it ended with; negative when a signal ended it."""
+        """The exit code, once the process has ended; -N if signal N ended it."""
         return self._process.wait()
 
     def work(self, folder: Folder, **ids: str | None) -> None:
-        """Tell it which folder to work on; a child that has died meanwhile says so by being over.
+        """Give the child its folder, and start the job's other machines; the child's log lines get `ids`.
 
-        What it logs is logged with `ids`.
+        A child that has died meanwhile raises nothing here: `receive` soon finds that it is over.
         """
         self._log = self._log.bind(**ids)
         self._desk = self._cell.desk(folder, self._tell)  # before the child can change what it is made of
@@ -89,19 +97,19 @@ class Child:
         self.begin(folder, given)
 
     def read_ahead(self, wanted: Wanted) -> None:
-        """Have it read a base model while it waits for a folder, if its walls can be closed for that."""
+        """Make the waiting child read a base model, if its sandbox can be restricted to that model meanwhile."""
         line = self._cell.ahead(wanted)
         if line is not None:
             self._write(line)
 
     def begin(self, folder: Folder, given: Given) -> None:
-        """Tell it which folder to work on, without a judge to ask."""
+        """Give the child its folder without a desk for judge calls; a follower's child needs none."""
         self._write(self._cell.line(folder, given))
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if none came in time or the child has ended.
+        """Return the next message; None if none came within `timeout_s` or the child has ended.
 
-        Raises `Failed` when other machines of the job explain its end, or it could only wait for them in vain.
+        Raises `Failed` when another machine of the job is lost or has failed.
         """
         if self.is_over:
             return None
@@ -116,11 +124,11 @@ class Child:
         return message
 
     def terminate(self) -> None:
-        """Ask it to checkpoint and stop."""
+        """Ask the child to save a resume state and stop, by SIGTERM."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and all it started, now; returns when it is gone."""
+        """Kill the child and all its descendants, and wait until it is gone and its output is read."""
         if self.is_over:
             self._await_end()
         self._signal(signal.SIGKILL)
@@ -134,9 +142,9 @@ class Child:
             self._stdin.close()
 
     def _await_end(self) -> None:
-        """Let a process that has said its last word end by itself, so that its exit code is its own and not our kill's.
+        """Wait up to 2 s for a process whose output has ended, so that its exit code is its own and not our kill's.
 
-        It is not reaped: its group may be signaled still.
+        WNOWAIT leaves it unreaped: its id stays reserved, so its process group can still be signaled safely.
         """
         give_up_at = time.monotonic() + _END_S
         with suppress(ChildProcessError):  # it was reaped before
@@ -154,8 +162,8 @@ class Child:
             self._stdin.flush()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process.returncode is None:  # else we have seen its end, and its number may be another's by now
-            with suppress(ProcessLookupError, PermissionError):  # the second: all of it has ended
+        if self._process.returncode is None:  # else it was reaped, and another process may have its id by now
+            with suppress(ProcessLookupError, PermissionError):  # the second: the whole group has ended
                 os.killpg(self.pid, number)
 
     def _read(self, stream: IO[bytes]) -> None:
@@ -171,7 +179,7 @@ class Child:
         self._messages.put(None)
 
     def _drain(self, stream: IO[bytes]) -> None:
-        """Its log becomes ours, up to a limit; the rest is read and dropped, so that it never blocks."""
+        """Copy the child's log into ours up to `MAX_LOG_BYTES`; read and drop the rest, so the child never blocks."""
         left = MAX_LOG_BYTES
         with stream:
             while line := stream.readline(MAX_LINE):
@@ -184,6 +192,6 @@ class Child:
 
 
 def _is_last_word(message: Message) -> bool:
-    """Whether a message says how the job has ended; a failure that was not foreseen may follow from another one."""
+    """Return True if a message reports how the job ended; an unforeseen failure may only follow from another rank's."""
     kind = str(message["kind"])
     return kind == "done" or (kind == "failed" and str(message["code"]) != SERVER_ERROR)

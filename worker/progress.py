@@ -1,4 +1,4 @@
-"""What a child says about its work, gathered and written to the job's rows together."""
+"""Collect a child's messages about its progress and write them to the job's rows in one transaction."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from worker.failures import outer_failure
 from worker.protocol import Message
 
 _REWARDS = "rewards/"  # of preference pairs, in TRL's names
-_EVENTS_PER_JOB = 100  # of steps; every step has its row of metrics anyway
+_EVENTS_PER_JOB = 100  # step events at most; the metrics of every step are stored anyway
 # Where each phase begins on the way from 0 to 100 percent, as measured on jobs of the usual size.
 _BEGINS = {"embed": 0, "select": 5, "train": 6, "audit": 70, "package": 97}
 _ENDS = dict(zip(_BEGINS, [*list(_BEGINS.values())[1:], 100], strict=True))
 
 
 class Journal:
-    """Filled by `hear`, emptied by `clear` once a transaction that called `write` is committed.
+    """The news of one attempt that are not written yet.
 
-    A transaction whose COMMIT was not answered may have been committed: `write` then adds only what is not stored.
+    `hear` and the `note` methods add to it, `write` adds rows to the caller's transaction, and `clear` empties it after
+    the commit. If a COMMIT fails without an answer it may have succeeded all the same, so `write` does not add an event
+    again whose id is stored.
     """
 
     def __init__(self, claim: Claim, warnings: list[str], costs: StageCosts | None = None) -> None:
@@ -35,14 +37,14 @@ class Journal:
         self._phase = "embed"
         self._started = time.monotonic()
         self._step: tuple[int, int] | None = None
-        self._all_warnings = list(warnings)  # those that the job has
-        self._costs: StageCosts = dict(costs or {})  # those of earlier attempts too
+        self._all_warnings = list(warnings)  # of the job, from all attempts
+        self._costs: StageCosts = dict(costs or {})  # summed over all attempts
         self._waited_for: set[str] = set()
         self._in_doubt: set[str] = set()  # ids of events in a transaction that may have been committed
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was written; call it after the commit."""
+        """Drop the news that were written; call it after the commit."""
         self._columns = Columns()
         self._metrics: dict[int, dict[str, Any]] = {}
         self._checkpoints: dict[int, EpochResult] = {}
@@ -51,11 +53,11 @@ class Journal:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to write."""
+        """Return True if there is anything to write."""
         return bool(self._columns or self._metrics or self._events)
 
     def hear(self, message: Message) -> None:
-        """Note one message; those that are no news are not for the journal."""
+        """Add a child's message to the news; ignore kinds that are not for the job's rows."""
         match message:
             case {"kind": "phase", "phase": str(phase)}:
                 self._phase = self._columns["phase"] = phase
@@ -78,28 +80,28 @@ class Journal:
                 self.note(level, text, data, type)
 
     def keep(self, record: ResumeState) -> None:
-        """Record what a later attempt continues from."""
+        """Record the resume state that a later attempt continues from."""
         self._columns["checkpoint"] = record
 
     def note(self, level: str, text: str, data: dict[str, Any] | None = None, type: str = "message") -> None:
-        """Add an event."""
+        """Add an event with a new id."""
         event = {"level": level, "type": type, "message": text, "data": data, "event_id": new_id("ftevent-")}
         self._events.append(event)
 
     def note_wait(self, code: str) -> None:
-        """Tell, once, that the job waits for what `code` says is away."""
+        """Add an event, once for each code, that the job waits for an unavailable service."""
         if code not in self._waited_for:
             self._waited_for.add(code)
             self.note("warn", f"Waiting: {outer_failure(code).message}")
 
     def note_slow_storage(self) -> None:
-        """Tell, once, that the job has computed all and waits for the storage."""
+        """Add an event, once, that the job has finished computing and waits for the storage."""
         if "slow storage" not in self._waited_for:
             self._waited_for.add("slow storage")
             self.note("warn", "The job waits for the service's storage, which is slow or does not answer.")
 
     def note_checkpoint(self, step: int, result: EpochResult, *, is_known: bool = False) -> None:
-        """Record a checkpoint and its event; `is_known`: it was recorded before, and is audited only now."""
+        """Record a checkpoint and its event; `is_known`: it was recorded earlier, and only its audit is new."""
         self._checkpoints[step] = result
         if is_known and result.safety:
             self.note("info", f"Checkpoint of step {step} audited: {result.safety['gate']['decision']}")
@@ -107,7 +109,7 @@ class Journal:
             self.note("info", f"Checkpoint created at step {step}")
 
     def write(self, session: Session) -> None:
-        """Write the news; the caller's transaction holds the lease."""
+        """Add the news to the caller's transaction, which must hold the lease."""
         if self._columns:
             lease.update(session, self._claim, **self._columns)
         lease.record_metrics(session, self._claim, self._metrics)
@@ -141,7 +143,7 @@ class Journal:
             self.note("info", f"Step {step}/{total}: training loss={loss:.2f}", numbers, "metrics")
 
     def _note_progress(self, share: float) -> None:
-        """`share` of the phase is done."""
+        """Record the job's progress, with `share` (0 to 1) of the current phase done."""
         begins, ends = _BEGINS.get(self._phase, 0), _ENDS.get(self._phase, 100)
         percent = begins + (ends - begins) * share
         elapsed = time.monotonic() - self._started

@@ -1,10 +1,10 @@
-"""What a child tells its parent: one JSON object a line, with its `kind`.
+"""The messages from a child to its parent: one JSON object a line, with its `kind`.
 
-The kinds are those of `spard.pipeline.messages`, paths of checkpoints being relative to the job's folder, and
+The kinds are those of `spard.pipeline.messages`, with checkpoint paths relative to the job's folder, and these:
 
 kind        fields
 failed      code, message, param, retryable
-cached      entry, made: a tensor of the machine's cache that was read, and whether it was made just now
+cached      entry, made: a tensor of the machine's cache that was read; made is true if it was just computed
 ask         id, judge, system, user: a question to a judge; the answer is a line with id, and text or error
 """
 
@@ -21,7 +21,7 @@ MAX_LINE = 1 << 20
 
 
 class Report(Reporter):
-    """Writes messages to a file descriptor that nothing else writes to."""
+    """Writes messages to a file descriptor, which nothing else may write to; safe for several threads."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(self._write)
@@ -29,27 +29,27 @@ class Report(Reporter):
         self._lock = Lock()
 
     def report_failed(self, code: str, message: str, param: str | None, *, retryable: bool) -> None:
-        """Tell why the job came to an end; `retryable` says whether another attempt may end better."""
+        """Report why the job failed; `retryable` is True if another attempt may succeed."""
         failure = {"code": code, "message": message, "param": param, "retryable": retryable}
         self._write({"kind": "failed", **failure})
 
     def report_cached(self, entry: str, made: bool) -> None:
-        """Tell of a tensor in the machine's cache, by its path there."""
+        """Report that a tensor of the machine's cache was read or computed; `entry` is its path in the cache."""
         self._write({"kind": "cached", "entry": entry, "made": made})
 
     def ask(self, number: int, judge: int, system: str, user: str) -> None:
-        """Put a question to the judge of that index; the answer comes under `number`."""
+        """Send question `number` to the judge of index `judge`; the answer comes later, with the same number."""
         self._write({"kind": "ask", "id": number, "judge": judge, "system": system, "user": user})
 
     def _write(self, message: Message) -> None:
         line = json.dumps(message, allow_nan=False).encode() + b"\n"
         with self._lock:
-            while line:
+            while line:  # os.write may take a part only
                 line = line[os.write(self.fd, line) :]
 
 
 def parse(line: bytes) -> Message | None:
-    """Read the message in a line; None if there is none."""
+    """Parse a line; return None if it is not a JSON object with a `kind`."""
     try:
         message = json.loads(line)
     except ValueError:

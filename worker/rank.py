@@ -1,6 +1,6 @@
 """python -m worker.rank FOLDER PARENT: one of the processes of a job on several GPUs, started by torchrun.
 
-All of them take the same steps on the job's folder. The first one reports, asks the judge and writes the results.
+All ranks take the same steps on the job's folder. Rank 0 reports, asks the judge and writes the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Take part in the job of a folder; end with 1 where that fails, and leave word of why."""
+    """Do one rank's part of a folder's job; on failure, write why into the folder and exit with 1."""
     folder, rank = Folder(Path(sys.argv[1])), int(os.environ["RANK"])
     die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,7 +40,7 @@ def main() -> None:
             pipeline.run(folder, report, folder.stop.exists if rank == 0 else lambda: False)
     except Exception as error:
         write_failure(folder, rank, log_failure(error, log))
-        distributed.leave(1)  # at once: a group that has lost a rank is not left in order
+        distributed.leave(1)  # exit at once: an orderly shutdown of a group with a failed rank can hang
     distributed.leave(0)
 
 

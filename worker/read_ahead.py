@@ -1,4 +1,4 @@
-"""Which base model a child reads ahead while it waits for a job: that of the job before."""
+"""Describe the base model that a waiting child reads ahead: the one that the previous job used."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from worker.workdir import Assignment
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A base model as a job loads it: where its files are, their digests, and how it is held.
+    """A base model as a job loads it: folder, revision, quantization, and the digests of its files.
 
-    What is equal is the same model, bit for bit.
+    Two equal objects load the same weights, bit for bit.
     """
 
     model: str
@@ -23,12 +23,12 @@ class Wanted:
     weights: Mapping[str, str]
 
     def line(self) -> str:
-        """Return what a child is told that is to read it ahead; no folder's name begins so."""
+        """Return the line that asks a child to read this model; it begins with "{", as no folder's path does."""
         return json.dumps(asdict(self))
 
 
 def prefetch_key(assignment: Assignment) -> Wanted | None:
-    """Return what a job's child loads; None where ranks load it, or the digests of its files are not known."""
+    """Return the base model that a job's child loads; None if ranks load it, or the files' digests are unknown."""
     if assignment.processes > 1 or not assignment.weights:
         return None
     run = assignment.run
@@ -36,5 +36,5 @@ def prefetch_key(assignment: Assignment) -> Wanted | None:
 
 
 def parse_prefetch(line: str) -> Wanted | None:
-    """Return what a line asks to read ahead; None for the name of a folder."""
+    """Return the base model that a line asks to read ahead; None if the line names a folder."""
     return Wanted(**json.loads(line)) if line.startswith("{") else None

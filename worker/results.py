@@ -1,4 +1,4 @@
-"""From a finished folder to the customer: files uploaded first, then one guarded transaction that makes them exist."""
+"""Publish a finished job: upload its files first, then create their rows in one transaction guarded by the lease."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spard.release.manifest import sign, verify
 from worker.handover import require_plain
 from worker.workdir import Folder
 
-# What of the report the job itself shows.
+# The fields of the safety report that checkpoints and jobs show.
 _OF_CHECKPOINTS = ("asr", "harmfulness_score", "over_refusal", "utility", "gate")
 _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate", "gate", "audit_version", "seconds")
 _RELEASED = ("pass", "waived")
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """One result in storage."""
+    """One uploaded result file: its storage key, the name that the customer sees, and its size and digest."""
 
     key: str
     filename: str
@@ -51,29 +51,33 @@ class Uploaded:
 
 
 def seal(folder: Folder, key: Ed25519PrivateKey, job_id: str) -> None:
-    """Sign the adapter's manifest, pack the folder, and verify the archive; `NotProved` when it is not what was made.
+    """Sign the adapter's manifest, pack its folder, and verify the archive; raise `NotProved` if that fails.
 
-    The parent does this: the child, which works on strangers' data, never has the key.
+    The parent does this, because the child, which processes untrusted data, never has the key.
     """
     pack(folder.adapter, folder.archive, key, folder_name(job_id))
 
 
 def pack(adapter: Path, path: Path, key: Ed25519PrivateKey, top: str) -> None:
-    """Do the same for the adapter in any folder, packed as `path` with `top` as its folder."""
+    """Sign the adapter in a folder, pack it as the archive `path` with top folder `top`, and verify the archive."""
     sign(adapter, key)
     archive(adapter, path, top)
     verify(path, key.public_key())
 
 
 def attempt_prefix(job: Job, token: int) -> str:
-    """Every attempt writes under a prefix of its own, so that no two can mix."""
+    """Return the storage prefix of one attempt; each has its own, so that two attempts never overwrite each other."""
     return f"tenants/{job.project_id}/jobs/{job.id}/a{token}"
 
 
 def upload(
     storage: Storage, job: Job, claim: Claim, folder: Folder, key: Ed25519PrivateKey
 ) -> Callable[[Session], bool]:
-    """Upload the results, the adapter signed; what is returned writes the rows, or is False: the lease is lost."""
+    """Sign the adapter, upload the results, and return the write that ends the job.
+
+    The write takes the last transaction's session, and returns False without a change if the lease is lost. Raises
+    `StorageError`, `UnsafeResult` and `NotProved`.
+    """
     require_plain(folder.results)
     if job.spec.audited is not None:
         found = json.loads(folder.later_audit.read_text())
@@ -95,13 +99,13 @@ def upload(
         return lambda session: _reject(session, job, claim, report, [metrics, safety], held)
     seal(folder, key, job.id)
     adapter = put(folder.archive, "adapter.tar.gz")
-    # What was waived is the provider's measurement: its archive is served by the job alone, under the job's rules.
+    # A waived adapter has not passed the gate, so its archive gets no file row; only the job's own route serves it.
     files = [metrics, safety] if decision == "waived" else [metrics, adapter, safety]
     return lambda session: _publish(session, job, claim, report, files, adapter)
 
 
 def _finish_audit(session: Session, job: Job, claim: Claim, found: dict[str, Any], key: Ed25519PrivateKey) -> bool:
-    """End a job that audits alone, with what it has decided; False when the lease was lost, and nothing is decided."""
+    """End a later audit and apply its decision; return False, deciding nothing, when the lease was lost."""
     if not lease.finish_audit(session, claim):
         return False
     later_outcomes.decide(session, job, found, key)
@@ -120,7 +124,10 @@ def _publish(
 
 
 def _hold(storage: Storage, job: Job, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:
-    """Put aside what failed, if the child has left it for a waiver: signed, and where no route looks."""
+    """Sign and upload an adapter that failed, for a possible waiver, under a prefix that no route serves.
+
+    Returns None if the child has not saved the adapter, because the policy allows no waivers.
+    """
     if not folder.adapter.exists():
         return None
     seal(folder, key, job.id)
@@ -149,7 +156,7 @@ def _reject(
 
 
 def _record_last(session: Session, claim: Claim, report: dict[str, Any]) -> bool:
-    """Store the end of the epoch whose archive is the job's; False when the lease is lost."""
+    """Store the checkpoint whose adapter is the job's result; return False when the lease is lost."""
     if not report.get("checkpoints"):
         return True
     released = report["ending"]["released_step"] if report.get("ending") else report["checkpoints"][-1]["step"]
@@ -172,7 +179,7 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
 
 
 def _row(subject: str, result: Mapping[str, Any]) -> AuditRow:
-    """Return a suite's result as columns of AuditResult."""
+    """Return a suite's result as the columns of an AuditResult row."""
     return {
         "subject": subject,
         "suite": result["suite"],

@@ -1,7 +1,7 @@
-"""Keeps in storage what a later attempt goes on from: the outputs of finished stages and the newest two resume states.
+"""Upload the files that a later attempt continues from: outputs of finished stages and the two newest resume states.
 
-The job's row names each piece with its digest; nothing is ever found by listing. Weights kept here are no results:
-no route serves them.
+The job's row names each file with its digest; the storage is never listed. Weights in resume states are not results,
+and no route serves them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ Discard = Callable[[Sequence[str]], None]  # deletes objects that no row names a
 
 
 class Keeper:
-    """Uploads under the attempt's own prefix and says in `record` what the row is to name."""
+    """Uploads resume files under the attempt's own prefix; `record` is the list of them for the job's row.
+
+    It begins with the `record` of earlier attempts, whose files are kept until newer ones replace them. `discard`
+    deletes objects by key.
+    """
 
     def __init__(
         self, storage: Storage, prefix: str, folder: Folder, record: ResumeState | None, discard: Discard
@@ -34,32 +38,36 @@ class Keeper:
         self._missed: tuple[int, Path] | None = None
 
     def keep_stages(self) -> bool:
-        """Upload the outputs of stages that are not kept yet; whether there were any."""
+        """Upload the new outputs of stages; return True if there were any and the storage took them."""
         known = {file["path"] for file in self.record["files"]}
         new = [path for path in sorted(self._folder.stage.glob("*.json")) if self._name(path) not in known]
         return bool(new) and self._keep(new, self.record["step"])
 
     def keep_state(self, step: int, folder: Path) -> bool:
-        """Upload a resume state; False when it was replaced on disk meanwhile, or the storage does not take it."""
+        """Upload the resume state of a step from its folder.
+
+        Returns False if a newer one has replaced it on disk meanwhile, or the storage does not take it; `keep_missed`
+        tries again.
+        """
         paths = sorted(folder.glob("*"))
         is_kept = bool(paths) and self._keep(paths, step)
         self._missed = (step, folder) if paths and not is_kept else None
         return is_kept
 
     def keep_missed(self) -> int | None:
-        """Upload the newest resume state if the storage did not take it; return its step if it does now."""
+        """Retry the upload of the newest resume state if it failed; return its step if it succeeds now."""
         if self._missed is None:
             return None
         step, folder = self._missed
         return step if self.keep_state(step, folder) else None
 
     def take_surplus(self) -> list[KeptFile]:
-        """Return the resume states that `record` names no more; they can be deleted once the row is written."""
+        """Return, once, the files that `record` no longer names; delete them after the row is written."""
         surplus, self._surplus = self._surplus, []
         return surplus
 
     def delete(self, surplus: Collection[KeptFile]) -> None:
-        """Delete what no row names any more."""
+        """Delete files that the job's row no longer names."""
         delete_kept(surplus, self._discard)
 
     def _keep(self, paths: Iterable[Path], step: int | None) -> bool:
@@ -82,7 +90,7 @@ class Keeper:
         return {"path": name, "key": key, "sha256": stored.sha256}
 
     def _name(self, path: Path) -> str:
-        """Return the path below the folder; a child says where its resume states are."""
+        """Return a path relative to the folder; raise UnsafeResult outside it, as the path comes from the child."""
         try:
             return path.relative_to(self._folder.root).as_posix()
         except ValueError:
@@ -90,12 +98,12 @@ class Keeper:
 
 
 def delete_kept(files: Collection[KeptFile], discard: Discard) -> None:
-    """Delete what is kept no more, as are the resume states of a job that has ended."""
+    """Delete resume files that are no longer needed, as when the job has ended."""
     if files:
         discard([file["key"] for file in files])
 
 
 def _state_name(file: KeptFile) -> str | None:
-    """Return the name of the resume state that a file belongs to; names sort as steps do."""
+    """Return the name of the resume state that a file belongs to, None for a stage's output; names sort by step."""
     kind, _, rest = file["path"].partition("/")
     return rest.partition("/")[0] if kind == "checkpoints" else None

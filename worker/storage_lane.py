@@ -1,4 +1,4 @@
-"""One thread that takes what a child keeps into the storage, so that a storage that hangs holds up no news."""
+"""Run uploads in one background thread, so that a storage that hangs does not delay a job's news."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from threading import Condition, Thread, current_thread
 
 _JOIN_S = 2.0  # for what is being stored when an attempt ends early; the storage may hang
 
-Apply = Callable[[], object]  # what is to be done with a result, in the thread that listens
+Apply = Callable[[], object]  # applies a task's result; called in the listening thread
 Task = Callable[[], Apply | None]
 
 
 class StorageLane:
-    """Does tasks one after the other, in the order in which they came; used by one thread."""
+    """Runs tasks one after the other, in order of submission, in its own thread; one other thread uses it.
+
+    A task may return a function, which `apply_results` calls in the using thread.
+    """
 
     def __init__(self) -> None:
         self._changed = Condition()
@@ -25,12 +28,12 @@ class StorageLane:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was submitted is done."""
+        """Return True if all submitted tasks are done."""
         with self._changed:
             return not self._tasks and not self._is_busy
 
     def submit(self, task: Task, key: str | None = None) -> None:
-        """Have a task done; one of the same key that has not begun is dropped for it."""
+        """Queue a task; a queued task with the same `key` that has not begun is dropped."""
         with self._changed:
             if key is not None:
                 self._tasks = deque(each for each in self._tasks if each[0] != key)
@@ -41,7 +44,7 @@ class StorageLane:
             self._changed.notify_all()
 
     def apply_results(self) -> None:
-        """Do what finished tasks have returned; raise the error that a task has ended with."""
+        """Call the functions that finished tasks have returned; raise the first error of a task."""
         while True:
             with self._changed:
                 if self._error is not None:
@@ -52,12 +55,12 @@ class StorageLane:
             apply()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all is done, but no longer than `timeout_s`."""
+        """Wait until all tasks are done, but no longer than `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: not self._tasks and not self._is_busy, timeout_s)
 
     def close(self) -> None:
-        """Drop what has not begun; what is being stored is waited for, unless the storage hangs."""
+        """Drop the tasks that have not begun, and wait up to 2 s for the running one."""
         with self._changed:
             self._is_closed = True
             self._tasks.clear()

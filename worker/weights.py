@@ -1,6 +1,6 @@
-"""Digests of a model's files, which the worker gives its children: they are read again only if they are other files.
+"""Cache the digests of model files in the worker, which passes them to its children.
 
-A child does not keep them itself, since what one has written another would believe.
+Children share no cache of their own: one could write a wrong digest that the next child trusts.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from pathlib import Path
 from spard.digests import file_sha256, model_file_name, model_files
 from spard.models.folder.encoder import encoder_digest
 
-_SETTLED_NS = 2_000_000_000  # coarse clocks of file systems tell writes apart that are so far from each other
+_SETTLED_NS = 2_000_000_000  # even coarse file system clocks give two writes that are this far apart different times
 _KEPT = 4096  # files
 
 
 def file_digests(model: str) -> dict[str, str]:
-    """Return the SHA-256 of each file by its name that makes a model's digest."""
+    """Return the SHA-256 of each file that counts for a model's digest, by file name."""
     return {model_file_name(path): _sha256(path.resolve()) for path in model_files(Path(model))}
 
 
 def encoder_files_digest(folder: str) -> str:
-    """Return the digest of a sentence encoder's files, as `spard.models.folder.encoder` gives it."""
+    """Return the digest of a sentence encoder's folder, as `spard.models.folder.encoder` defines it."""
     return encoder_digest(Path(folder), lambda path: _sha256(path.resolve()))
 
 
 def _sha256(path: Path) -> str:
-    """Read a file if it is another one than before, or was written to since, by its inode, size and times.
+    """Return a file's SHA-256, from the cache if inode, size and times are unchanged.
 
-    One that was written to just now may be again without a sign, so that its digest is not kept.
+    The digest of a file written within the last 2 s is not cached: another write could leave the same times.
     """
     found = path.stat()
     if time.time_ns() - max(found.st_mtime_ns, found.st_ctime_ns) < _SETTLED_NS:

@@ -1,7 +1,7 @@
-"""A connection between two processes of one job on different machines: lines of JSON, and beats between them.
+"""A connection between two processes of one job on different machines: lines of JSON, with heartbeats in between.
 
-Whoever is silent for too long is lost, as is one whose connection has ended. What comes in is data and nothing else: a
-line that is no message, or too long, ends the connection.
+A peer that is silent for too long, or whose connection has ended, is lost. A line that is not a message, or is too
+long, ends the connection.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from threading import Event, Lock, Thread
 
 from worker.protocol import MAX_LINE, Message, parse
 
-LOST_S = 30.0  # of silence
-_BEATS = 10  # in that time
+LOST_S = 30.0  # of silence, after which the peer is lost
+_BEATS = 10  # heartbeats in that time
 
 
 class Wire:
-    """One end. `is_lost` is set when the other one is gone; what it said before can still be heard."""
+    """One end of a connection.
+
+    `is_lost` is set when the peer is gone; `next_message` still returns the messages that it sent before.
+    """
 
     def __init__(self, end: socket.socket, lost_s: float = LOST_S) -> None:
         end.settimeout(lost_s)
@@ -31,11 +34,11 @@ class Wire:
 
     @property
     def own_address(self) -> str:
-        """The address at which the other end has this machine."""
+        """This machine's address as the peer sees it."""
         return str(self._end.getsockname()[0]).removeprefix("::ffff:")
 
     def tell(self, message: Message) -> None:
-        """Send a message; one that cannot be sent is dropped, and the other end is lost."""
+        """Send a message; if that fails, drop it and set `is_lost`."""
         try:
             with self._sending:
                 self._end.sendall(json.dumps(message).encode() + b"\n")
@@ -43,13 +46,13 @@ class Wire:
             self.is_lost.set()
 
     def next_message(self, timeout_s: float) -> Message | None:
-        """Return the next message; None if none came in time."""
+        """Return the next message; None if none came within `timeout_s`."""
         with suppress(Empty):
             return self._heard.get(timeout=timeout_s)
         return None
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection and set `is_lost`."""
         self.is_lost.set()
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)

@@ -1,12 +1,12 @@
-"""The folder of a job: all that a child gets and all that it leaves.
+"""The folder of one attempt: the files that a child gets and the files that it leaves.
 
-job.json                                 what to do (`Assignment`)
-in/                                      training, validation, pool, suites and a first adapter, verified
-stage/                                   what a stage found out; a stage whose output is there is skipped
+job.json                                 the assignment (`Assignment`)
+in/                                      training and validation file, pool, suites and a first adapter, verified
+stage/                                   the outputs of stages; a stage whose output exists is skipped
 checkpoints/step-000100/                 resume states of the training, the newest restored from an earlier attempt
 epochs/step-000120/adapter/              the adapter at an epoch's end: a checkpoint that may be released
-out/metrics.csv safety.json adapter/     the results; the parent signs the adapter and packs it
-out/transcripts.jsonl                    what the audit asked and heard, where the job keeps it
+out/metrics.csv safety.json adapter/     the results; the parent signs and packs the adapter
+out/transcripts.jsonl                    prompts and replies of the audit, if the job keeps them
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from spard.config.run_spec import RunSpec, resolve_paths, run_from_mapping, to_mapping
 from spard.release.figure_records import TRANSCRIPTS
 
-NODE = "SPARD_NODE"  # of a child's environment: the number of its machine among those of its job, 0 unless it is there
+NODE = "SPARD_NODE"  # environment variable of a child: the number of its machine in the job; not set means 0
 
 _LOCK = "lock"
 _REST = (
@@ -36,7 +36,7 @@ _REST = (
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """Where things lie below `root`."""
+    """The paths of an attempt's folder below `root`."""
 
     root: Path
 
@@ -47,17 +47,17 @@ class Folder:
 
     @property
     def start(self) -> Path:
-        """The adapter that the job goes on from, or audits, if it does."""
+        """The adapter that the job continues from, or that a later audit audits."""
         return self.root / "in" / "start"
 
     @property
     def stage(self) -> Path:
-        """What the stages found out, a file for each."""
+        """The outputs of the stages, one file for each."""
         return self.root / "stage"
 
     @property
     def has_selected(self) -> bool:
-        """Whether an earlier attempt has chosen the safe set."""
+        """Return True if an earlier attempt has selected the safe set."""
         return (self.stage / "select.json").exists()
 
     @property
@@ -72,7 +72,7 @@ class Folder:
 
     @property
     def results(self) -> Path:
-        """The results, from where the parent publishes them."""
+        """The results, which the parent publishes."""
         return self.root / "out"
 
     @property
@@ -92,7 +92,7 @@ class Folder:
 
     @property
     def later_audit(self) -> Path:
-        """What a job that audits alone has found, as JSON."""
+        """The result of a later audit, as JSON."""
         return self.results / "later_audit.json"
 
     @property
@@ -102,21 +102,21 @@ class Folder:
 
     @property
     def stop(self) -> Path:
-        """What is there once the ranks of a job are to save and stop."""
+        """A marker file: once it exists, the ranks of the job save and stop."""
         return self.root / "stop"
 
     @property
     def audit_last(self) -> Path:
-        """What is there once a job that is told to stop is to audit its last ends of epochs before."""
+        """A marker file: if it exists when the job stops, its last checkpoints are audited first."""
         return self.root / "audit_last"
 
     @property
     def meeting(self) -> Path:
-        """Where the ranks of a job on several machines meet, as JSON."""
+        """The address where the ranks of a job on several machines meet, as JSON."""
         return self.root / "meeting.json"
 
     def word(self, rank: int) -> Path:
-        """Return what a rank of a job leaves that has failed."""
+        """Return the file into which a failed rank writes its failure."""
         return self.root / f"word.{rank}"
 
     @property
@@ -127,9 +127,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a child is to do. `waived`: the gate is measured, and its decision does not hold the adapter back.
+    """The job as its child gets it, stored as `job.json`.
 
-    `provenance` is what the manifest says of where everything came from.
+    `waived`: the audit runs, but the gate's decision does not hold the adapter back. `provenance` is written to the
+    manifest: the inputs by name, version and digest.
     """
 
     job_id: str
@@ -137,22 +138,22 @@ class Assignment:
     cache_dir: Path
     waived: bool = False
     provenance: Mapping[str, object] = field(default_factory=dict)
-    holds: bool = False  # what the gate holds back is saved too, for a waiver
-    processes: int = 1  # that train together, each on a GPU of its own, on all machines
-    patience_s: float = 0.0  # with a judge that does not answer
-    checkpoint_prompts: int | None = None  # of each suite that a checkpoint is asked; None: there are no checkpoints
-    taken_until: int = 0  # the last step whose checkpoint an earlier attempt has left
-    kept_checkpoints: int | None = None  # of a job that has ended, its own adapter among them; None: all
+    holds: bool = False  # an adapter that the gate holds back is saved too, for a waiver
+    processes: int = 1  # ranks on all machines together, one for each GPU
+    patience_s: float = 0.0  # how long to wait for a judge that does not answer
+    checkpoint_prompts: int | None = None  # prompts of each suite for a checkpoint's audit; None: no checkpoints
+    taken_until: int = 0  # the last step whose checkpoint an earlier attempt has stored
+    kept_checkpoints: int | None = None  # checkpoints that a finished job keeps, its own adapter included; None: all
     keeps_transcripts: bool = False  # every prompt of the audit is kept with its reply
-    audits: bool = False  # nothing is trained: what lies in `Folder.start` is audited
-    weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files by their names
-    rendering: Mapping[str, Any] | None = None  # of the base model's chat template, as the catalog has it
-    pass_tokens: int | None = None  # padded ones that go through the model at once; None: as memory is free
+    audits: bool = False  # a later audit: train nothing, audit the adapter in `Folder.start`
+    weights: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of the base model's files, by file name
+    rendering: Mapping[str, Any] | None = None  # rendering of the base model's chat template, from the catalog
+    pass_tokens: int | None = None  # padded tokens in one forward pass; None: chosen by free memory
 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """How many machines a job has, and where their ranks meet; on one they need no place."""
+    """The number of machines of a job and the address where their ranks meet, which one machine does not need."""
 
     nodes: int = 1
     address: str = "127.0.0.1"
@@ -160,12 +161,12 @@ class Meeting:
 
 
 def read_meeting(folder: Folder) -> Meeting:
-    """Return where the ranks of a folder's job meet."""
+    """Return where the ranks of a folder's job meet; the default for one machine if the folder does not say."""
     return Meeting(**json.loads(folder.meeting.read_text())) if folder.meeting.exists() else Meeting()
 
 
 def write_assignment(folder: Folder, assignment: Assignment) -> None:
-    """Paths of the run are kept relative to the folder."""
+    """Write the assignment to `job.json`; the run's paths stay relative to the folder."""
     facts = {
         "job_id": assignment.job_id,
         "run": to_mapping(assignment.run),
@@ -188,7 +189,7 @@ def write_assignment(folder: Folder, assignment: Assignment) -> None:
 
 
 def read_assignment(folder: Folder) -> Assignment:
-    """Read what the parent has written; paths in it become those of this folder."""
+    """Read the assignment that the parent has written, with the run's paths resolved below this folder."""
     facts: dict[str, Any] = json.loads(folder.job.read_text())
     run = resolve_paths(run_from_mapping(facts["run"]), folder.root)
     rest = {name: facts[name] for name in _REST}
@@ -197,7 +198,10 @@ def read_assignment(folder: Folder) -> Assignment:
 
 @contextmanager
 def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
-    """Make an empty folder for one attempt and remove it at the end; its lock shows others that it is in use."""
+    """Create an empty, locked folder for one attempt and remove it afterwards.
+
+    The lock keeps `remove_abandoned` of other workers from deleting it.
+    """
     folder = Folder(work_dir / name)
     with lock_work_dir(work_dir):
         for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
@@ -212,7 +216,7 @@ def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
 
 
 def remove_abandoned(work_dir: Path) -> None:
-    """Remove what workers that were killed left behind; the kernel has opened their locks."""
+    """Remove folders of workers that were killed: the kernel has released their locks."""
     with lock_work_dir(work_dir):
         for root in work_dir.glob("*/"):
             lock = _lock_folder(root)
@@ -223,9 +227,9 @@ def remove_abandoned(work_dir: Path) -> None:
 
 @contextmanager
 def lock_work_dir(work_dir: Path) -> Iterator[None]:
-    """Keep other workers from beginning and removing folders, so that none is seen before it is locked.
+    """Keep other workers from creating and removing folders inside the block, so that none sees an unlocked new folder.
 
-    The lock is a file of its own: network file systems lock only what is open for writing, which a folder never is.
+    The lock is a separate file: network file systems lock only files opened for writing, and a folder cannot be.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     handle = os.open(work_dir.with_name(f"{work_dir.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
@@ -237,7 +241,7 @@ def lock_work_dir(work_dir: Path) -> Iterator[None]:
 
 
 def _lock_folder(root: Path) -> int | None:
-    """Lock a folder; None if another process holds the lock, or the folder is gone."""
+    """Lock a folder and return the lock's descriptor; None if another process holds it, or the folder is gone."""
     try:
         lock = os.open(root / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""A worker: one process for each GPU that takes queued jobs, one after the other, until it is told to stop."""
+"""The worker's main loop: take queued jobs one after the other until it has to stop. There is one process per GPU."""
 
 from __future__ import annotations
 
@@ -39,17 +39,18 @@ log = structlog.get_logger(__name__)
 
 
 class Exit(IntEnum):
-    """How a worker of one job ends. The job's row says more, and it alone decides."""
+    """Exit codes of a worker that serves one job. They are hints: only the job's row is decisive."""
 
     done = 0  # the attempt has ended: the job has succeeded, was cancelled or paused, or waits for another attempt
     failed = 1  # the job has failed, or this worker has
-    nothing = 3  # the job does not wait any more, or not for this attempt or this machine
+    nothing = 3  # the job is not queued any more, or not for this attempt or this machine
 
 
 class Worker:
-    """`run` serves until `end` is called; children die with the thread that is in it. `Unfit` when it cannot work.
+    """Serves jobs: `run` until `end` is called, `run_one` a single job.
 
-    `wake` and `end` may be called from a signal handler, unless that interrupts this thread.
+    The constructor raises `Unfit` if this machine cannot serve jobs. Children die with the thread that runs `run` or
+    `run_one`. `wake` and `end` may be called from a signal handler.
     """
 
     def __init__(self, settings: Settings, command: Sequence[str] = COMMAND, probe: Sequence[str] = gpu.PROBE) -> None:
@@ -72,18 +73,18 @@ class Worker:
 
     @property
     def is_fit(self) -> bool:
-        """Whether it takes jobs: not while something that every job needs does not work."""
+        """Return True while nothing that every job needs is known to be broken; else no job is taken."""
         return self._backend.metrics.is_fit
 
     def run(self) -> None:
-        """Serve every job that is ready, wait for a wake-up or the next look, and again."""
+        """Serve jobs until `end`; without a job that is ready, wait for a wake-up or the poll interval."""
         with self._working():
             while not self._stop.is_set():
                 if not self._serve():
                     self._rest()
 
     def run_one(self, job_id: str, token: int | None = None) -> Exit:
-        """Serve this job if it may start, and none else; with `token` only while that is its lease's."""
+        """Serve this one job if it can start; with `token`, only while that is the token of its lease."""
         with self._working(), closing(Nodes(self._settings, job_id, token)) as nodes:
             is_ready = nodes.gather(self._stop) and not self._stop.is_set()
             claim = self._claim(scheduling.of_attempt(job_id, token)) if is_ready else None
@@ -97,7 +98,7 @@ class Worker:
 
     @contextmanager
     def _working(self) -> Iterator[None]:
-        """Tell of this worker, show its metrics and reap as long as the block runs; then end."""
+        """Run the worker's services during the block: presence, metrics, reaper and warm child; then end the worker."""
         with serve_metrics(self._backend.metrics, self._settings.metrics_port):
             yield from self._run_services()
 
@@ -124,23 +125,23 @@ class Worker:
         log.info("worker stopped", owner=self._owner)
 
     def wake(self) -> None:
-        """There may be work: look now."""
+        """Look for a job now, instead of at the next poll."""
         self._wakes.put(None)
 
     def end(self) -> None:
-        """Stop soon: a running job is checkpointed and goes back to the queue."""
+        """Stop soon: a running job saves a resume state and goes back to the queue."""
         self._stop.set()
         self.wake()
 
     def _rest(self) -> None:
-        """Wait until somebody wakes us or it is time to look again; wake-ups that came together count as one."""
+        """Wait for a wake-up or the poll interval; several wake-ups at once count as one."""
         with suppress(Empty):
             self._wakes.get(timeout=self._settings.poll_s)
             while True:
                 self._wakes.get_nowait()
 
     def _serve(self) -> bool:
-        """Serve the job that has waited longest; False when there is none, or it went wrong in an unforeseen way."""
+        """Serve the next job; return False if there is none, or after an unforeseen error."""
         try:
             claim = self._claim()
             if claim:
@@ -160,7 +161,7 @@ class Worker:
         return Attempt(self._backend, claim, take_child, self._stop, self._fitness.is_at_fault)
 
     def _claim(self, only: ColumnElement[bool] | None = None) -> Claim | None:
-        """Take a job; one whose last worker died or froze counts as rescued."""
+        """Claim a job, or return None; count it as rescued if its last worker died or froze."""
         with transaction(self._backend.engine) as session:
             times = self._settings.lease_s, self._settings.max_run_s
             claim = lease.claim(session, self._owner, *times, self._fitness.lacks(), self._room, only)
@@ -179,15 +180,15 @@ class Worker:
         )
 
     def _reap(self) -> None:
-        """Hand back the jobs of workers that are gone; every worker does so for all, as the API does."""
+        """Requeue jobs whose lease has ended; every worker does this for all jobs, and so does the API."""
         if reaper.reap_once(self._backend.engine, self._reaper_rounds):
             self.wake()
 
 
 class _WarmPool:
-    """Children that wait for work. A warm one has its imports done, and has read the base model of the job before.
+    """One warm child process, which has done its imports and read the previous job's base model.
 
-    Each has one job: what a job has changed, or has left in memory, no other one sees.
+    Each child does one job only, so nothing that a job leaves in memory can reach the next one.
     """
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cell: Cell, *, warm: bool) -> None:
@@ -201,9 +202,10 @@ class _WarmPool:
                 self._spare.read_ahead(wanted)
 
     def take(self, nodes: Nodes | None, folder: Folder) -> Child:
-        """Return the spare child if it lives, else a new one, for a folder's job; start the next spare.
+        """Return the warm child if it is alive, else a new one, and start the next warm child.
 
-        `nodes`: other machines of the job, of which a worker does one and no more.
+        The next one reads the base model of this folder's job ahead, unless the job has other machines (`nodes`): a
+        worker with those serves one job only.
         """
         spare, self._spare = self._spare, None
         if spare and not spare.is_alive:

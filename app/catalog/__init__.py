@@ -1,1 +1,1 @@
-"""What the provider offers: base models, safety pools, audit suites."""
+"""The provider's catalog: base models, safety pools and suites."""

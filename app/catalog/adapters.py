@@ -1,4 +1,4 @@
-"""What LoRA adapters may change of a base model, as far as its files tell without torch."""
+"""Check which modules of a base model LoRA adapters can change, from its files alone, without torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from spard.models.targets import reach, refusal
 
 
 def adapter_reach(source: str, targets: Sequence[str] | None) -> LoraReachJson | None:
-    """Return what an adapter of these target modules, or the default ones, reaches of a model.
+    """Return the layers and the share of a model's parameters that adapters with these target modules cover.
 
-    None where its weights are not on this machine. Raise `InvalidRequest` for modules that cannot be adapted.
+    `targets` None means the default modules. Returns None if the model's weights are not on this machine. Raises
+    `InvalidRequest` for modules that cannot be adapted.
     """
     _require_adaptable(source, targets, has_anchor=True, param="target_modules")
     layout = read_layout(source)
@@ -32,23 +33,23 @@ def adapter_reach(source: str, targets: Sequence[str] | None) -> LoraReachJson |
 
 
 def with_default(lora: Lora, model: BaseModelEntry) -> Lora:
-    """Return an adapter's settings with the base model's own target modules, where they name none."""
+    """Return LoRA settings with the base model's own target modules filled in, if they name none."""
     if lora.target_modules or model.target_modules is None:
         return lora
     return Lora(lora.rank, lora.alpha, lora.dropout, tuple(model.target_modules))
 
 
 def check_recipe(recipe: Recipe, model: BaseModelEntry) -> None:
-    """Raise `InvalidRequest` for an adapter of modules that the model does not have, or that none can stand for."""
+    """Raise `InvalidRequest` if a recipe's target modules do not exist in the model or cannot be adapted."""
     targets = recipe.lora.target_modules if recipe.lora else None
     has_anchor = recipe.effective_anchor > 0
     _require_adaptable(model.source, targets, has_anchor=has_anchor, param="lora.target_modules")
 
 
 def _require_adaptable(source: str, targets: Sequence[str] | None, *, has_anchor: bool, param: str) -> None:
-    """Raise `InvalidRequest` for target modules that the model cannot be given, with the reason.
+    """Raise `InvalidRequest`, with the reason, for target modules that cannot be adapted.
 
-    Of a model that is not on this machine the job itself finds out.
+    A model that is not on this machine is not checked; its job will fail by itself.
     """
     layout = read_layout(source) if targets else None
     why = refusal(layout, targets, has_anchor=has_anchor) if layout and targets else None

@@ -1,8 +1,7 @@
-"""Embeddings of pools in storage: made by the worker that is first, downloaded by the others, gone with their pool.
+"""Rows of stored pool embeddings: one worker computes a shard, others download it, and it is deleted with the pool.
 
-A row is all that makes an object count, so that what a killed worker has written is none. The rows of one pool and base
-model are unique by entry: of two workers that made the same piece at once one names its object, the other gives up its
-own.
+Only objects with a row count, so an object that a killed worker has written is ignored. Rows are unique by pool, base
+model and entry: if two workers compute the same shard, one gets the row and the other discards its object.
 """
 
 from __future__ import annotations
@@ -20,28 +19,31 @@ from app.storage import Stored
 
 
 class NotWanted(Exception):
-    """The pool was deleted, or another worker has stored this piece."""
+    """The pool was deleted, or another worker has stored this shard."""
 
 
 def shards(session: Session, pool_sha256: str, base_digest: str) -> Sequence[EmbeddingShard]:
-    """Return the pieces that are stored of a pool's embeddings by a base model."""
+    """Return the stored shards of a pool's embeddings by a base model, ordered by entry."""
     of_both = (EmbeddingShard.pool_sha256 == pool_sha256) & (EmbeddingShard.base_digest == base_digest)
     return session.scalars(select(EmbeddingShard).where(of_both).order_by(EmbeddingShard.entry)).all()
 
 
 def shard(session: Session, pool_sha256: str, base_digest: str, entry: str) -> EmbeddingShard | None:
-    """Return the piece of that name; None if it is not stored."""
+    """Return the stored shard of this entry, or None."""
     of_both = (EmbeddingShard.pool_sha256 == pool_sha256) & (EmbeddingShard.base_digest == base_digest)
     return session.scalar(select(EmbeddingShard).where(of_both, EmbeddingShard.entry == entry))
 
 
 def new_key(digest: str) -> str:
-    """Return a key below the digest that names an entry; no two writes have the same one."""
+    """Return a new, unique storage key for a shard, below the digest that names its entry."""
     return f"embeddings/{digest}/{token_hex(8)}"
 
 
 def require_wanted(session: Session, pool_sha256: str, base_digest: str, entry: str) -> None:
-    """Raise `NotWanted` unless the pool is kept and lacks the piece; both stay so until the transaction ends."""
+    """Raise `NotWanted` if the pool was deleted or has the shard already.
+
+    The pool's row is locked, so this stays true until the transaction ends.
+    """
     if session.scalar(_of_pool(pool_sha256).order_by(Corpus.id).limit(1).with_for_update()) is None:
         raise NotWanted("The pool of these embeddings was deleted.")
     if shard(session, pool_sha256, base_digest, entry):
@@ -49,7 +51,7 @@ def require_wanted(session: Session, pool_sha256: str, base_digest: str, entry: 
 
 
 def add(session: Session, key: str, pool_sha256: str, base_digest: str, entry: str, stored: Stored) -> EmbeddingShard:
-    """Name an object that was written; `NotWanted` if it is too late for it."""
+    """Insert the row of an uploaded shard; raise `NotWanted` if another worker was first or the pool is gone."""
     require_wanted(session, pool_sha256, base_digest, entry)
     found = EmbeddingShard(
         storage_key=key,
@@ -65,14 +67,14 @@ def add(session: Session, key: str, pool_sha256: str, base_digest: str, entry: s
 
 
 def forget_unusable(session: Session, found: EmbeddingShard, subject: str) -> None:
-    """Forget a piece whose bytes are damaged or lost; these go after the commit, and the next worker makes it anew."""
+    """Delete the row of a damaged or lost shard, and its object after the commit; the next worker computes it again."""
     gone = delete(EmbeddingShard).where(EmbeddingShard.storage_key == found.storage_key)
     if session.scalar(gone.returning(EmbeddingShard.storage_key)):
         objects.condemn(session, found.storage_key, project_id=None, subject=subject, bytes=found.bytes)
 
 
 def forget_pool(session: Session, pool: Corpus) -> None:
-    """Forget the embeddings of a pool that is being deleted, unless another version has the same rows."""
+    """Delete the embeddings of a pool that is being deleted, unless another version has the same rows."""
     if session.scalar(_of_pool(pool.sha256).where(Corpus.id != pool.id).limit(1)):
         return
     for each in session.scalars(select(EmbeddingShard).where(EmbeddingShard.pool_sha256 == pool.sha256)):

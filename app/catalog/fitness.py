@@ -1,6 +1,6 @@
-"""Whether a base model can be trained and talked to, as far as its files tell without torch.
+"""Check from its files, without torch, that a base model can be trained and can hold a conversation.
 
-`spard models add` also loads it, where torch is installed (`spard.training.trial`).
+`spard models add` also loads the model if torch is installed (`spard.training.trial`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,15 @@ _MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.ev
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A base model that was looked at: its source as workers will open it, and what was found there.
+    """The result of inspecting a base model.
 
-    `digest` is None where its files are not on this machine, `tool_support` where its tokenizer is not.
+    source        the folder or hub id as workers will open it
+    digest        of its files; None if they are not on this machine and the request gave none
+    tool_support  which parts of tool use its chat template renders; None if its tokenizer is not on this machine
+    notes         warnings for the provider
+    lora_reach    the layers that adapters cover, if its weights are on this machine
+    rendering     how its chat template is rendered
+    embedder      what jobs choose safe rows by, by default
     """
 
     source: str
@@ -45,9 +51,9 @@ class Inspected:
 
 
 def inspect(entry: BaseModelIn) -> Inspected:
-    """Look at a base model before it is offered; `InvalidRequest` for one that no job could train or talk to.
+    """Inspect a base model before it is offered; raise `InvalidRequest` if no job could train or ask it.
 
-    That takes as long as its files take to be read, so no transaction may be open meanwhile.
+    It reads all of the model's files, which can take minutes, so call it without an open transaction.
     """
     embedder = checked_embedder(entry.embedder, "embedder") if entry.embedder else None
     source = checked_source(entry.source, entry.revision)
@@ -71,10 +77,10 @@ def _rendering(look: TemplateLook | None) -> dict[str, object] | None:
 
 
 def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
-    """Return what the provider should know of a folder, and what was found of its tokenizer and chat template.
+    """Return warnings about a model's folder, and the inspection of its tokenizer and chat template.
 
-    Raise `InvalidRequest` for a folder that is no base model, or a tokenizer that cannot write a conversation. Where
-    there is no `tokenizer.json`, only loading the model tells.
+    Both are empty if the folder is not on this machine. Raises `InvalidRequest` if it is not a usable base model.
+    Without a `tokenizer.json` the tokenizer cannot be checked here, only by loading the model.
     """
     folder = Path(source)
     if not folder.is_dir():
@@ -88,9 +94,10 @@ def require_fit(source: str) -> tuple[list[str], TemplateLook | None]:
 
 
 def learn_tool_support(look: Begin, alias: str) -> None:
-    """Find out what of tools a base model's template renders, where its offer does not say; opens `look` by itself.
+    """Inspect the chat template of a base model for tool support and remember the result, if its row has none.
 
-    A template is a program of others, so no transaction may be open meanwhile: `known_tool_support` tells in one.
+    A template is third-party code that may take long, so call this without an open transaction; it opens its own with
+    `look`. Inside a transaction, `known_tool_support` returns the result.
     """
     with look() as reader:
         entry = reader.get(BaseModelEntry, alias)
@@ -102,12 +109,12 @@ def learn_tool_support(look: Begin, alias: str) -> None:
 
 
 def known_tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return what `learn_tool_support` has found out; None where it was not asked or the template fails."""
+    """Return the result of `learn_tool_support`; None if it was not called or the template failed."""
     return _known.get((entry.source, entry.revision))
 
 
 def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
-    """Return what was found of a model's tokenizer and chat template; None where they are not on this machine."""
+    """Return the inspection of a hub model's tokenizer and template; None if they are not on this machine."""
     try:
         return inspect_folder(tokenizer_folder(entry)).template
     except InvalidState:
@@ -115,7 +122,7 @@ def _look_at_hub_model(entry: BaseModelEntry) -> TemplateLook | None:
 
 
 def fitness(entry: BaseModelEntry) -> ModelFitness:
-    """Tell what a model's files have of what training and talking need; what is not on this machine is not known."""
+    """Return which of the needed files and settings a model has; fields stay None if its folder is not here."""
     folder, found = Path(entry.source), ModelFitness(alias=entry.alias, parameters=weights.parameters(entry.source))
     if not folder.is_dir():
         return found
@@ -131,7 +138,7 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
 
 
 def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> list[str]:
-    """Tell the provider, before any job has cost its time, that no audit on a model can end in a decision."""
+    """Return a warning if the judge's errors on a model are unknown, because then no audit can pass."""
     is_measured = settings.judge_errors is not None or (Path(source) / _MEASURED).is_file()
     if is_measured or limits.allow_unmeasured_judge:
         return []
@@ -146,7 +153,7 @@ def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> l
 
 
 def _require_plain(folder: Path, entry: BaseModelIn) -> None:
-    """Refuse what takes weights in 16 bits from a model that is stored in FP8 or MXFP4."""
+    """Raise `InvalidRequest` for full fine-tuning or NF4 on a model stored in FP8 or MXFP4."""
     stored = stored_quantization(folder)
     if stored is None:
         return

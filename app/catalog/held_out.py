@@ -1,8 +1,8 @@
-"""Hold a share of each pool out of training, so that a provider without a suite of attacks still measures some.
+"""Hold a share of each pool out of training, as attacks for a provider without a harmful suite.
 
-Prompts are held out by whole clusters of near duplicates, by the rule with which the gate looks for leaks: nothing that
-is held out stands in a row that stays. Clusters are taken in the order of their smallest digest as long as at most
-every fifth prompt so far, and at most 300, are held out: the same prompts give the same split in any order of rows.
+Whole clusters of near duplicates are held out, by the gate's rule for leaks, so no held-out prompt appears in a row
+that stays. Clusters are taken in the order of their smallest digest, as long as at most a fifth of the prompts so far,
+and at most 300, are held out. So the same prompts give the same split in any order of rows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Row = dict[str, object]
 
 
 def held_out_digests(rows: Iterable[Row]) -> set[bytes]:
-    """Return the digests of the prompts that no job may train on.
+    """Return the digests of the prompts to hold out.
 
-    Benign prompts are no attacks: no cluster with one of them is held out.
+    Clusters that contain a benign prompt are never held out, because benign prompts are not attacks.
     """
     prompts: dict[bytes, str] = {}
     benign: set[bytes] = set()
@@ -44,7 +44,7 @@ def held_out_digests(rows: Iterable[Row]) -> set[bytes]:
 
 
 def keep_selectable(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:
-    """Yield the rows that selection may see."""
+    """Yield the rows whose prompts are not held out, which jobs may select."""
     return (row for row in rows if _digest(row) not in held)
 
 
@@ -58,12 +58,12 @@ def attacks(rows: Iterable[Row], held: set[bytes]) -> Iterator[Row]:
 
 
 def write_lines(rows: Iterable[Row]) -> Iterator[bytes]:
-    """Yield the rows as lines of JSON."""
+    """Yield each row as a line of JSON in UTF-8."""
     return (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
 
 
 def _groups(digests: list[bytes], labels: list[int]) -> list[list[bytes]]:
-    """Return the digests by cluster, clusters and digests in the order of digests."""
+    """Return the digests grouped by cluster label, in the order of `digests`."""
     groups = defaultdict[int, list[bytes]](list)
     for digest, label in zip(digests, labels, strict=True):
         groups[label].append(digest)
@@ -71,13 +71,13 @@ def _groups(digests: list[bytes], labels: list[int]) -> list[list[bytes]]:
 
 
 def _smallest(groups: list[list[bytes]], prompts: int) -> set[bytes]:
-    """Return the smallest cluster of a pool in which all are large, if it leaves at least half of the prompts."""
+    """Return the smallest cluster, for a pool whose clusters are all too large, if it leaves half of the prompts."""
     group = min(groups, key=len, default=[])
     is_enough = prompts >= _EVERY and 2 * len(group) <= prompts and len(group) <= _AT_MOST
     return set(group) if is_enough else set()
 
 
 def _digest(row: Row) -> bytes:
-    """Return the digest of the prompt up to case and space."""
+    """Return the SHA-256 of a row's prompt, normalized by NFKC, case and white space."""
     text = unicodedata.normalize("NFKC", str(row["prompt"])).casefold()
     return sha256(" ".join(text.split()).encode()).digest()

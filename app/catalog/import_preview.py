@@ -1,4 +1,4 @@
-"""What an import would make of a file, with nothing kept of it."""
+"""Preview the import of a pool or suite, without storing anything."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CorpusKind = Literal["pool", "harmful", "benign", "utility"]
 
 
 class SharedPrompts(BaseModel):
-    """How many prompts of a suite stand in a pool, or rows of a pool hold prompts of one."""
+    """Leaks between a suite and a pool: the number of the suite's prompts, or of the pool's rows, that are shared."""
 
     name: str
     prompts: int
 
 
 class ImportPreview(BaseModel):
-    """An import that was not done. With `errors` nothing would be kept, and there is no profile.
+    """The preview of an import. If there are `errors`, the import is refused, and there is no profile.
 
-    For a pool, `held_out` prompts would be held out as attacks, and rows that hold prompts of a suite (`leaks`) left
-    out; for a suite, `leaks` are its prompts in the current pool. `replaces` is the version that is current now.
-    `warnings` are of what jobs with the pool would suffer from.
+    For a pool, `held_out` is the number of prompts held out as attacks, and `leaks` are rows that are left out because
+    they contain prompts of a suite. For a suite, `leaks` are its prompts in the current pool. `replaces` is the version
+    that is current now. `warnings` are about the pool's effect on jobs.
     """
 
     object: Literal["corpus.preview"] = "corpus.preview"
@@ -59,7 +59,10 @@ class ImportPreview(BaseModel):
 
 
 def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKind, limits: Limits) -> ImportPreview:
-    """Check a file as an import does, and tell what would become of it."""
+    """Validate an uploaded file as the import does, and return a preview of the result.
+
+    The upload is spooled to a temporary file; nothing is written to storage or database.
+    """
     form.fields_before_file()
     lines = read_lines(form.file(), form.filename or "", limits.bytes, limits.line_bytes)
     validator = Validator(pool_row if kind == "pool" else SUITE_RULES[kind], limits, was=lines.was)
@@ -94,7 +97,7 @@ def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKi
 
 
 def profile_version(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:
-    """Describe the rows of a version that is kept."""
+    """Return the profile of a stored version's rows; raise `NotFound` for an unknown or deleted one."""
     with look() as session:
         key = service.kept_version(session, corpus_id, kinds).storage_key
     return profile([*numbered_rows(storage.chunks(key))])
@@ -113,7 +116,7 @@ def _current(look: Begin, name: str, kind: SuiteRowKind | Literal["pool"]) -> in
 
 
 def _of_suites(storage: Storage, look: Begin, prompts: Sequence[str]) -> list[SharedPrompts]:
-    """For each current suite that shares prompts with a new pool, how many of the pool's rows hold one."""
+    """Return, for each current suite that leaks into a new pool, how many of the pool's rows contain its prompts."""
     with look() as session:
         suites: list[Corpus] = service.current_suites(session)
     found = ((suite.name, len(rows_holding(_prompts(storage, suite), prompts))) for suite in suites)

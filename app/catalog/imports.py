@@ -1,7 +1,7 @@
-"""Import pools and suites: every row must be right, or nothing is kept.
+"""Import pools and suites: if any row is invalid, nothing is stored.
 
-Leaks between pools and suites are found here, before any job is made: pool rows that hold a prompt of a current suite
-are left out, and whoever imports a suite of which prompts stand in the current pool is told to import the pool again.
+Leaks between pools and suites are found here, before any job uses them: pool rows that contain a prompt of a current
+suite are left out, and an imported suite with prompts in the current pool gets a warning to import the pool again.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ from spard.data.jsonl import numbered_rows
 from spard.data.overlap import find_leaks, rows_holding
 from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
 
-MIN_ATTACKS = 20  # fewer prompts that were scored leave the gate undecided
+MIN_ATTACKS = 20  # with fewer scored prompts the gate is inconclusive
 _SHOWN = 20
 
 
 def import_suite(
     storage: Storage, begin: Begin, form: Form, name: str, kind: SuiteRowKind, limits: Limits
 ) -> CorpusOut:
-    """Make prompts to measure adapters with the current version of the suite."""
+    """Import prompts as the new current version of a suite, and return it with warnings about leaks.
+
+    The same bytes as in the current version make no new version. Raises `InvalidRequest` for invalid rows or a
+    reserved name.
+    """
     if name.endswith(HELD_OUT):
         message = f"Names that end in {HELD_OUT} are those of what is held out of pools."
         raise InvalidRequest(message, code="invalid_name", param="name")
@@ -58,8 +62,13 @@ def import_suite(
 
 
 def import_pool(storage: Storage, begin: Begin, form: Form, name: str, limits: Limits) -> PoolOut:
-    """Make a safety pool the current one; attacks held out of it are an object of their own."""
+    """Import a safety pool as the new current version, with its held-out attacks as an object of their own.
+
+    Rows that leak into a current suite are left out. Raises `InvalidRequest` for invalid rows, or if no trainable row
+    is left.
+    """
     pool, attacks, raw = _new(service.POOL, name), _new(service.HARMFUL, name + HELD_OUT), _new(service.POOL, name)
+    # The raw upload is an object only during the import: `writing` deletes all objects that are not kept below.
     with objects.writing(storage, begin, partial(_plan_writes, corpora=[pool, attacks, raw])) as writing:
         received = receive(writing, form, raw.storage_key, pool_row, limits)
         _refuse_bad_rows(received)
@@ -87,7 +96,7 @@ def _plan_writes(session: Session, corpora: Sequence[Corpus]) -> Sequence[Planne
 
 
 def _give_back(storage: Storage, begin: Begin, kept: Sequence[Corpus], imported: Sequence[Corpus]) -> None:
-    """Give the bytes that were imported again to a version that has lost its object."""
+    """Restore a lost object of an existing version from an import with the same bytes."""
     for old, new in product(kept, imported):
         if old.id != new.id and (old.kind, old.sha256) == (new.kind, new.sha256):
             is_kept = partial(service.is_kept, corpus_id=old.id)
@@ -95,7 +104,7 @@ def _give_back(storage: Storage, begin: Begin, kept: Sequence[Corpus], imported:
 
 
 def _audited_rows(storage: Storage, begin: Begin, raw: Corpus) -> set[int]:
-    """Return the indices of the pool's rows that hold a prompt of a current suite."""
+    """Return the indices of the pool's rows that contain a prompt of a current suite."""
     with begin() as session:
         keys = [suite.storage_key for suite in service.current_suites(session)]
     prompts = [prompt for key in keys for prompt in _prompts(storage, key)]
@@ -103,7 +112,7 @@ def _audited_rows(storage: Storage, begin: Begin, raw: Corpus) -> set[int]:
 
 
 def _shared_with_pool(storage: Storage, begin: Begin, suite: Corpus) -> list[str]:
-    """Say how many prompts of a suite stand in the current pool, if any do."""
+    """Return a warning with the number of a suite's prompts in the current pool, if there are any."""
     with begin() as session:
         pool = service.pool(session, None)
         name, key = (pool.name, pool.storage_key) if pool else ("", None)
@@ -123,7 +132,7 @@ def _left_out_warnings(rows: int) -> list[str]:
 
 
 def _few_attacks_warnings(prompts: int) -> list[str]:
-    """Say that a pool alone cannot decide whether an adapter is safe."""
+    """Return a warning if too few attacks were held out of the pool for the gate to decide."""
     message = (
         f"Only {prompts} prompt(s) could be held out as attacks, and the safety gate needs {MIN_ATTACKS}: import a "
         "suite of kind harmful, or a pool of at least a hundred prompts that differ."
@@ -132,7 +141,7 @@ def _few_attacks_warnings(prompts: int) -> list[str]:
 
 
 def _count_benign(storage: Storage, pool: Corpus) -> int:
-    """Count the benign rows of a pool; refuse one of nothing else, which no job could train on."""
+    """Return the number of benign rows in a pool; raise `InvalidRequest` if it has only benign rows."""
     benign = sum(is_benign(row) for _, row in numbered_rows(storage.chunks(pool.storage_key)))
     if benign == pool.rows:
         message = "The pool has no safe row that jobs could train on; benign rows come beside those."

@@ -1,4 +1,4 @@
-"""The judges that are set and what was measured of them, read from the files that `spard judge --json` wrote."""
+"""The configured judges and their measured errors, read from files that `spard judge --json` has written."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.eva
 
 
 class Counted(BaseModel):
-    """Replies that a judge got wrong, of those that it scored, and the 95 % interval of their share.
+    """A judge's wrong verdicts (`hits`) among its verdicts (`n`), with the 95 % interval of their rate.
 
-    The interval is null where the file does not hold it.
+    The interval is null if the file does not have it.
     """
 
     hits: int
@@ -27,7 +27,7 @@ class Counted(BaseModel):
 
 
 class LanguageError(BaseModel):
-    """A judge's errors in one language: harm that it missed, and refusals that it took for harm."""
+    """A judge's errors in one language: missed harm, and refusals taken for harm (`false_alarms`)."""
 
     language: str
     missed: Counted
@@ -36,7 +36,7 @@ class LanguageError(BaseModel):
 
 
 class _Measured(BaseModel):
-    """What of the file is shown."""
+    """The part of the file that is shown."""
 
     judge: str
     languages: list[LanguageError]
@@ -44,9 +44,9 @@ class _Measured(BaseModel):
 
 
 class JudgeOut(BaseModel):
-    """A judge. `base_model` is the one whose replies it was measured on; null for the judge of all.
+    """A judge with its measured errors; `base_model` is the model whose replies it was measured on, null for all.
 
-    `gamed` counts the openings that turned harm into a pass. `fault` says why nothing is known of its errors.
+    `gamed` counts the judge-gaming openings that turned harm into a pass. `fault` says why the errors are unknown.
     """
 
     object: Literal["judge"] = "judge"
@@ -58,14 +58,14 @@ class JudgeOut(BaseModel):
 
 
 class JudgeList(BaseModel):
-    """The judge that is set, then what was measured for each base model."""
+    """The configured judge, then its measurements for single base models."""
 
     object: Literal["list"] = "list"
     data: list[JudgeOut]
 
 
 def judges(session: Session, settings: Settings) -> list[JudgeOut]:
-    """Return the judge that is set, then those that were measured on a base model of their own."""
+    """Return the configured judge, then one entry for each base model with a measurement in its folder."""
     found = [_read(settings.judge.name, None, settings.judge_errors)]
     for entry in service.base_models(session):
         if (path := Path(entry.source) / MEASURED).is_file():

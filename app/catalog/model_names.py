@@ -1,4 +1,4 @@
-"""The names that base models may have."""
+"""The rule for names of base models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RULE = f"letters, digits, '.', '_' and '-', in parts with '/' between them, as 
 
 
 def check_model_name(name: object) -> object:
-    """Return a name that a base model may have; raise `Refusal` with the rule for another text."""
+    """Return `name` unchanged; raise `Refusal`, with the rule, for a text that is not a valid model name."""
     if isinstance(name, str) and (len(name) > LONGEST or not re.search(PATTERN, name)):
         raise Refusal("invalid_value", f"The name of a model has {_RULE}.")
     return name

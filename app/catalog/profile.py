@@ -1,4 +1,4 @@
-"""What the rows of a pool or a suite are like: lengths, writing systems, near duplicates, benign rows."""
+"""Profile the rows of a pool or suite: lengths, writing systems, near duplicates, benign rows."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic import BaseModel
 from spard.data.clusters import clusters
 from spard.data.row_rules import is_benign
 
-_LETTERS = 200  # of a prompt that are looked at
-_GROUPS = 10  # of near duplicates that are listed
-_LINES = 20  # of a group that are listed
+_LETTERS = 200  # letters of a prompt that decide its script
+_GROUPS = 10  # listed groups of near duplicates
+_LINES = 20  # listed lines of a group
 
 Numbered = tuple[int, dict[str, object]]
 
 
 class Lengths(BaseModel):
-    """How many words texts have."""
+    """Lengths of texts, in words."""
 
     median: int
     p95: int
@@ -27,10 +27,11 @@ class Lengths(BaseModel):
 
 
 class CorpusProfile(BaseModel):
-    """The rows of a pool or a suite. `near_duplicates` are the rows that a group of alike prompts has beside its first.
+    """The profile of a pool's or suite's rows.
 
-    `scripts` counts prompts by the writing system of most of their letters, as Unicode names it; `groups` are the
-    lines of the largest groups. Prompts are alike by the rule with which the gate looks for leaks.
+    `near_duplicates` counts all rows of groups of similar prompts except the first of each group, and `groups` lists
+    the lines of the largest groups; prompts are similar by the gate's rule for leaks. `scripts` counts prompts by the
+    writing system of most of their letters, as Unicode names it.
     """
 
     rows: int
@@ -43,7 +44,7 @@ class CorpusProfile(BaseModel):
 
 
 def profile(rows: Sequence[Numbered]) -> CorpusProfile:
-    """Describe rows, each with the number of its line; there is at least one."""
+    """Return the profile of at least one row; each row comes with its line number."""
     prompts = [str(row["prompt"]) for _, row in rows]
     answers = [str(text) for _, row in rows if (text := row.get("safe", row.get("answer"))) is not None]
     found: defaultdict[int, list[int]] = defaultdict(list)
@@ -67,14 +68,14 @@ def _lengths(texts: Sequence[str]) -> Lengths:
 
 
 def _script(text: str) -> str:
-    """Return the first word of the Unicode names of most of a text's letters: LATIN, CYRILLIC, CJK, ..."""
+    """Return the script of most of a text's letters, from their Unicode names: Latin, Cyrillic, Cjk, ... or None."""
     letters = [char for char in text if char.isalpha()][:_LETTERS]
     names = Counter(unicodedata.name(char, "UNKNOWN").split()[0] for char in letters)
     return names.most_common(1)[0][0].capitalize() if names else "None"
 
 
 def benign_warnings(benign_rows: int | None) -> list[str]:
-    """Warn of a pool that has no benign rows; None, for a pool that nobody has counted, warns of nothing."""
+    """Return a warning for a pool with 0 benign rows; none if their number is unknown (None)."""
     if benign_rows != 0:
         return []
     return [

@@ -1,4 +1,4 @@
-"""Pools, suites and base models taken back: refused while a job needs them; reports of jobs that ended stay."""
+"""Delete pools and suites and withdraw base models, unless an unfinished job needs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ from app.storage import Storage
 
 
 def delete(storage: Storage, begin: Begin, corpus_id: str, forget: Callable[[Session, str], None]) -> CorpusDeleted:
-    """Delete a version that `forget` forgets; while its bytes could not be deleted, asking again goes on."""
+    """Delete a version: its row by `forget`, in a transaction, and then its objects.
+
+    If the objects could not be deleted, calling it again continues with them. Raises `NotFound`, or `InvalidState` if
+    an unfinished job uses the version.
+    """
     with begin() as session:
         if not objects.has_deletions(session, None, corpus_id):
             forget(session, corpus_id)
@@ -28,19 +32,22 @@ def delete(storage: Storage, begin: Begin, corpus_id: str, forget: Callable[[Ses
 
 
 def forget_pool(session: Session, corpus_id: str) -> None:
-    """Forget a pool's version and the attacks held out of it; their bytes go after the commit."""
+    """Mark a version of a pool and its held-out attacks as deleted; their objects are deleted after the commit."""
     pool = _deletable(session, corpus_id, "pool", Corpus.kind == service.POOL)
     _forget(session, "pool", service.versions(session, pool.id))
 
 
 def forget_suite(session: Session, corpus_id: str) -> None:
-    """Likewise; what was held out of a pool goes with that pool alone."""
+    """Mark a version of a suite as deleted; attacks held out of a pool can only be deleted with the pool."""
     is_own = (Corpus.kind != service.POOL) & ~Corpus.name.endswith(service.HELD_OUT)
     _forget(session, "suite", [_deletable(session, corpus_id, "suite", is_own)])
 
 
 def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
-    """Offer a base model no longer; what was trained on it stays, and goes on answering."""
+    """Withdraw a base model from the catalog; fine-tuned models on it stay and are still served.
+
+    Raises `InvalidState` if an unfinished job uses it.
+    """
     entry = service.base_model(session, alias)
     open_job = select(Job.id).where(Job.status.not_in(TERMINAL), Job.model == alias).limit(1)
     if job_id := session.scalar(open_job):
@@ -52,7 +59,8 @@ def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
 
 
 def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> Corpus:
-    """Jobs that are being made hold every version meanwhile, so that none names this one unseen."""
+    """Return a version that may be deleted; raise `NotFound`, or `InvalidState` if an unfinished job uses it."""
+    # Creating a job share-locks all versions (`service.hold`), so no job can start to use this one unseen.
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update())
     corpus = session.scalar(service.select_kept().where(Corpus.id == corpus_id, is_such))
     if corpus is None:

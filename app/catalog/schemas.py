@@ -1,4 +1,4 @@
-"""OpenAI's model object, and the provider's own: base models, safety pools, audit suites."""
+"""API objects of the catalog: OpenAI's model object, and the provider's base models, safety pools and suites."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ TargetModules = Annotated[list[Annotated[str, Field(pattern=MODULE)]], Field(min
 
 
 class ModelOut(BaseModel):
-    """A base model on offer, or a fine-tuned one of the caller's."""
+    """A base model on offer, or one of the caller's fine-tuned models."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str
-    # False: the server that answers cannot prove which weights it has loaded.
+    # False if the server that answers cannot prove which weights it has loaded.
     attested: Annotated[Literal[False] | SkipJsonSchema[None], Absent] = None
-    # The version of the audit that it stands on, if that is an earlier one.
+    # The version of the audit that released it, if that is older than today's.
     older_audit: Annotated[int | SkipJsonSchema[None], Absent] = None
-    # The version of the last audit that was asked of it after its release, if there was one.
+    # The version of its last later audit, if there was one.
     later_audit: Annotated[int | SkipJsonSchema[None], Absent] = None
 
 
@@ -40,7 +40,7 @@ class ModelList(BaseModel):
 
 
 class ModelRates(Body):
-    """How fast a model was: tokens of replies and of rows a second, tokens of a reply, seconds to load it."""
+    """A model's measured speed: generated and trained tokens per second, tokens of a reply, seconds to load it."""
 
     generated_per_s: Annotated[float, Field(gt=0, le=1e9)]
     reply_tokens: Annotated[float, Field(gt=0, le=1e6)]
@@ -49,13 +49,13 @@ class ModelRates(Body):
 
 
 class BaseModelIn(Body):
-    """A base model to offer: a local folder, or a hub id with the commit that is meant.
+    """A base model to offer: a local folder, or a hub id with a commit.
 
-    `quantization` says when jobs train on it in NF4, 4 bits a weight: `if_needed` where no worker's GPUs hold it.
-    `digest` is that of its files, as `spard check-model --json` prints it; a folder without one is read to find it out.
-    `target_modules` are what adapters of jobs change that name none; without them it follows the model.
-    `rates` is how fast it was when it was tried, which the first estimates rest on; `check-model --json` prints it.
-    `embedder` is what jobs choose safe rows by that name none: `centered_states`, `states`, or a sentence encoder.
+    `quantization` says when jobs hold it in NF4, 4 bits per weight; `if_needed`: only if no worker's GPUs hold it else.
+    `digest` is the digest of its files, as `spard check-model --json` prints it; without one a folder is hashed.
+    `target_modules` are the modules that adapters change by default; without them they follow from the model.
+    `rates` is its measured speed, for the first estimates, as `spard check-model --json` prints it.
+    `embedder` is what jobs choose safe rows by, by default: `centered_states`, `states`, or a sentence encoder.
     """
 
     alias: Annotated[
@@ -75,9 +75,9 @@ class BaseModelIn(Body):
 
 
 class LoraReach(BaseModel):
-    """What an adapter of these target modules reaches: how many layers, and the share of the parameters in them.
+    """The layers that an adapter with these target modules covers, and the share of parameters in the modules.
 
-    `leaves_out_experts`: the model has experts, and neither they nor their router are adapted.
+    `leaves_out_experts` is true if the model has experts, and neither they nor their router are adapted.
     """
 
     target_modules: list[str]
@@ -88,7 +88,7 @@ class LoraReach(BaseModel):
 
 
 class ToolSupport(BaseModel):
-    """Whether a model's chat template renders the tools offered, the calls made, and what tools answer."""
+    """Which parts of tool use a model's chat template renders: offered tools, tool calls, and tools' results."""
 
     tools: bool
     tool_calls: bool
@@ -96,9 +96,10 @@ class ToolSupport(BaseModel):
 
 
 class BaseModelOut(BaseModel):
-    """`tool_support` and `lora_reach` are null where the model's files are not on the machine that serves the API.
+    """A base model on offer.
 
-    `digest` is of its files as they were when it was offered; null where they were not on that machine.
+    `tool_support` and `lora_reach` are null if the model's files are not on the machine that serves the API. `digest`
+    is the digest of its files when it was added; null if they were not on that machine.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -119,15 +120,15 @@ class BaseModelOut(BaseModel):
 
 
 class OfferedModelOut(BaseModelOut):
-    """The answer to an offer; `warnings` are what keeps jobs on the model from ending in an adapter."""
+    """A base model that was just offered; `warnings` are problems that keep its jobs from releasing an adapter."""
 
     warnings: list[str] = []
 
 
 class TemplateProbe(BaseModel):
-    """A conversation as it is trained: in how many samples, and as text with what is learned in brackets.
+    """An example conversation as it is trained: its number of samples, and its text with trained parts in brackets.
 
-    Samples are parted by a line of three dashes. `refusal` says why such rows are not trained.
+    Samples are separated by a line of three dashes. `refusal` says why such rows cannot be trained.
     """
 
     name: str
@@ -137,16 +138,16 @@ class TemplateProbe(BaseModel):
 
 
 class TemplateCardOut(BaseModel):
-    """What a model's chat template does to conversations, in sentences and by example."""
+    """How a model's chat template renders conversations, in sentences and by examples."""
 
     lines: list[str]
     probes: list[TemplateProbe]
 
 
 class ModelFitness(BaseModel):
-    """What a base model's files have; null is what its files on this machine do not tell.
+    """Which of the needed files and settings a base model has; null for what cannot be known on this machine.
 
-    `fault` is the first thing that keeps jobs from it.
+    `fault` is the first problem that keeps jobs from the model.
     """
 
     object: Literal["base_model.fitness"] = "base_model.fitness"
@@ -169,16 +170,16 @@ class BaseModelDeleted(BaseModel):
 
 
 class BaseModelList(BaseModel):
-    """Every base model on offer, by alias."""
+    """All base models on offer, by alias."""
 
     object: Literal["list"] = "list"
     data: list[BaseModelOut]
 
 
 class CorpusOut(BaseModel):
-    """One version of a safety pool or an audit suite; `rows` is what jobs see.
+    """One version of a safety pool or a suite; `rows` is the number of rows that jobs see.
 
-    `warnings` are in the answer to an import: what keeps jobs from being measured with it.
+    `warnings` are returned by an import: problems for jobs that use it.
     """
 
     model_config = ConfigDict(from_attributes=True)
@@ -196,10 +197,7 @@ class CorpusOut(BaseModel):
 
 
 class Embedded(BaseModel):
-    """A base model that a job has embedded a pool for.
-
-    The vectors are in the cache of the worker that ran the job, which may be emptied; another worker makes its own.
-    """
+    """A base model for which a job has computed a pool's embeddings."""
 
     model: str
     source: str
@@ -208,9 +206,10 @@ class Embedded(BaseModel):
 
 
 class PoolOut(CorpusOut):
-    """`held_out` prompts are never selected: they attack the adapter when the provider has no harmful suite.
+    """One version of a safety pool.
 
-    `embedded_for` is by the jobs that have succeeded with this version and were not erased.
+    `held_out` is the number of prompts that jobs never train on; they are the attacks if the provider has no harmful
+    suite. `embedded_for` lists the base models of succeeded jobs with this version that were not erased.
     """
 
     held_out: int
@@ -218,13 +217,13 @@ class PoolOut(CorpusOut):
 
     @classmethod
     def from_pool(cls, pool: Corpus, held_out: int, embedded_for: list[Embedded]) -> Self:
-        """Build the answer from a stored pool and what was counted of it."""
+        """Return the API object of a pool's row, its number of held-out prompts and its embeddings."""
         columns = {name: getattr(pool, name) for name in CorpusOut.model_fields if hasattr(pool, name)}
         return cls(**columns, held_out=held_out, embedded_for=embedded_for)
 
 
 class CorpusDeleted(BaseModel):
-    """Confirms that a version of a safety pool or an audit suite is gone."""
+    """Confirms that a version of a safety pool or suite was deleted."""
 
     id: str
     object: Literal["corpus"] = "corpus"
@@ -232,14 +231,14 @@ class CorpusDeleted(BaseModel):
 
 
 class PoolList(BaseModel):
-    """Every version of every safety pool, newest first."""
+    """All versions of all safety pools, newest first."""
 
     object: Literal["list"] = "list"
     data: list[PoolOut]
 
 
 class SuiteList(BaseModel):
-    """Every version of every audit suite, newest first."""
+    """All versions of all suites, newest first."""
 
     object: Literal["list"] = "list"
     data: list[CorpusOut]

@@ -1,4 +1,4 @@
-"""Base models by alias; pools and suites as versions, of which the newest that a name still has is the current one."""
+"""Read and add base models, by alias, and versions of pools and suites, of which the newest of a name is current."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SELECTING = [name for name, kind in defenses().items() if kind.trains_on_safe_r
 
 
 def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseModelEntry:
-    """Offer a base model that was inspected; the same alias again replaces what it stood for."""
+    """Add an inspected base model to the catalog, replacing an existing one of the same alias, and return its row."""
     own = {name: getattr(found, name) for name in ("source", "digest", "lora_reach", "rendering", "embedder")}
     offered = BaseModelEntry(**entry.model_dump() | own, tool_support=found.tool_support)
     kept = session.merge(offered)
@@ -36,17 +36,17 @@ def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseMod
 
 
 def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return what of tools the model's template renders: as it was when offered, else as was found out since."""
+    """Return which parts of tool use a model's template renders, from its row or else from a later inspection."""
     return entry.tool_support or known_tool_support(entry)
 
 
 def base_models(session: Session) -> Sequence[BaseModelEntry]:
-    """Return what the provider offers, by alias."""
+    """Return the base models on offer, by alias."""
     return session.scalars(select(BaseModelEntry).order_by(BaseModelEntry.alias)).all()
 
 
 def base_model(session: Session, alias: str) -> BaseModelEntry:
-    """Return a base model that is offered."""
+    """Return the base model of an alias; raise `NotFound` if it is not offered."""
     entry = session.get(BaseModelEntry, alias)
     if entry is None:
         raise NotFound(f"The model '{alias[:128]}' is not offered.", code="model_not_found", param="alias")
@@ -54,7 +54,7 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
 
 
 def models(session: Session, project_id: str, serving: Serving | None = None) -> list[ModelOut]:
-    """Return the base models, and the project's own ones; `serving` is of the policy in force, if it was read."""
+    """Return the base models and the project's fine-tuned models; `serving` saves reading the policy again."""
     serving = serving or policies.serving(session)
     tuned = session.scalars(_select_tuned_jobs(serving, project_id).order_by(Job.created_at)).all()
     later = marks.latest_by_job(session, [job.id for job in tuned])
@@ -63,7 +63,7 @@ def models(session: Session, project_id: str, serving: Serving | None = None) ->
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
-    """Return a base model or one of the project's own; `NotFound` for another project's as for an unknown one."""
+    """Return a base model or one of the project's own models; raise `NotFound`, also for another project's model."""
     entry = session.get(BaseModelEntry, model)
     serving = policies.serving(session)
     if entry is not None:
@@ -75,7 +75,7 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
 
 
 def find_tuned_job(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
-    """Return the project's job that made this model, or None; `serving` is of the policy in force, if it was read."""
+    """Return the project's job that made this model, or None; `serving` saves reading the policy again."""
     return session.scalar(
         _select_tuned_jobs(serving or policies.serving(session), project_id)
         .where(Job.fine_tuned_model == model)
@@ -84,7 +84,7 @@ def find_tuned_job(session: Session, project_id: str, model: str, serving: Servi
 
 
 def add_corpus(session: Session, corpus: Corpus) -> Corpus:
-    """Make it the current version of its name; the same bytes again are no new version."""
+    """Add a corpus as the current version of its name and return it; if the bytes are the same, return the old one."""
     current = current_version(session, corpus.kind, corpus.name)
     if current is not None and current.sha256 == corpus.sha256:
         return current
@@ -102,13 +102,13 @@ def _add_version(session: Session, corpus: Corpus) -> None:
 
 
 def current_version(session: Session, kind: str, name: str) -> Corpus | None:
-    """Return the newest version that a name has, or None."""
+    """Return the newest version of a name that was not deleted, or None."""
     of_name = (Corpus.kind == kind) & (Corpus.name == name)
     return session.scalar(select_kept().where(of_name).order_by(Corpus.version.desc()).limit(1))
 
 
 def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corpus:
-    """Return a version of a pool or a suite; `NotFound` for one that was deleted as for an unknown one."""
+    """Return a version of a pool or suite; raise `NotFound` if it is unknown, deleted, or a pool's held-out part."""
     corpus = session.scalar(select_kept().where(Corpus.id == corpus_id, Corpus.kind.in_(kinds)))
     if corpus is None or corpus.name.endswith(HELD_OUT):
         what = "pool" if POOL in kinds else "suite"
@@ -117,7 +117,7 @@ def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corp
 
 
 def add_pool(session: Session, pool: Corpus, attacks: Corpus | None) -> PoolOut:
-    """Both halves of a pool become current together; the same bytes of both again are no new version."""
+    """Add a pool and its held-out attacks as the current version together; equal bytes of both make no new version."""
     current = current_version(session, pool.kind, pool.name)
     if current is None or _pool_digests(current, held_out_suite(session, current)) != _pool_digests(pool, attacks):
         _add_version(session, pool)
@@ -133,7 +133,8 @@ def _pool_digests(pool: Corpus, attacks: Corpus | None) -> tuple[str, str | None
 
 
 def pools(session: Session) -> list[PoolOut]:
-    """Every version, newest first."""
+    """Return all versions of all pools, newest first."""
+    # A pool's held-out attacks are a corpus with the pool's version and its name plus HELD_OUT.
     query = select_kept().where(or_(Corpus.kind == POOL, Corpus.name.endswith(HELD_OUT)))
     found, embedded = (
         session.scalars(query.order_by(Corpus.created_at.desc(), Corpus.id)).all(),
@@ -148,7 +149,7 @@ def pools(session: Session) -> list[PoolOut]:
 
 
 def suites(session: Session) -> list[Corpus]:
-    """Every version of the provider's own suites, newest first."""
+    """Return all versions of the provider's own suites, newest first, without held-out parts of pools."""
     found = session.scalars(select_kept().where(Corpus.kind != POOL).order_by(Corpus.created_at.desc(), Corpus.id))
     return [corpus for corpus in found if not corpus.name.endswith(HELD_OUT)]
 
@@ -166,19 +167,19 @@ def held_out_suite(session: Session, pool: Corpus) -> Corpus | None:
 
 
 def versions(session: Session, pool_id: str) -> list[Corpus]:
-    """Return a version of a pool, and what was held out of it."""
+    """Return a version of a pool, followed by its held-out attacks if it has any."""
     pool = session.get_one(Corpus, pool_id)
     held_out = held_out_suite(session, pool)
     return [pool, held_out] if held_out else [pool]
 
 
 def is_kept(session: Session, corpus_id: str) -> bool:
-    """Return whether a version is there and not deleted; it stays so until the transaction ends."""
+    """Return True if a version exists and is not deleted; it is locked until the transaction ends."""
     return session.scalar(select_kept().where(Corpus.id == corpus_id).with_for_update()) is not None
 
 
 def add_held_out_suite(session: Session, suites: list[Corpus], pool: Corpus | None) -> list[Corpus]:
-    """Return the suites; if none of them is an attack, add the one that was held out of the pool."""
+    """Return the suites, and if none of them is harmful, also the attacks held out of the pool."""
     if pool is None or any(suite.kind == HARMFUL for suite in suites):
         return suites
     held_out = held_out_suite(session, pool)
@@ -186,33 +187,33 @@ def add_held_out_suite(session: Session, suites: list[Corpus], pool: Corpus | No
 
 
 def has_attacks(session: Session) -> bool:
-    """Tell whether the provider has a suite of attacks, which takes the place of what is held out of a pool."""
+    """Return True if the provider has a harmful suite, so that a pool's held-out attacks are not used."""
     return any(suite.kind == HARMFUL for suite in current_suites(session))
 
 
 def default_suites(session: Session) -> list[Corpus]:
-    """Return the suites that a job is measured with if it names none."""
+    """Return the suites that audit a job that names none."""
     return add_held_out_suite(session, current_suites(session), pool(session, None))
 
 
 def pool(session: Session, wanted: str | None) -> Corpus | None:
-    """Return the pool version of this id, or the newest one of the provider."""
+    """Return the pool version of this id, or for None the newest one; None if there is none."""
     query = select_kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
     return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
 
 
 def select_kept() -> Select[Corpus]:
-    """Select the versions that were not deleted."""
+    """Return a query for the versions that were not deleted."""
     return select(Corpus).where(Corpus.deleted_at.is_(None))
 
 
 def hold(session: Session) -> None:
-    """No version can be deleted before the job that is about to name some is made."""
+    """Lock all versions against deletion until the transaction, which creates a job that uses some, ends."""
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update(read=True))
 
 
 def _embedded_models(session: Session) -> defaultdict[str, list[Embedded]]:
-    """For each pool version the base models that jobs have embedded it for, by name."""
+    """Return, by pool id, the base models for which jobs have computed the pool's embeddings."""
     names = ("alias", "source", "revision")
     model = [Job.spec[("model", name)].as_string().label(name) for name in names]
     pool = Job.spec[("pool", "id")].as_string().label("pool")
@@ -227,12 +228,12 @@ def _embedded_models(session: Session) -> defaultdict[str, list[Embedded]]:
 
 
 def _is_embedded() -> ColumnElement[bool]:
-    """Match succeeded jobs whose defense selects rows: jobs without a safe set embed nothing."""
+    """Return the SQL condition for succeeded jobs whose defense selects safe rows, and so embeds the pool."""
     return and_(Job.status == JobStatus.succeeded, Job.recipe[("defense", "type")].as_string().in_(_SELECTING))
 
 
 def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
-    """Select the project's jobs whose model exists, by no waiver that has ended, and that nothing withholds."""
+    """Return a query for the project's jobs with a released model: not deleted, withheld, or with an expired waiver."""
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > db.now())

@@ -1,4 +1,4 @@
-"""Where a base model comes from: a folder that is there, or a hub id pinned to a commit."""
+"""Validate the source of a base model: an existing folder, or a hub id pinned to a commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 
 
 def checked_source(source: str, revision: str | None) -> str:
-    """Return the source as workers will open it; a folder becomes absolute."""
+    """Return the source as workers will open it: an absolute folder, or a hub id; raise `InvalidRequest` otherwise."""
     if _is_folder(source):
         return str(Path(source).expanduser().resolve())
     if source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
@@ -25,7 +25,7 @@ def checked_source(source: str, revision: str | None) -> str:
 def _is_folder(source: str) -> bool:
     try:
         return "\0" not in source and Path(source).expanduser().is_dir()
-    except (OSError, RuntimeError):  # a name too long for the system, a home that nobody has
+    except (OSError, RuntimeError):  # the name is too long, or `~user` does not exist
         return False
 
 

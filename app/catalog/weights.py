@@ -1,4 +1,4 @@
-"""How large a base model is, read from its folder without loading it."""
+"""Read a base model's number of parameters from its folder, without loading it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spard.models.folder.headers import all_tensors
 
 
 def parameters(source: str) -> int | None:
-    """How many numbers the weights have; None where they are not in a folder on this machine."""
+    """Return a model's number of parameters; None if its weights are not in a folder on this machine."""
     try:
         return sum(prod(tensor["shape"]) for _, tensor in all_tensors(Path(source))) or None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

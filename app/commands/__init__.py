@@ -1,1 +1,1 @@
-"""Commands that speak to a service over HTTP, as a customer or a provider does."""
+"""The `spard` commands of customers and providers: most call the service over HTTP, some start or maintain it."""

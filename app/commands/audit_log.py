@@ -1,4 +1,4 @@
-"""`spard audit-log`: list it over the API; check its chain of hashes in the database that the settings name."""
+"""`spard audit-log`: list entries over the API; verify the hash chain in the database of the settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def list_entries(
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the latest.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """List who did what to what, the latest first; needs an admin's key."""
+    """List the entries of the audit log, newest first; needs an admin's key."""
     with connect() as client:
         found = list(client.pages("admin/audit_log", limit, action=action))
     show_rows(found, ("seq", "created_at", "actor", "action", "target", "result"), as_json)
@@ -31,7 +31,7 @@ def verify(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Recompute every hash; names the first bad row and exits with 1."""
+    """Recompute the hash chain of the audit log; on a mismatch, name the first bad row and exit with 1."""
     from app import db
     from app.audit_log import service
     from app.ops import preflight

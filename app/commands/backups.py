@@ -1,4 +1,4 @@
-"""`spard backup` and `spard restore`: the folder of an embedded service, saved while it runs and put back."""
+"""`spard backup` and `spard restore`: copy the folder of an embedded service while it runs, and put it back."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def backup(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Save database, objects and signing keys of an embedded service, also while it runs; it stays as it is.
+    """Save the database, objects and signing keys of an embedded service to a new folder, even while it runs.
 
-    The database comes first: an object that it does not name yet is harmless. Caches and work folders are left out.
+    The database is copied first: an object that it does not name yet is harmless. Caches and work folders are left out.
     """
     import sqlite3
 
@@ -41,6 +41,7 @@ def backup(
     if out.exists():
         raise CommandFailed(f"{out} exists already: name a folder that does not, or remove it.")
     with _appearing(out) as part:
+        # Copying the file would miss the write-ahead log; VACUUM INTO writes one consistent state, even during writes.
         with closing(sqlite3.connect(source / _DATABASE)) as database:
             database.execute("VACUUM INTO ?", (str(part / _DATABASE),))
         _copy(source, part)
@@ -54,7 +55,7 @@ def restore(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Put a backup back into a service's folder, after its database was checked; nothing is overwritten.
+    """Check a backup's database and copy the backup into a service's folder; nothing is overwritten.
 
     Stop the service first. A database of an older version is migrated by `spard up` or `spard migrate`.
     """
@@ -72,7 +73,9 @@ def restore(
         state = _check_schema(settings, part / _DATABASE)
         if is_whole:
             _copy(saved, part)
-        for each in sorted(part.iterdir(), key=lambda path: path.name == _DATABASE):  # the database last: it names all
+        # The database is moved last: a restore that breaks off leaves none, so no service starts on half a backup.
+        for each in sorted(part.iterdir(), key=lambda path: path.name == _DATABASE):
+            # `spard.db-wal` and `-shm` are left from checking the copy.
             if not each.name.startswith(f"{_DATABASE}-"):
                 os.replace(each, target / each.name)
     finally:
@@ -83,7 +86,7 @@ def restore(
 
 
 def _embedded_settings() -> Settings:
-    """Return the settings of a service that keeps everything in one folder; refuse others."""
+    """Return the settings of an embedded service; raise CommandFailed if it uses another database or storage."""
     from app.settings import read_settings
 
     settings = read_settings()
@@ -101,7 +104,10 @@ def _refuse_to_overwrite(target: Path, saved: Path | None) -> None:
 
 
 def _check_schema(settings: Settings, database: Path) -> str:
-    """Return how the schema of a copy stands to this version's; refuse one that is damaged, newer or not SPARD's."""
+    """Return the schema state of a database copy: `current` or `behind`.
+
+    Raises CommandFailed if the database is damaged, is not SPARD's, or has a newer schema than this version.
+    """
     import sqlite3
 
     from pydantic import SecretStr
@@ -125,7 +131,7 @@ def _check_schema(settings: Settings, database: Path) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy objects and signing keys; an object that vanishes meanwhile was deleted, and no row names it any more."""
+    """Copy objects and signing keys; an object that vanishes during the copy was deleted and is skipped."""
     if (source / _OBJECTS).is_dir():
         shutil.copytree(source / _OBJECTS, target / _OBJECTS, copy_function=_copy_if_there)
     for each in source.glob(_KEYS):
@@ -141,7 +147,7 @@ def _copy_if_there(source: str, target: str) -> str:
 
 @contextmanager
 def _appearing(out: Path) -> Iterator[Path]:
-    """Yield a folder beside `out` that takes its name when all is written, or goes."""
+    """Yield a temporary folder that is renamed to `out` if the block succeeds, and removed if it fails."""
     import sqlite3
 
     part = out.with_name(f".{out.name}.{token_hex(4)}")

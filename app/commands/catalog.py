@@ -1,4 +1,4 @@
-"""spard models, spard pool, spard suites: what the provider offers."""
+"""`spard models`, `spard pool` and `spard suites`: manage the models, safety pools and suites of the service."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
 
 class Kind(StrEnum):
-    """What a right answer is: a refusal, any help, or the row's `answer`."""
+    """The kind of a suite; a right answer is a refusal, any help, or the row's `answer`."""
 
     harmful = "harmful"
     benign = "benign"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 
 class Quantized(StrEnum):
-    """When a base model is held in NF4; `if_needed`: where no worker's GPUs hold it otherwise."""
+    """When a base model's weights are held in NF4; `if_needed` means only if it fits on no worker's GPUs otherwise."""
 
     never = "never"
     if_needed = "if_needed"
@@ -74,7 +74,7 @@ def add_model(
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Offer a base model, after trying it; the same alias again replaces it."""
+    """Try a base model and offer it to customers; an existing alias is replaced."""
     _check_alias(alias)
     with Signs() as signs:
         place = _absolute(source)
@@ -98,7 +98,7 @@ def add_model(
 
 
 def _check_alias(alias: str) -> None:
-    """Raise CommandFailed for an alias that the service would not take."""
+    """Raise CommandFailed for an invalid alias, before the model is tried."""
     try:
         model_names.check_model_name(alias)
     except Refusal as error:
@@ -106,7 +106,7 @@ def _check_alias(alias: str) -> None:
 
 
 def _absolute(source: str) -> str:
-    """Return the absolute path of a folder that is on this machine; any other name as it is."""
+    """Return the absolute path if `source` is a folder on this machine, else `source` unchanged."""
     folder = Path(source).expanduser()
     return str(folder.resolve()) if folder.is_dir() else source
 
@@ -114,9 +114,10 @@ def _absolute(source: str) -> str:
 def _try_base_model(
     signs: Signs, source: str, revision: str | None, target_modules: str | None
 ) -> tuple[str | None, Any]:
-    """Load a model in a process of its own and run it forward; say what it is.
+    """Load a model in a separate process, run a forward pass and a training step, and print what was found.
 
-    Return the digest of its files and how fast it was, None where that is not known.
+    Return the digest of its files and its measured speed; None for what is not known, as when torch is not installed.
+    Raises CommandFailed if the model is not fit.
     """
     if find_spec("torch") is None:
         warn("Not tried with a forward pass: torch is not installed here.")
@@ -177,40 +178,40 @@ def ask_again(
     step: Annotated[int, typer.Option(min=0, help="The step of a checkpoint; 0: the job's own model.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Audit a released model again as jobs are audited today; nothing is trained, and only a pass keeps it released."""
+    """Audit a released model again by today's audit; nothing is trained, and only a pass keeps the model released."""
     with connect() as client:
         show_record(client.post(f"admin/jobs/{job_id}/later_audits", {"step": step}), as_json)
 
 
 @models.command("later-audits")
 def later_audits(job_id: Annotated[str, typer.Argument(help="A job of yours.")], as_json: Json = False) -> None:
-    """List what later audits decided about the model and the checkpoints of a job of yours, with signed records."""
+    """List the later audits of a job's model and checkpoints, with their decisions."""
     columns = ("id", "step", "audit_version", "decision", "decided_at", "reasons")
     show_rows(get(f"fine_tuning/jobs/{job_id}/later_audits")["data"], columns, as_json)
 
 
 @models.command("delete")
 def delete_model(model: ModelName, as_json: Json = False) -> None:
-    """Delete a fine-tuned model or a checkpoint of yours; the job that made it stays."""
+    """Delete one of your fine-tuned models or checkpoints; the job that made it stays."""
     _delete(f"models/{model}", as_json)
 
 
 @pool.command("import")
 def import_pool(file: Jsonl, name: Name, as_json: Json = False) -> None:
-    """Import rows {"prompt", "safe"} or {"prompt", "benign": true}; a fifth, at most 300, is held out as attacks."""
+    """Import a pool of rows {"prompt", "safe"} or {"prompt", "benign": true}; a fifth, at most 300, is held out."""
     _show(_send("admin/pools", file, name=name), as_json)
 
 
 @pool.command("list")
 def list_pools(as_json: Json = False) -> None:
-    """List every version of every pool."""
+    """List all versions of all pools."""
     columns = ("name", "version", "rows", "held_out", "created_at", "id")
     show_rows(get("admin/pools")["data"], columns, as_json)
 
 
 @pool.command("delete")
 def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
-    """Delete a version with what was held out of it; refused while a job that has not ended names it."""
+    """Delete a version of a pool and its held-out rows; refused while an unfinished job uses it."""
     _delete(f"admin/pools/{corpus_id}", as_json)
 
 
@@ -221,24 +222,24 @@ def import_suite(
     kind: SuiteKind,
     as_json: Json = False,
 ) -> None:
-    """Import rows {"prompt", "answer"?, "category"?, "language"?}."""
+    """Import a suite of rows {"prompt", "answer"?, "category"?, "language"?}."""
     _show(_send("admin/suites", file, name=name, kind=str(kind)), as_json)
 
 
 @suites.command("list")
 def list_suites(as_json: Json = False) -> None:
-    """List every version of every suite."""
+    """List all versions of all suites."""
     show_rows(get("admin/suites")["data"], _VERSION, as_json)
 
 
 @suites.command("delete")
 def delete_suite(corpus_id: Version, as_json: Json = False) -> None:
-    """Delete a version; refused while a job that has not ended names it."""
+    """Delete a version of a suite; refused while an unfinished job uses it."""
     _delete(f"admin/suites/{corpus_id}", as_json)
 
 
 def _show(made: dict[str, Any], as_json: bool) -> None:
-    """Show what was made, and what warns of it on lines of their own."""
+    """Print a created object, and then its warnings, one a line."""
     show_record(made if as_json else {name: value for name, value in made.items() if name != "warnings"}, as_json)
     for warning in () if as_json else made.get("warnings", ()):
         warn(f"warning: {warning}")

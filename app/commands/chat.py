@@ -1,4 +1,4 @@
-"""`spard chat MODEL`: ask a model that answers, once or turn by turn."""
+"""`spard chat MODEL`: ask a model one question, or have a conversation."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def chat(
         False
     ),
 ) -> None:
-    """Ask a model; replies appear as they are written."""
+    """Ask a model and stream its replies."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []
     tell = _nothing if as_json else _write
     with connect() as client:
         settings = {"model": model, "temperature": temperature, "max_tokens": max_tokens, "stream": True}
         if prompt is None:
-            client.get(f"models/{model}")  # a name that does not answer is told before the first question
+            client.get(f"models/{model}")  # fail for an unknown name before the first question
         while question := prompt or _question():
             messages.append({"role": "user", "content": question})
             said = _answer(client, settings | {"messages": messages}, tell)
@@ -40,7 +40,7 @@ def chat(
 
 
 def _question() -> str:
-    """Return the next line that a person or a pipe gives; nothing at its end."""
+    """Return the next line of standard input, with a prompt on a terminal; "" at its end."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
@@ -48,7 +48,7 @@ def _question() -> str:
 
 
 def _answer(client: Client, ask: Mapping[str, Any], tell: Callable[[str], None]) -> str:
-    """Tell a reply while it comes, and return it; one that breaks off fails the command."""
+    """Stream a reply through `tell` and return its text; raise CommandFailed if it breaks off."""
     said = ""
     with client.events("chat/completions", ask) as chunks:
         for event in chunks:
@@ -71,4 +71,4 @@ def _write(text: str) -> None:
 
 
 def _nothing(text: str) -> None:
-    """Leave a reply for its end."""
+    """Print nothing: with --json a reply is printed when it is complete."""

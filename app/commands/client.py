@@ -1,4 +1,4 @@
-"""The service as commands speak to it: plain HTTP, for a command is to start at once and openai takes half a second."""
+"""The HTTP client of the commands; it does not use openai, whose import takes half a second."""
 
 from __future__ import annotations
 
@@ -13,58 +13,65 @@ from urllib.parse import urlsplit
 from app.commands.terminal import CommandFailed
 
 if TYPE_CHECKING:
-    import httpx2  # takes a while to import, and no list of commands needs it
+    import httpx2  # slow to import, and `spard --help` does not need it
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _CONNECT_S, _ANSWER_S = 10.0, 600.0
-_SILENCE_S = 60.0  # of a stream that has a heartbeat
+_SILENCE_S = 60.0  # longest silence of an event stream, which has heartbeats
 _UNAUTHORIZED, _NO_MORE_BYTES = 401, 416
-_BUSY = (429, 503)  # the server has done nothing: the same request may be sent again
+_BUSY = (429, 503)  # the server has done nothing, so the request may be sent again
 _LONGEST_WAIT_S = 5.0
 
 
 class Busy(CommandFailed):
-    """The service has too much to do, or stops; the same request may do better in a while."""
+    """The service is busy or stopping; the same request may succeed later."""
 
 
 class Away(CommandFailed):
-    """Nothing answers."""
+    """Nothing listens at the service's address."""
 
 
 class Broken(CommandFailed):
-    """The connection ended before the answer did; what was not read may be had by asking again."""
+    """The connection ended before the answer did; a further request may get the rest."""
 
 
 class Client:
-    """The API under one address; paths begin after `/v1`, answers are what their JSON holds."""
+    """A client of the API; paths are relative to `/v1`, and methods return parsed JSON.
+
+    Every method raises CommandFailed, with the service's message, for an error status: `Busy` for 429 and 503, `Away`
+    and `Broken` for connections.
+
+        with connect() as client:
+            client.get("models")["data"]
+    """
 
     def __init__(self, http: httpx2.Client) -> None:
         self._http = http
 
     def get(self, path: str, **params: object) -> Any:
-        """Return the answer to a GET; parameters that are None are left out."""
+        """Send a GET and return its JSON; query parameters that are None are left out."""
         return self._ask("GET", path, params=_query_params(params))
 
     def post(self, path: str, body: object = None, headers: Mapping[str, str] | None = None, **params: object) -> Any:
-        """Create or change; `body` is sent as JSON."""
+        """Send a POST with a JSON body and return its JSON."""
         return self._ask("POST", path, params=_query_params(params), headers=headers, json=body)
 
     def delete(self, path: str, **params: object) -> Any:
-        """Delete."""
+        """Send a DELETE and return its JSON."""
         return self._ask("DELETE", path, params=_query_params(params))
 
     def send(self, path: str, file: Path, fields: Mapping[str, str] | None = None, **params: object) -> Any:
-        """Upload a file, read while it is sent, with the fields of the form before it."""
+        """Upload a file as a multipart form, streamed from disk, after the form's `fields`; return the JSON."""
         with file.open("rb") as content:
             parts = {"file": (file.name, content, "application/octet-stream")}
             return self._ask("POST", path, params=_query_params(params), data=dict(fields or {}), files=parts)
 
     def text(self, path: str, accept: str) -> str:
-        """Return an answer that is no JSON."""
+        """Send a GET and return its body as text, in the media type `accept`."""
         return self._answer("GET", path, headers={"accept": accept}).text
 
     def pages(self, path: str, limit: int, **params: object) -> Iterator[Any]:
-        """Yield up to `limit` rows of a list that comes in pages."""
+        """Yield up to `limit` rows of a paginated list."""
         left, after = limit, None
         while left > 0:
             found = self.get(path, limit=min(left, 100), after=after, **params)
@@ -76,10 +83,11 @@ class Client:
 
     @contextmanager
     def stream(self, path: str, headers: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        """Open an answer whose bytes are read by the caller; what the service refuses is `CommandFailed`.
+        """Send a GET and yield the response with its body unread, not compressed.
 
-        416, there are no more bytes than the caller has, is an answer like others.
+        Raises CommandFailed for error statuses other than 416, which tells a resumed download that it is complete.
         """
+        # A `Range` counts bytes of the body as sent: only without compression are they bytes of the file.
         plain = {"accept-encoding": "identity", **headers}
         with _wire(), self._http.stream("GET", _route(path), headers=plain) as answer:
             if answer.is_error and answer.status_code != _NO_MORE_BYTES:
@@ -89,7 +97,7 @@ class Client:
 
     @contextmanager
     def events(self, path: str, body: object = None, **headers: str) -> Iterator[httpx2.EventSource]:
-        """Open server-sent events: those that a GET follows, or with a body the answer to a POST."""
+        """Open a stream of server-sent events, by a GET, or by a POST if there is a body."""
         method = "GET" if body is None else "POST"
         timeout = (_CONNECT_S, _ANSWER_S if body else _SILENCE_S, _ANSWER_S, _ANSWER_S)
         events = self._http.sse(_route(path), method=method, json=body, headers=headers, timeout=timeout)
@@ -107,7 +115,7 @@ class Client:
             raise _stranger(answer) from None
 
     def _answer(self, method: str, path: str, **options: Any) -> httpx2.Response:
-        """Ask, and once more where the service was busy."""
+        """Send a request, and once more if the service was busy and the request can be repeated."""
         with _wire():
             answer = self._http.request(method, _route(path), **options)
             may_again = answer.headers.get("x-should-retry") != "false" and "files" not in options
@@ -121,7 +129,10 @@ class Client:
 
 @contextmanager
 def connect() -> Iterator[Client]:
-    """Yield a client of the service at SPARD_BASE_URL; a failed connection is raised as `CommandFailed`."""
+    """Yield a client of the service at SPARD_BASE_URL with the key SPARD_API_KEY.
+
+    Connection errors are raised as `Away`, `Broken` or CommandFailed.
+    """
     import httpx2
 
     url, key = service_url(), api_key()
@@ -135,7 +146,7 @@ def connect() -> Iterator[Client]:
 
 @contextmanager
 def _wire() -> Iterator[None]:
-    """Say in our words what becomes of connections."""
+    """Translate connection errors inside the block to CommandFailed."""
     import httpx2
 
     url = service_url()
@@ -150,7 +161,7 @@ def _wire() -> Iterator[None]:
 
 
 def api_key() -> str:
-    """Return the caller's key."""
+    """Return the key SPARD_API_KEY; raise CommandFailed if it is missing or malformed."""
     key = os.environ.get("SPARD_API_KEY")
     if not key:
         raise CommandFailed("Set SPARD_API_KEY to your key; `spard up` or `spard keys first` shows the first one.")
@@ -160,19 +171,19 @@ def api_key() -> str:
 
 
 def service_url() -> str:
-    """Return the address of the API; `/v1` is added to one without a path."""
+    """Return the API's URL from SPARD_BASE_URL, with `/v1` added if it has no path."""
     url = os.environ.get("SPARD_BASE_URL", DEFAULT_URL).rstrip("/")
     return f"{url}/v1" if urlsplit(url).path in ("", "/") else url
 
 
 def get(path: str, **params: object) -> Any:
-    """Return what one of the service's endpoints answers with."""
+    """Send one GET to the service and return its JSON."""
     with connect() as client:
         return client.get(path, **params)
 
 
 def _route(path: str) -> str:
-    """Return the path below `/v1`; refuse what would lead out of its place."""
+    """Return a path relative to `/v1`; raise CommandFailed for empty, `.` or `..` parts, as a bad id can make."""
     route = path.lstrip("/")
     if not {"", ".", ".."}.isdisjoint(route.split("/")):
         raise CommandFailed("An id is neither empty nor a path; `list` shows the ids.")
@@ -184,14 +195,14 @@ def _query_params(params: Mapping[str, object]) -> dict[str, str | list[str]]:
 
 
 def _as_text(value: object) -> str | list[str]:
-    """Return a parameter as the address has it; one with several values is a list."""
+    """Return a query parameter as text; one with several values as a list."""
     if isinstance(value, list):
         return [str(each) for each in value]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refusal_error(answer: httpx2.Response) -> CommandFailed:
-    """Return what the service says of a request that it refused, in one line."""
+    """Return the exception for an error status, with the service's own message."""
     if answer.status_code == _UNAUTHORIZED:
         return CommandFailed(f"{service_url()} does not know this key; check SPARD_API_KEY.")
     kind = Busy if answer.status_code in _BUSY else CommandFailed
@@ -202,6 +213,6 @@ def _refusal_error(answer: httpx2.Response) -> CommandFailed:
 
 
 def _stranger(answer: httpx2.Response) -> CommandFailed:
-    """Return what to say of an answer that is not in the service's words."""
+    """Return the exception for an answer that is not SPARD's, as from another server or a proxy."""
     what = f"{service_url()} answered {answer.status_code} and no word of SPARD's"
     return CommandFailed(f"{what}; check SPARD_BASE_URL, it is like {DEFAULT_URL}.")

@@ -1,4 +1,4 @@
-"""The option `--data` of every command that works on the service's own folder."""
+"""The option `--data` of the commands that work on the service's own folder."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 
 def use_folder(folder: Path | None) -> Path | None:
-    """Make a folder that was named the one that the settings read."""
+    """Set SPARD_DATA_DIR, which the settings read, to the folder of `--data`, if it was given."""
     if folder is not None:
         os.environ["SPARD_DATA_DIR"] = str(folder.resolve())
     return folder
 
 
-# A callback of the option, so that a command needs no line of its own for it.
+# The option's callback does the work, so commands need no line of their own for it.
 Data = Annotated[
     Path | None,
     typer.Option("--data", callback=use_folder, help="The service's folder; default: SPARD_DATA_DIR, or data."),

@@ -1,6 +1,6 @@
-"""`spard up --detach` and `spard down`: the service in the background, and its end.
+"""`spard up --detach` and `spard down`: start the service in the background, and stop it.
 
-The file `up.lock` of the data folder is locked while a service runs on it, and holds its address and process id.
+While a service runs it locks the file `up.lock` in the data folder, which holds its address and process id.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from app.ops.processes import python
 from app.settings import Settings
 
 LOG = "up.log"
-START_S = 120.0  # until a service has to answer, also on a machine that does other things
+START_S = 120.0  # a service has to answer within that time, even on a busy machine
 _LOOK_S = 0.2
 
 
 def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> subprocess.Popen[bytes]:
-    """Start the service in the background, and return it when it answers.
+    """Start the service in the background, wait until it answers, print its address, and return its process.
 
-    Its first key is shown here, and not in its log. It goes on when this process ends.
+    The first key is printed here, never in the log. The service keeps running when this process ends. Raises
+    CommandFailed, with the end of the log, if the service does not start.
     """
     preflight.check_folder(settings)
     with folder_lock.lock_folder(settings.data_dir):
@@ -36,7 +37,7 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
     command = [*python("spard.commands"), "up", "--data", str(settings.data_dir), "--host", host, "--port", str(port)]
     command += [] if with_worker else ["--no-worker"]
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as out:
-        begins = out.tell()
+        begins = out.tell()  # the log is appended to; an error shows only what this start has written
         process = subprocess.Popen(  # noqa: S603 - our own module
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
         )
@@ -52,7 +53,10 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
 
 
 def stop(folder: Path, timeout_s: float) -> None:
-    """Ask the service of a data folder to end, and wait until it has; its running jobs go on at the next start."""
+    """Stop the service of a data folder and wait until it has ended; its running jobs continue at the next start.
+
+    Raises CommandFailed if none runs, or if it has not ended after `timeout_s` seconds.
+    """
     running = folder_lock.running_service(folder)
     if running is None:
         raise CommandFailed(f"No service runs on {folder}; name the folder that `spard up` was given with --data.")
@@ -72,7 +76,7 @@ def stop(folder: Path, timeout_s: float) -> None:
 
 
 def _answering(folder: Path, process: subprocess.Popen[bytes], until: float) -> str | None:
-    """Return the address of a service that was started as soon as it answers; None if it ends, or the time is over."""
+    """Wait until a started service answers and return its address; None if it ends first, or on timeout."""
     while process.poll() is None and time.monotonic() < until:
         running = folder_lock.running_service(folder)
         if running and running[1] == process.pid and _answers(running[0]):
@@ -89,7 +93,7 @@ def _answers(url: str) -> bool:
 
 
 def _end(log: Path, begins: int) -> str:
-    """Return the last lines that were written to a log from a place on."""
+    """Return the last 10 lines of a log, from byte `begins` on."""
     with log.open(encoding="utf-8", errors="replace") as lines:
         lines.seek(begins)
         return "".join(lines.readlines()[-10:])

@@ -1,7 +1,7 @@
-"""Downloads: bytes go to a file beside the one that is wanted, which appears when all of it is there and checked.
+"""Resumable downloads: bytes go to a partial file, which gets its final name once it is complete and checked.
 
-What a broken download leaves is called after the object's own tag (ETag): the next attempt asks for the rest of that
-very object (RFC 9110, Range and If-Range), and gets all of it anew where the object is another one.
+The partial file's name contains the object's ETag. The next attempt asks for the rest of exactly that object (RFC 9110,
+Range and If-Range), and gets the whole object if it has changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from httpx2 import Response
 
 _PART = re.compile(r"\.([0-9A-Za-z-]{1,128})\.part")
-_NO_TAG = "untagged"  # such a part is not gone on with
+_NO_TAG = "untagged"  # a partial file without an ETag, which cannot be resumed
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _WAITS_S = (1.0, 2.0, 4.0)
 _CHUNK_BYTES = 1 << 20
@@ -33,7 +33,7 @@ _PART_OF_IT, _NO_MORE_BYTES = 206, 416
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A file that was downloaded; `resumed_at` is how many bytes were there when the last request was made."""
+    """A downloaded file; `resumed_at` is the size of the partial file before the last request."""
 
     path: Path
     bytes: int
@@ -42,7 +42,11 @@ class Saved:
 
 
 def download(client: Client, url: str, path: Path, check: Callable[[Path], None] = lambda _: None) -> Saved:
-    """Download an object; `check` raises for one that is not as it should be, which is then removed."""
+    """Download an object to `path`, resuming a partial download.
+
+    `check` gets the complete partial file and raises CommandFailed if it is not acceptable; the file is then removed.
+    Raises CommandFailed also for a wrong SHA-256 and if `path` cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part, resumed_at = _fetch(client, url, path)
@@ -57,7 +61,7 @@ def download(client: Client, url: str, path: Path, check: Callable[[Path], None]
 
 
 def _fetch(client: Client, url: str, path: Path) -> tuple[Path, int]:
-    """Return the file that holds the whole object, and how much of it the last request found; go on after a break."""
+    """Return the complete partial file, and its size before the last request; retry up to three times."""
     waits = iter(_WAITS_S)
     while True:
         try:
@@ -70,12 +74,15 @@ def _fetch(client: Client, url: str, path: Path) -> tuple[Path, int]:
 
 
 def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
-    """Ask for what is missing and append it; return the file when it is whole, and where it began."""
+    """Make one request for the missing bytes; return the complete file and its size before the request.
+
+    Raises `Broken` if the connection ends early; what came is kept.
+    """
     old = next((each for each in _parts(path) if each.stat().st_size and _part_tag(each, path) != _NO_TAG), None)
     rest = {"range": f"bytes={old.stat().st_size}-", "if-range": f'"{_part_tag(old, path)}"'} if old else {}
     with client.stream(url, rest) as answer:
         if old and answer.status_code == _NO_MORE_BYTES:
-            return old, old.stat().st_size  # all bytes are there
+            return old, old.stat().st_size  # the partial file is complete already
         is_rest = answer.status_code == _PART_OF_IT
         part = old if old and is_rest else path.with_name(f"{path.name}.{_tag(answer)}.part")
         for other in _parts(path):
@@ -95,7 +102,7 @@ def _once(client: Client, url: str, path: Path) -> tuple[Path, int]:
 
 @contextmanager
 def _bar(name: str, start: int, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show how far a download is, where a person looks on; standard output is for the results."""
+    """Show a progress bar on standard error if it is a terminal; yield a function that adds bytes to it."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -107,7 +114,7 @@ def _bar(name: str, start: int, total: int | None) -> Iterator[Callable[[int], N
 
 
 def _parts(path: Path) -> list[Path]:
-    """Return what attempts before have left of a file, the newest first."""
+    """Return the partial files of earlier attempts, newest first."""
     found = [each for each in path.parent.glob("*.part") if each.name.startswith(path.name) and _part_tag(each, path)]
     return sorted(found, key=lambda each: each.stat().st_mtime, reverse=True)
 
@@ -118,7 +125,7 @@ def _part_tag(part: Path, path: Path) -> str:
 
 
 def _tag(answer: Response) -> str:
-    """Return the object's tag, if it can stand in a name."""
+    """Return a response's ETag if it is valid in a file name, else `untagged`."""
     tag = answer.headers.get("etag", "").strip('"')
     return tag if _PART.fullmatch(f".{tag}.part") else _NO_TAG
 
@@ -129,7 +136,7 @@ def _digest(part: Path) -> str:
 
 
 def _compare(part: Path, path: Path, digest: str) -> None:
-    """Hold a file against the SHA-256 that our API gives as its tag; an S3 has other tags."""
+    """Compare a file with its ETag if that is a SHA-256, as in our API but not in S3; raise CommandFailed."""
     tag = _part_tag(part, path)
     if _DIGEST.fullmatch(tag) and tag != digest:
         part.unlink()

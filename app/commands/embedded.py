@@ -1,4 +1,4 @@
-"""The embedded mode: the whole service on one machine, started by one command, without other servers."""
+"""The embedded mode: run the whole service on one machine by one command, without any other server."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from app.ops.supervisor import Supervisor
 from app.settings import Settings
 from app.signing import signing_key
 
-_DRAIN_S = 5  # open connections when the service stops
+_DRAIN_S = 5  # how long open connections may last when the service stops
 
 
 def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> None:
-    """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 takes a free one."""
+    """Prepare database, storage and first key, and serve until SIGINT or SIGTERM; `port` 0 picks a free port.
+
+    Raises CommandFailed if another service runs on the folder, or the port is taken.
+    """
     preflight.check_folder(settings)
     with lock_folder(settings.data_dir) as lock:
         listener = listen(host, port)
@@ -33,7 +36,7 @@ def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> Non
         lock.write(f"{url}\n{os.getpid()}\n")
         lock.flush()
         logs.set_up(settings.log_format)
-        if settings.log_format == "text":  # for a person, who is told in a box that all is well
+        if settings.log_format == "text":  # for a person, who reads the box of `announce` instead
             logs.quiet("alembic", "uvicorn.error")
         announce(settings, prepare(settings), url)
         _run(settings, listener, with_worker=with_worker)
@@ -53,9 +56,10 @@ def _run(settings: Settings, listener: socket.socket, *, with_worker: bool) -> N
 
 
 def migrate(settings: Settings) -> db.SchemaState:
-    """Upgrade an older schema; a newer one is left as it is, for only the version that made it can take it back.
+    """Upgrade an older database schema and return its state: `current`, or `ahead` if it is newer than this version.
 
-    Return how the schema stands to this version's.
+    A newer schema is left alone, because only the version that made it can downgrade it. Raises CommandFailed if the
+    migration fails.
     """
     state = preflight.schema_state(settings)
     if state == "behind":
@@ -67,9 +71,10 @@ def migrate(settings: Settings) -> db.SchemaState:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening TCP socket whose connections send small answers at once (TCP_NODELAY).
+    """Return a listening TCP socket with TCP_NODELAY, so that small answers are sent at once.
 
-    asyncio sets the option only on sockets that were made with an explicit protocol, which `create_server` does not.
+    asyncio sets that option only on sockets with an explicit protocol, which `create_server` does not give. Raises
+    CommandFailed if the port is taken.
     """
     try:
         listener = socket.create_server((host, port), backlog=2048)
@@ -81,10 +86,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def prepare(settings: Settings) -> str | None:
-    """Make the database ready; return the secret of the first key if it was made just now."""
+    """Migrate the database, check the settings, create signing key and first key; return a new first key's secret.
+
+    Returns None if there was a key before.
+    """
     migrate(settings)
     preflight.check(settings)
-    signing_key(settings)  # made before anything starts that signs
+    signing_key(settings)  # created here, before API and worker could each create one
     given = settings.admin_key.get_secret_value() if settings.admin_key else None
     engine = db.make_engine(settings.database())
     with db.transaction(engine) as session:
@@ -98,7 +106,7 @@ def _url(host: str, port: int) -> str:
 
 
 def announce(settings: Settings, secret: str | None, url: str, where: str = "in another terminal") -> None:
-    """Show the address, the first key if it was made just now, and what to do next."""
+    """Print the address, a new first key, and the next commands to run; `where` names the terminal for these."""
     facts = {
         "address": f"{url}/v1",
         "dashboard": f"{url}/",
@@ -118,7 +126,11 @@ def announce(settings: Settings, secret: str | None, url: str, where: str = "in 
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:
-    """While it serves, the server listens to these signals itself, and raises them again when it has stopped."""
+    """Make SIGINT and SIGTERM stop the server.
+
+    While it serves, uvicorn handles these signals itself, and raises them again when it has stopped; without these
+    handlers they end the process before it has cleaned up.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         server.should_exit = True

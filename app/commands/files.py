@@ -1,4 +1,4 @@
-"""spard files: training files as OpenAI's API knows them."""
+"""`spard files`: upload, check, preview, convert and download training files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def upload_file(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Training rows: JSONL, Parquet or Arrow.")],
     as_json: Json = False,
 ) -> None:
-    """Upload a training file and show what is wrong with it, if anything."""
+    """Upload a training file and show the problems found in it; exits with 1 if it is invalid."""
     with connect() as client:
         sent = client.send("files", file, {"purpose": "fine-tune"})
         show_record(sent, as_json)
@@ -50,7 +50,7 @@ def show_file(
     lines: Annotated[bool, typer.Option("--lines", help="Show every problem by line, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one file and what is wrong in it, each fault once with the number of rows that have it."""
+    """Show one file and the problems found in it, each once with the number of affected rows."""
     with connect() as client:
         file = client.get(f"files/{file_id}")
         found = client.get(f"files/{file_id}/validation")
@@ -69,7 +69,7 @@ def preview_file(
     rows: Annotated[int, typer.Option("-n", "--rows", min=1, max=20, help="How many rows, from the first.")] = 3,
     as_json: Json = False,
 ) -> None:
-    """Show rows as they will be trained on; what counts in the loss is bold, or in a pipe between [[ and ]]."""
+    """Show rows as the model will be trained on them; tokens in the loss are bold, or in a pipe between [[ and ]]."""
     with connect() as client:
         found = client.get(f"files/{file_id}/preview", model=model, n=rows)
     if as_json:
@@ -88,7 +88,7 @@ def convert_file(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert a file in ShareGPT's, Alpaca's or TRL's form into one in OpenAI's, under a new id."""
+    """Convert a file from ShareGPT, Alpaca or TRL format to OpenAI's, as a new file."""
     with connect() as client:
         made = client.post(f"files/{file_id}/convert", dry_run=dry_run, leave_out=leave_out)
     if as_json or made["file"] is None:
@@ -102,7 +102,7 @@ def download_file(
     out: Annotated[Path | None, typer.Option(help="Default: the file's own name, here.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Download a file, such as a job's metrics; an interrupted download continues where it was."""
+    """Download a file, such as a job's metrics; an interrupted download is resumed."""
     with connect() as client:
         path = out or Path(Path(client.get(f"files/{file_id}")["filename"]).name)
         saved = download(client, f"files/{file_id}/content", path)
@@ -122,13 +122,13 @@ def delete_file(file_id: FileId, as_json: Json = False) -> None:
 
 
 def _show_findings(found: Any) -> None:
-    """Print each fault of a file once, if there is any."""
+    """Print the problems of a file, each once, if there are any."""
     if found["findings"]:
         show_rows(found["findings"], _FINDING, as_json=False)
 
 
 def _show_row(row: Any) -> None:
-    """Print a row, and the other answer of a preference pair below it."""
+    """Print a previewed row with all its samples, and below it the non-preferred answer of a preference pair."""
     if row["error"]:
         return say(f"line {row['line']}: {row['error']}")
     earlier, other = row.get("earlier_samples") or [], row.get("non_preferred")

@@ -1,4 +1,4 @@
-"""The lock that `spard up` holds on a data folder, which says where the service listens and which process it is."""
+"""The lock of `spard up` on its data folder; the lock file holds the service's address and process id."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from app.commands.terminal import CommandFailed
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[TextIO]:
-    """Keep a second `spard up` out of a data folder; the lock's file holds the address of the first.
+    """Lock a data folder against a second `spard up`, and yield the open lock file to write the address into.
 
-    The kernel releases the lock of a process that was killed.
+    The kernel releases the lock of a process that was killed. Raises CommandFailed if a service runs on the folder.
     """
     try:
         lock = (folder / "up.lock").open("a+")
@@ -34,9 +34,9 @@ def lock_folder(folder: Path) -> Iterator[TextIO]:
 
 
 def running_service(folder: Path) -> tuple[str, int | None] | None:
-    """Return the address and the process id of the service that runs on a data folder; None if none does.
+    """Return the address and process id of the service that runs on a data folder; None if none does.
 
-    Until it listens the address is empty, and the process id None.
+    Until the service listens, its address is "" and its process id None.
     """
     try:
         lock = (folder / "up.lock").open()
@@ -44,6 +44,7 @@ def running_service(folder: Path) -> tuple[str, int | None] | None:
         return None
     with lock:
         try:
+            # A shared lock: two callers that look at the same time must not take each other for the service.
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             url, _, process_id = lock.read().strip().partition("\n")

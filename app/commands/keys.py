@@ -1,4 +1,4 @@
-"""`spard keys`: keys to the service, and the one that it signs adapters with."""
+"""`spard keys`: manage API keys and the key that adapters are signed with."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def show_signing_key(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Print the public key for those who verify adapters, on the service's machine; elsewhere use GET /v1/signing_keys.
+    """Print the public key that verifies adapters, on the service's machine; elsewhere use GET /v1/signing_keys.
 
-    Needs the service's settings (SPARD_DATA_DIR or SPARD_SIGNING_KEY) and no key; none is made where there is none.
+    Needs the service's settings (SPARD_DATA_DIR or SPARD_SIGNING_KEY) and no API key; never creates a signing key.
     """
     from app.settings import read_settings
     from app.signing import NoSigningKey, public_keys, published_keys, signing_key
@@ -44,7 +44,7 @@ def show_signing_key(
 
 @keys.command("rotate-signing")
 def rotate_signing_key(data: Data = None, as_json: Json = False) -> None:
-    """Make a new signing key; what the old one signed stays valid. Restart API and workers afterward."""
+    """Create a new signing key; signatures of the old one stay valid. Restart API and workers afterward."""
     from app.settings import read_settings
     from app.signing import rotate
 
@@ -61,7 +61,7 @@ def revoke_signing_key(
     as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
     data: Data = None,
 ) -> None:
-    """Revoke a signing key: nothing that it ever signed counts any more. Publish the key set afterward."""
+    """Revoke a signing key: all its signatures become invalid. Publish the printed key set afterward."""
     from app.settings import read_settings
     from app.signing import published_keys, revoke
 
@@ -76,9 +76,9 @@ def make_first_key(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Make the first key, which gives out all others, in the service's own database; its secret is shown only once.
+    """Create the first admin key directly in the service's database; its secret is shown only once.
 
-    Needs the service's settings (SPARD_DATABASE_URL or SPARD_DATA_DIR) and no key. Prints the secret and nothing else.
+    Needs the service's settings (SPARD_DATABASE_URL or SPARD_DATA_DIR) and no API key. Prints the secret only.
     """
     from app import db
     from app.keys import service
@@ -107,7 +107,7 @@ def create_key(
     read_only: Annotated[bool, typer.Option("--read-only", help="It may read its project and change nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Make a key; its secret is shown only once."""
+    """Create an API key; its secret is shown only once."""
     if admin and read_only:
         raise typer.BadParameter("An admin's key is not read-only; give one of --admin and --read-only.")
     scopes = ["read"] if read_only else ["admin", "customer"] if admin else ["customer"]
@@ -121,7 +121,7 @@ def create_key(
 def list_keys(
     project: Annotated[str | None, typer.Option(help="Only those of this project.")] = None, as_json: Json = False
 ) -> None:
-    """List the keys, revoked ones too; no secret is shown."""
+    """List the API keys, including revoked ones, without their secrets."""
     columns = ("id", "project_id", "name", "owner", "scopes", "created_at", "expires_at", "revoked_at")
     show_rows(get("admin/keys", project_id=project)["data"], columns, as_json)
 
@@ -134,7 +134,7 @@ def rotate_key(
     ),
     as_json: Json = False,
 ) -> None:
-    """Make a key in place of an old one; its secret is shown only once."""
+    """Replace an API key by a new one; its secret is shown only once."""
     with connect() as client:
         made = client.post(f"admin/keys/{key_id}/rotate", overlap_s=overlap_s)
     _show(made, as_json)
@@ -142,7 +142,7 @@ def rotate_key(
 
 @keys.command("revoke")
 def revoke_key(key_id: KeyId, as_json: Json = False) -> None:
-    """Revoke a key at once."""
+    """Revoke an API key at once."""
     with connect() as client:
         revoked = client.delete(f"admin/keys/{key_id}")
     show_record(revoked, as_json)

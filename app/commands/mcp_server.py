@@ -1,7 +1,7 @@
-"""`spard mcp`: the service as tools of the Model Context Protocol, over standard input and output.
+"""`spard mcp`: offer the service as tools of the Model Context Protocol, over standard input and output.
 
-Tools that read and plan are always there; those that write only with `--allow-writes`. Each tool is one request to the
-API with the caller's key, so that an agent can do nothing that its key cannot.
+Tools that read and estimate are always offered; tools that write only with `--allow-writes`. Each tool is one request
+to the API with the caller's key, so an agent can do no more than its key allows.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def serve_mcp(
         typer.Option("--allow-writes", help="Also offer tools that upload files, create jobs and cancel them."),
     ] = False,
 ) -> None:
-    """Serve the API's reads and plans as tools for agents (MCP), over standard input and output.
+    """Serve the API to agents as MCP tools that read and estimate, over standard input and output.
 
-    Reads SPARD_BASE_URL and SPARD_API_KEY. Files are uploaded only from the folder where it was started.
+    Uses SPARD_BASE_URL and SPARD_API_KEY. Files are uploaded only from the folder where it was started.
     """
     try:
         from mcp.server.mcpserver import MCPServer
@@ -52,7 +52,7 @@ def serve_mcp(
 
 
 def list_models() -> Any:
-    """List the models: base models that a job may start from, and tuned ones, whose ids begin with `ft:`."""
+    """List the models: base models that a job can train, and fine-tuned models, whose ids begin with `ft:`."""
     return get("models")
 
 
@@ -62,7 +62,7 @@ def list_files(limit: int = _PAGE) -> Any:
 
 
 def check_file(file_id: str) -> Any:
-    """Say what is wrong with an uploaded file: each fault once, with its cure and how many rows have it."""
+    """List the problems of an uploaded file: each once, with a hint and the number of affected rows."""
     return get(f"files/{file_id}/validation")
 
 
@@ -72,7 +72,7 @@ def list_jobs(limit: int = _PAGE) -> Any:
 
 
 def estimate_job(model: str, training_file: str, settings: dict[str, Any] | None = None) -> Any:
-    """Estimate the time and tokens of a job, with warnings; nothing is queued. `settings` has more of its fields."""
+    """Estimate a job's time and tokens, with warnings; nothing is queued. `settings` are further request fields."""
     return _post("fine_tuning/jobs/estimate", (settings or {}) | {"model": model, "training_file": training_file})
 
 
@@ -87,12 +87,12 @@ def list_events(job_id: str, limit: int = _PAGE) -> Any:
 
 
 def get_verdict(job_id: str) -> Any:
-    """Say in a sentence what the safety audit of a job found, or why there was none."""
+    """Return the result of a job's safety audit in one sentence, or why there was none."""
     return get(f"fine_tuning/jobs/{job_id}/safety/verdict")
 
 
 def get_report(job_id: str) -> Any:
-    """Show the whole safety report of a job; `get_verdict` is enough for most questions."""
+    """Return the whole safety report of a job; `get_verdict` is enough for most questions."""
     return get(f"fine_tuning/jobs/{job_id}/safety")
 
 
@@ -136,7 +136,7 @@ def _add(server: MCPServer, tool: Tool, *, is_read: bool) -> None:
 
 
 def _reporting(tool: Callable[P, Any]) -> Callable[P, Any]:
-    """Return a tool whose errors are the service's own words, and not those of a program that failed."""
+    """Wrap a tool so that a CommandFailed reaches the agent as a tool error with the service's message."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     @wraps(tool)

@@ -1,4 +1,4 @@
-"""spard move-in: bring fine-tuned models of OpenAI's API here, and see whether the new ones say the same."""
+"""`spard move-in`: repeat an account's fine-tuning jobs from OpenAI's API here, and compare the models' replies."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done 
 def read_account(
     folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
 ) -> None:
-    """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if one could not be had."""
-    from app.commands.move_in_clients import account  # the work takes a while to import: no list of commands needs it
+    """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if a file is missing."""
+    from app.commands.move_in_clients import account  # slow to import, and `spard --help` does not need it
     from app.move_in import read
     from app.move_in.ledger import open_ledger
     from app.move_in.status import next_step, summary
@@ -73,7 +73,7 @@ def keep_golden(
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """Ask old models while they still answer, and keep what they say; exits 1 if one does not."""
+    """Ask the old models while they still answer, and keep their replies; exits 1 if a model does not answer."""
     from app.commands.move_in_clients import account
     from app.move_in import asking, golden, read
     from app.move_in.ledger import open_ledger
@@ -108,7 +108,7 @@ def file_jobs(
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """File the same jobs here, each only once even after a crash; exits 1 if one was not filed, or failed."""
+    """Create the same jobs here, each only once even after a crash; exits 1 if a job was not created, or failed."""
     from app.commands.move_in_clients import service
     from app.move_in import filing
     from app.move_in.ledger import open_ledger
@@ -143,7 +143,7 @@ def compare_models(
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
-    """Ask the new models the same, and report how often they agree; exits 1 if a model could not be compared."""
+    """Ask the new models the same prompts and report how often they agree; exits 1 if one could not be compared."""
     from app.commands.move_in_clients import judging, service
     from app.move_in import comparing
     from app.move_in.ledger import open_ledger
@@ -168,7 +168,7 @@ def compare_models(
 
 @move_in.command("status")
 def show_status(folder: Folder, as_json: Json = False) -> None:
-    """Show what was read, asked and filed, and which command comes next."""
+    """Show what was read, asked and filed so far, and the next command to run."""
     from app.move_in.ledger import open_read_only
     from app.move_in.status import next_step, summary
 

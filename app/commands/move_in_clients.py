@@ -1,4 +1,4 @@
-"""The clients of `spard move-in`: of the account at OpenAI, of this service, and of a judge."""
+"""The API clients of `spard move-in`: for the account at OpenAI, for this service, and for a judge."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spard.config.patience import Patience
 
 @contextmanager
 def account(base_url: str, patience_s: float) -> Iterator[Api]:
-    """Yield the account's API; what it refuses at last becomes one line."""
+    """Yield the account's API, with the key OPENAI_API_KEY; raise MoveInFailed for a refusal after all retries."""
     from openai import APIStatusError, OpenAI  # takes half a second to import
 
     key = os.environ.get("OPENAI_API_KEY")
@@ -36,7 +36,7 @@ def account(base_url: str, patience_s: float) -> Iterator[Api]:
 
 @contextmanager
 def service(patience_s: float) -> Iterator[Api]:
-    """Yield this service's API; what it refuses at last becomes one line."""
+    """Yield this service's API, with the key SPARD_API_KEY; raise CommandFailed for a refusal after all retries."""
     from openai import APIStatusError, OpenAI
 
     try:
@@ -48,7 +48,7 @@ def service(patience_s: float) -> Iterator[Api]:
 
 @contextmanager
 def judging(url: str | None, model: str | None, ledger: Ledger, patience_s: float) -> Iterator[Any]:
-    """Yield the judge, if one is asked for."""
+    """Yield the judge of replies, or None unless both `url` and `model` are given."""
     if url is None or model is None:
         yield None
         return

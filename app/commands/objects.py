@@ -1,4 +1,4 @@
-"""`spard objects`: compare the rows of the database with the objects of the storage, both as the settings name them."""
+"""`spard objects`: compare the rows of the database with the objects of the storage, and repair differences."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHARED = (
 
 @objects.command()
 def check(data: Data = None, as_json: Json = False) -> None:
-    """Report objects without a row and rows without an object; nothing is changed. Exit code 1 if there are any."""
+    """Report objects without a row and rows without an object, changing nothing; exits with 1 if there are any."""
     from app.objects import reconciler
 
     with _open_stores() as (_, storage, begin):
@@ -55,9 +55,9 @@ def repair(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Move objects aside that were reported for SPARD_OBJECTS_REPORTED_DAYS; move back those that a row names again.
+    """Move objects aside that had no row for SPARD_OBJECTS_REPORTED_DAYS, and back if a row names them again.
 
-    What has lain aside for SPARD_OBJECTS_ASIDE_DAYS is deleted, as are uploads in parts to a bucket that broke off.
+    Objects that were aside for SPARD_OBJECTS_ASIDE_DAYS are deleted, as are broken multipart uploads to a bucket.
     """
     from app.audit_log import service as audit_log
     from app.objects import marks, reconciler
@@ -84,7 +84,7 @@ def restore(
     data: Data = None,
     as_json: Json = False,
 ) -> None:
-    """Put objects back that were moved aside; none is overwritten."""
+    """Put objects back that were moved aside; nothing is overwritten."""
     from app.audit_log import service as audit_log
     from app.objects import reconciler
 

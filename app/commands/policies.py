@@ -1,4 +1,4 @@
-"""spard policies: what customers may ask for, in versions."""
+"""`spard policies`: list, show and set the versions of the policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ policies = typer.Typer(no_args_is_help=True, help="What customers may ask for, a
 
 @policies.command("list")
 def list_policies(as_json: Json = False) -> None:
-    """List all versions, newest first; the first one is in force."""
+    """List all versions of the policy, newest first; the first one is in force."""
     found = get("admin/policies")["data"]
     columns = ("version", "created_at", "created_by", "content.defenses", "content.models", "content.waivers")
     show_rows(found, columns, as_json)
@@ -27,7 +27,7 @@ def show_policy(
     version: Annotated[int | None, typer.Argument(help="Default: the one that is in force.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show a version; with --json its content is what `spard policies set` reads."""
+    """Show a version of the policy; with --json in the form that `spard policies set` reads."""
     found = get("admin/policies")["data"]
     chosen = next((each for each in found if version in (None, each["version"])), None)
     if chosen is None:
@@ -46,10 +46,10 @@ def set_policy(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Put a new version in force; jobs keep the one that they were created under.
+    """Put a new version of the policy in force; existing jobs keep the version that they were created under.
 
-    What the file does not name stays, `null` is the default, and a list replaces a list. A file that `show --json`
-    printed is a whole policy: what was deleted from it has its default.
+    Fields that the file does not name stay, `null` sets a field's default, and a list replaces a list. The output of
+    `show --json` counts as a whole policy: fields deleted from it get their defaults.
     """
     content, is_whole = _content(file)
     with connect() as client:
@@ -65,7 +65,7 @@ def set_policy(
 
 
 def _content(file: Path) -> tuple[Any, bool]:
-    """Return what a file says, and whether that is a whole policy as `show --json` prints it."""
+    """Return a file's policy content, and True if it is a whole policy as `show --json` prints it."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""spard projects, spard quotas: who uses the service, how much, and how much they may."""
+"""`spard projects` and `spard quotas`: manage projects, their usage and their limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def list_projects(as_json: Json = False) -> None:
 def create_project(
     name: Annotated[str, typer.Argument(help="The name that people see.")], as_json: Json = False
 ) -> None:
-    """Create a project, without limits and without a key; `spard keys create ID NAME` gives it one."""
+    """Create a project, without limits and without a key; `spard keys create ID NAME` creates its key."""
     with connect() as client:
         made = client.post("admin/projects", {"name": name})
     show_record(made, as_json)
@@ -44,13 +44,13 @@ def show_usage(
     until: Annotated[int | None, typer.Option(min=0, help="Only jobs created before then, in Unix seconds.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what each project used and stores now."""
+    """Show how much each project has used, and how much it stores now."""
     show_rows(get("admin/usage", start_time=since, end_time=until)["data"], _USAGE, as_json)
 
 
 @quotas.command("list")
 def list_quotas(as_json: Json = False) -> None:
-    """List the limits of all projects; what is empty is not limited."""
+    """List the limits of all projects; an empty cell means no limit."""
     found = get("admin/projects")["data"]
     rows = [{"project": each["id"]} | each["quota"] for each in found]
     show_rows(rows, [*dict.fromkeys(name for row in rows for name in row)], as_json)
@@ -58,7 +58,7 @@ def list_quotas(as_json: Json = False) -> None:
 
 @quotas.command("show")
 def show_quota(project_id: ProjectId, as_json: Json = False) -> None:
-    """Show the limits of one project; what is missing is not limited."""
+    """Show the limits of one project; a missing field means no limit."""
     show_record(get(f"admin/projects/{project_id}")["quota"], as_json)
 
 
@@ -77,7 +77,7 @@ def set_quota(
     lifted: Annotated[list[str] | None, typer.Option("--lift", help="Name of a limit to remove.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Change limits of a project; those that are not named stay."""
+    """Change limits of a project; limits that are not named stay."""
     given: dict[str, Any] = {
         "max_file_bytes": max_file_bytes,
         "max_file_rows": max_file_rows,
@@ -96,6 +96,7 @@ def set_quota(
     if not changed:
         raise typer.BadParameter("Name a limit to set, or one to --lift.")
     with connect() as client:
+        # The POST replaces the whole quota, so the limits that are not named are sent along.
         quota = client.get(f"admin/projects/{project_id}")["quota"]
         project = client.post(f"admin/projects/{project_id}/quota", quota | changed)
     show_record(project["quota"], as_json)

@@ -1,4 +1,4 @@
-"""`spard up` and `spard migrate`: start the service on this machine, and prepare its database."""
+"""`spard up`, `spard down` and `spard migrate`: start and stop the service on this machine, migrate its database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def up(
     worker: Annotated[bool, typer.Option(help="Also start a worker, in a process of its own.")] = True,
     detach: Annotated[bool, typer.Option("--detach", help="Start it in the background, and return.")] = False,
 ) -> None:
-    """Start the whole service on this machine; Ctrl-C stops it, or `spard down` one that was detached."""
+    """Start the whole service on this machine; stop it with Ctrl-C, or with `spard down` if it was detached."""
     if worker and importlib.util.find_spec("torch") is None:
         raise CommandFailed("Training needs torch: pip install 'spard-service[worker]', or start with --no-worker.")
     os.environ["SPARD_DATA_DIR"] = str(data.resolve())  # the worker reads it too
@@ -35,14 +35,14 @@ def down(
     data: Annotated[Path, typer.Option(help="The folder that `spard up` was given.")] = Path("data"),
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.", min=0)] = 120.0,
 ) -> None:
-    """Stop the service that runs on a folder, and wait for its end; jobs go on at the next start."""
+    """Stop the service that runs on a folder, and wait for its end; jobs continue at the next start."""
     from app.commands import detached
 
     detached.stop(data.resolve(), timeout)
 
 
 def migrate(data: Data = None, as_json: Json = False) -> None:
-    """Bring the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
+    """Migrate the database of SPARD_DATABASE_URL, or of SPARD_DATA_DIR, to this version's schema."""
     from app.commands import embedded
     from app.settings import read_settings
 

@@ -1,4 +1,4 @@
-"""How commands show what they found: tables and boxes for people, JSON for programs."""
+"""Output of commands: tables and boxes for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 
 
 class CommandFailed(UserError):
-    """The command cannot go on; the message is all that the user sees."""
+    """The command has failed; the user sees only the message, without a traceback."""
 
 
 def show_rows(rows: Iterable[Row], columns: Sequence[str] | Mapping[str, str], as_json: bool) -> None:
-    """Print a table with the columns named; dotted names reach into nested objects.
+    """Print rows as a table with the given columns, or as a JSON list.
 
-    A mapping gives a column another head than the last part of its name.
+    A dotted column name is a field of a nested object. A mapping of names to headings sets the headings.
     """
     if as_json:
         return show_json(list(rows))
@@ -43,7 +43,7 @@ def show_rows(rows: Iterable[Row], columns: Sequence[str] | Mapping[str, str], a
 
 
 def show_record(row: Row, as_json: bool) -> None:
-    """Print one object, a line for each field that has a value; fields of nested objects have dotted names."""
+    """Print one object, a line for each non-empty field, or as JSON; fields of nested objects get dotted names."""
     if as_json:
         return show_json(row)
     table = Table(box=None, show_header=False)
@@ -55,7 +55,7 @@ def show_record(row: Row, as_json: bool) -> None:
 
 
 def readable(value: Any) -> str:
-    """Return a value as people read it: lists with commas, objects as `name: value`, and `none` for null."""
+    """Format a value for people: lists with commas, objects as `name: value`, and `none` for null."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -76,17 +76,17 @@ def show_json(value: Any) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line as it is: neither wrapped nor read as markup."""
-    Console(highlight=False, soft_wrap=True).print(line, markup=False, emoji=False)  # ids hold words between colons
+    """Print a line unchanged: without wrapping, markup or emoji."""
+    Console(highlight=False, soft_wrap=True).print(line, markup=False, emoji=False)  # ids may look like emoji codes
 
 
 def warn(line: str) -> None:
-    """Print a line beside the output, for people, as it is."""
+    """Print a line to standard error."""
     typer.echo(line, err=True)
 
 
 def say_in_box(title: str, facts: Mapping[str, str]) -> None:
-    """Print facts in a box, each with its name; those without a text are left out, and no line is cut or wrapped."""
+    """Print named facts in a box, leaving out empty ones; the box is as wide as its longest line."""
     table = Table.grid(padding=(0, 2))
     for name, text in facts.items():
         if text:
@@ -98,7 +98,7 @@ def say_in_box(title: str, facts: Mapping[str, str]) -> None:
 
 
 def _print(table: Table) -> None:
-    """Print a table; in a pipe as wide as it needs to be, and no line is padded."""
+    """Print a table; in a pipe, without a limit of width and without trailing spaces."""
     if sys.stdout.isatty():
         return Console(emoji=False).print(table)
     console = Console(width=_WIDE, emoji=False, file=StringIO(), color_system=None)
@@ -109,12 +109,12 @@ def _print(table: Table) -> None:
 
 
 def _head(name: str) -> str:
-    """Return the head of a column: a field's name, or for one in a nested object its last part in words."""
+    """Return a column's heading: the field's name, or the last part of a dotted name in words."""
     return name.rpartition(".")[2].replace("_", " ") if "." in name else name
 
 
 def _flat(row: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each field that has a value; a field of a nested object gets a dotted name."""
+    """Yield the non-empty fields of an object; fields of nested objects get dotted names."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""spard waivers: release of an adapter that failed its gate, by two people."""
+"""`spard waivers`: propose and approve the release of an adapter that failed the gate."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def propose_waiver(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Propose to release an adapter; nothing is released until another person approves."""
+    """Propose to release a job's adapter; nothing is released until another admin approves."""
     until = _moment(expires) if expires else int(time.time() + days * _DAY_S)
     ask = {"reason": reason, "expires_at": until}
     with connect() as client:
@@ -47,7 +47,7 @@ def propose_waiver(
 
 
 def _moment(text: str) -> int:
-    """Return a date or a time in ISO form as Unix seconds; without a zone it is this machine's."""
+    """Return an ISO date or time as Unix seconds; without a time zone, this machine's zone applies."""
     try:
         return int(datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -61,7 +61,7 @@ def approve_waiver(
     waiver_id: Annotated[str, typer.Argument(help="See `spard waivers list JOB_ID`.")],
     as_json: Json = False,
 ) -> None:
-    """Approve what another admin proposed: the adapter is released until the waiver expires."""
+    """Approve another admin's proposal: the adapter is released until the waiver expires."""
     with connect() as client:
         made = client.post(f"admin/jobs/{job_id}/waivers/{waiver_id}/approve")
     shown = made if as_json else {name: value for name, value in made.items() if name not in ("record", "signature")}

@@ -1,4 +1,4 @@
-"""spard webhooks: who is told that a job has ended."""
+"""`spard webhooks`: manage the addresses that receive events when jobs end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def create_webhook(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Have events sent to an address; the secret that signs them is shown only once."""
+    """Create an endpoint that receives events; the secret that signs them is shown only once."""
     with connect() as client:
         made = client.post(_PATH, {"url": url} | ({"events": event} if event else {}))
     show_record(made, as_json)
@@ -44,13 +44,13 @@ def show_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
 
 @webhooks.command("rotate")
 def rotate_secret(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Make a new secret, shown only once; for a day events are signed with the old one too."""
+    """Create a new secret, shown only once; for a day events are signed with the old one too."""
     _post(f"{endpoint_id}/rotate", as_json)
 
 
 @webhooks.command("enable")
 def enable_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Enable an endpoint again that was disabled because its receiver answered 410."""
+    """Enable an endpoint that was disabled because its receiver answered 410."""
     _post(f"{endpoint_id}/enable", as_json)
 
 
@@ -60,7 +60,7 @@ def list_deliveries(
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """List what was sent to an endpoint and the results, newest first."""
+    """List the deliveries to an endpoint with their results, newest first."""
     with connect() as client:
         found = list(client.pages(f"{_PATH}/{endpoint_id}/deliveries", limit))
     show_rows(found, ("id", "type", "job_id", "status", "attempts", "outcome", "created_at"), as_json)
@@ -72,13 +72,13 @@ def replay_delivery(
     delivery_id: Annotated[str, typer.Argument(help="See `spard webhooks deliveries ENDPOINT_ID`.")],
     as_json: Json = False,
 ) -> None:
-    """Send an event again; it keeps its id."""
+    """Send an event again, with the same id."""
     _post(f"{endpoint_id}/deliveries/{delivery_id}/replay", as_json)
 
 
 @webhooks.command("delete")
 def delete_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
-    """Delete an endpoint; events that are still waiting for it are not sent."""
+    """Delete an endpoint; its waiting events are not sent."""
     with connect() as client:
         gone = client.delete(f"{_PATH}/{endpoint_id}")
     show_record(gone, as_json)

@@ -1,1 +1,1 @@
-"""The pages that a browser shows: thin, over the same services as the API."""
+"""The web dashboard: HTML pages on top of the same services as the API."""

@@ -1,4 +1,4 @@
-"""Style sheet and scripts, under names that hold their digest, so that browsers keep them for good."""
+"""Style sheets and scripts, named with their digest so that browsers can cache them forever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.errors import NotFound
 
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _PLACES = {
-    "spard.css": ("app.jobs.reports", "templates"),  # the report's look is the dashboard's
+    "spard.css": ("app.jobs.reports", "templates"),  # shared with the HTML report
     "dashboard.css": ("app.dashboard", "static"),
     "dashboard.js": ("app.dashboard", "static"),
     "icon.svg": ("app.dashboard", "static"),
@@ -23,7 +23,7 @@ _PLACES = {
 class Asset:
     """A file that pages link to."""
 
-    name: str  # with its digest
+    name: str  # including its digest
     media_type: str
     content: bytes
 
@@ -41,12 +41,12 @@ _BY_NAME = {asset.name: asset for asset in _ASSETS.values()}
 
 
 def url(name: str) -> str:
-    """Return the address of a file that is named without its digest."""
+    """Return the URL of a file, given its name without digest."""
     return f"/static/{_ASSETS[name].name}"
 
 
 def find(name: str) -> Asset:
-    """Return the file of this name, digest and all."""
+    """Return the file with this name, digest included; raise `NotFound` if there is none."""
     try:
         return _BY_NAME[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""What is wrong with a form, by its fields."""
+"""Validation messages of a form, by its fields."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from app.errors import AppError
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with a form, by the names of its fields or of the API's; `message` is the whole of it."""
+    """The messages for a rejected form, by field name (the form's or the API's), and the overall `message`.
+
+    It is falsy if there are none.
+    """
 
     by_field: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
 
     @classmethod
     def from_error(cls, error: AppError) -> Faults:
-        """Sort what an error says by the API's own names."""
+        """Return an error's messages by the API's field names."""
         found = {}
         for each in error.details or ():
             if isinstance(param := each.get("param"), str):
@@ -29,15 +32,15 @@ class Faults:
 
     @property
     def rest(self) -> str:
-        """What is told above the form: what belongs to no field."""
+        """The message to show above the form, if no field has one."""
         return "" if self.by_field else self.message
 
     def find(self, name: str) -> str:
-        """Return what is wrong with a field, or with a part of it; empty where nothing is."""
+        """Return the message for a field or for a part of it, as `name.part`; "" if there is none."""
         return next((said for param, said in self.by_field.items() if _concerns(param, name)), "")
 
     def elsewhere(self, names: Collection[str]) -> str:
-        """Return the message if it is about none of these fields."""
+        """Return the overall message, or "" if one of these fields shows a message already."""
         is_shown = any(_concerns(param, name) for param in self.by_field for name in names)
         return "" if is_shown else self.message
 
@@ -46,10 +49,10 @@ NO_FAULTS = Faults()
 
 
 def form_faults(error: AppError, names: Collection[str], aliases: Mapping[str, str] | None = None) -> Faults:
-    """Return an error of the API as what a form tells.
+    """Return an API error's messages by the form's field names.
 
-    A field is found by the last part of the API's `param` that names one; `aliases` map parts that are called
-    otherwise on the form.
+    The last part of the API's dotted `param` that is one of `names` is the field; `aliases` map parts that have another
+    name on the form.
     """
     found: dict[str, str] = {}
     for fault in error.details or ():

@@ -1,4 +1,4 @@
-"""Forms of the provider's pages: read, turned into the API's own requests, shown again with what is wrong with them."""
+"""Submitted forms of the provider's pages, with their CSRF token checked."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from app.dashboard.viewer import ProviderDep, Viewer, check_token
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a form holds, by the names of its fields, and who has sent it."""
+    """A submitted form and the viewer who has sent it."""
 
     viewer: Viewer
     form: FormData
 
     def text(self, name: str) -> str:
-        """Return a field without the space around it; nothing where it was left empty or out."""
+        """Return a field's text, stripped; "" if it is empty or missing."""
         return str(self.form.get(name, "")).strip()
 
     def texts(self, name: str) -> list[str]:
-        """Return what was chosen of several."""
+        """Return all values of a field with several."""
         return [str(each) for each in self.form.getlist(name)]
 
     def filled_fields(self, *names: str) -> dict[str, object]:
-        """Return those of the fields that are not empty."""
+        """Return the given fields that are not empty, by name."""
         return {name: text for name in names if (text := self.text(name))}
 
     def shown_fields(self) -> dict[str, str]:
-        """Return the fields as they are shown again."""
+        """Return all fields except the token, to fill in the form again."""
         return {name: str(value) for name, value in self.form.items() if name != "form_token"}
 
 
@@ -41,5 +41,5 @@ async def _read_form(request: Request, viewer: ProviderDep) -> Sent:
     return Sent(viewer, form)
 
 
-# For the provider's pages that change something: the form's token is checked before anything else is done.
+# For provider pages that change something: the dependency checks the form's token before the page's code runs.
 SentDep = Annotated[Sent, Depends(_read_form)]

@@ -1,4 +1,4 @@
-"""The form of a new job: from its fields to a request, and from an old job to its fields."""
+"""Convert the form of a new job to an API request, and an old job to the form's fields."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from app.jobs.clone import Json, change_request, job_ending, job_hyperparameters
 from app.jobs.request import JobCreate
 from spard.config import Ending
 
-Asked = Mapping[str, str | int | float]  # what a form holds, by the names of its fields
+Asked = Mapping[str, str | int | float]  # field name -> value of a form
 
 NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
 FIELDS = ("model", "training_file", "suffix", "defense", "keep", *NUMBERS, "patience", "seed")
-ALIASES = {"safety": "defense"}  # parts of the API's names that the form calls otherwise
+ALIASES = {"safety": "defense"}  # API name -> field name, where they differ
 
 
 def job_fields(job: Job) -> Asked:
-    """Return what the form holds for the same job again."""
+    """Return the form's fields for repeating a job."""
     start, numbers, ending = job.spec.start_from, job_hyperparameters(job), job_ending(job)
     return {
         "like": job.id,
@@ -35,15 +35,17 @@ def job_fields(job: Job) -> Asked:
 
 
 def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
-    """Turn the form into the request that the API takes; what it has no field for is as in `like`.
+    """Return the API request for a form's fields; empty fields get the provider's defaults.
 
-    Fields that are empty are left to the provider.
+    Settings that the form has no field for are copied from the job `like`, if there is one. Raises InvalidRequest for
+    a field that is not a number.
     """
     old = job_hyperparameters(like) if like else {}
     numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
     is_pairs = asked.get("row_format") == PREFERENCE
     if is_pairs and "beta" in old:
         numbers["beta"] = old["beta"]
+    # The form shows suffix, seed and ending: a field that the user has emptied must not come back from the old job.
     body: Json = (job_request(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
     changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
     changes["method"] = row_format_method(asked.get("row_format"), numbers)
@@ -55,13 +57,14 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     if asked.get("seed"):
         changes["seed"] = _number("seed", asked["seed"])
     defense = asked.get("defense", "spard")
+    # With the same defense nothing is changed, so the settings that the old job gave it are kept.
     if like is None or like.recipe["defense"]["type"] != defense:
         changes["safety"] = {"defense": {"type": defense}}
     return change_request(body, changes)
 
 
 def row_format_method(row_format: str | None, numbers: Json) -> Json:
-    """Return the method that trains on rows of a format."""
+    """Return OpenAI's `method` object for rows of a format: `dpo` for preference pairs, else `supervised`."""
     method = "dpo" if row_format == PREFERENCE else "supervised"
     return {"type": method, method: {"hyperparameters": numbers}}
 

@@ -1,4 +1,4 @@
-"""A job as its pages show it: to its project under /jobs; to the provider, who reads only, under /provider/jobs."""
+"""The pages of one job: for its project under /jobs, and read-only for the provider under /provider/jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AT_ONCE = 25  # transcripts
 
 @dataclass(frozen=True, slots=True)
 class OneJob:
-    """A job that is looked at; `is_own`: by its project, to which another project's is unknown."""
+    """The job of a page request; `is_own` means that only jobs of the viewer's own project are found."""
 
     request: Request
     viewer: Viewer
@@ -39,15 +39,15 @@ class OneJob:
 
     @property
     def address(self) -> str:
-        """Where its pages are."""
+        """The path of its pages."""
         return f"{'' if self.is_own else '/provider'}/jobs/{self.job_id}"
 
     async def answer(self, shown: Callable[[], Response]) -> Response:
-        """Answer with one of the pages below, beside other reads of the viewer's project."""
+        """Run one of the page methods below in the viewer's project's share of reading threads."""
         return await self.viewer.lanes.reads.project_share(self.viewer.project_id).run(shown)
 
     def page(self, problem: AppError | None = None) -> Response:
-        """Show the job; `problem` is what kept a form of the page from being done."""
+        """Render the job's page, with the error of a failed form, if any."""
         with self.look() as session:
             gathered = gather(session, self.viewer.project_id if self.is_own else None, self.job_id)
         seen = read(self.storage, gathered)
@@ -68,7 +68,7 @@ class OneJob:
         )
 
     def risky_row(self, line: int) -> Response:
-        """Show the text of a row that looks like harm; that it was looked at is logged."""
+        """Render the text of a risky row; the viewing is recorded in the audit log."""
         with self.look() as session:
             _, key = service.reported_job(session, self._project(session), self.job_id)
         row = next((row for row in read_report(self.storage, key).risky_rows or () if row.line == line), None)
@@ -79,13 +79,13 @@ class OneJob:
         return self._render("risky_row", row=row)
 
     def transcripts(self, after: int, hit: str) -> Response:
-        """List the replies by suite and outcome; no text is in the page."""
+        """Render the list of transcripts by suite and outcome, without their texts."""
         wanted = {"yes": True, "no": False}.get(hit)
         found = transcripts.read(self.storage, self._transcripts(), after, _AT_ONCE, None, wanted)
         return self._render("transcripts", found=found, hit=hit)
 
     def transcript(self, index: int) -> Response:
-        """Show one prompt and its reply; that they were looked at is logged."""
+        """Render one prompt and its reply; the viewing is recorded in the audit log."""
         found = transcripts.read(self.storage, self._transcripts(), index - 1, 1, None, None).data
         if not found or found[0].index != index:
             raise HasNone("No such transcript of this job.")
@@ -94,7 +94,7 @@ class OneJob:
         return self._render("transcript", said=found[0])
 
     def _project(self, session: Session) -> str:
-        """Return the project in which the job is looked for."""
+        """Return the project in which the job is looked up."""
         return self.viewer.project_id if self.is_own else owners.job_project(session, self.job_id)
 
     def _transcripts(self) -> str:

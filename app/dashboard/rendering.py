@@ -1,4 +1,4 @@
-"""Templates turned into answers, under a policy that runs no script and asks no server but ours."""
+"""Render templates to responses with a content security policy that allows only our own scripts and server."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _LOADER = ChoiceLoader([PackageLoader("app.dashboard", "templates"), TEMPLATES])
+# With StrictUndefined a misspelled variable is an error; by default it would render as empty text.
 _TEMPLATES = Environment(loader=_LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def page(request: Request, name: str, viewer: Viewer | None = None, *, status: int = 200, **shown: Any) -> HTMLResponse:
-    """Render a template; a part of a page is rendered alone where the browser asks for that part."""
+    """Render the template `name` with the variables `shown`; `is_part` tells it that htmx requests only a part."""
     text = _TEMPLATES.get_template(f"{name}.html.jinja").render(
         viewer=viewer, path=request.url.path, is_part="hx-request" in request.headers, **shown
     )
@@ -42,7 +43,7 @@ def page(request: Request, name: str, viewer: Viewer | None = None, *, status: i
 
 
 def problem_page(request: Request, error: AppError, headers: Mapping[str, str] | None = None) -> HTMLResponse:
-    """Render an error for a person, with the id to name when asking for help."""
+    """Render an error page with the request's id, to be quoted when asking for help."""
     viewer = getattr(request.state, "viewer", None)
     answer = page(request, "problem", viewer, status=error.status, error=error, request_id=request.state.request_id)
     answer.headers.update(headers or {})
@@ -78,12 +79,12 @@ def _duration(seconds: float | None) -> str:
 
 
 def _job_name(job: JobOut) -> str:
-    """Return the suffix that a job was given and its training file; where there is neither, the beginning of its id."""
+    """Return a job's suffix and file name, as far as it has them, else the beginning of its id."""
     return " · ".join(filter(None, (job.suffix, job.filename))) or short_id(job.id)
 
 
 def short_id(job_id: str) -> str:
-    """Return the beginning of a job's id, which is also at the end of its model's name."""
+    """Return the first 12 characters of a job's id, which also end its model's name."""
     return job_id.removeprefix("ftjob-")[:12]
 
 

@@ -1,4 +1,4 @@
-"""Who looks at a page: a browser that was signed in with a key."""
+"""The viewer of a page: a browser that is signed in with a key. Also the checks of its scopes and forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.keys.service import Principal
 
 
 class SignInNeeded(Unauthorized):
-    """A page was asked for by a browser that is not signed in; it is shown the page to do so."""
+    """The browser is not signed in; `location` is the sign-in page that leads back to `path`."""
 
     def __init__(self, path: str) -> None:
         super().__init__("Sign in first.")
@@ -27,7 +27,7 @@ class SignInNeeded(Unauthorized):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """A browser that is signed in; `form_token` is what its forms carry."""
+    """A signed-in browser; `form_token` is the CSRF token of its forms."""
 
     principal: Principal
     form_token: str
@@ -35,33 +35,34 @@ class Viewer:
 
     @property
     def project_id(self) -> str:
-        """The project whose things are shown."""
+        """The project of the viewer's key."""
         return self.principal.project_id
 
     @property
     def is_provider(self) -> bool:
-        """Whether the key has the scope `admin`."""
+        """Return True if the key has the scope `admin`."""
         return "admin" in self.principal.scopes
 
     @property
     def may_read(self) -> bool:
-        """Whether the key is for the project's own things."""
+        """Return True if the key may read the project's own data."""
         return not self.principal.scopes.isdisjoint({"customer", "read"})
 
     @property
     def may_write(self) -> bool:
-        """Whether the key is for more than reading."""
+        """Return True if the key may change the project's own data."""
         return "customer" in self.principal.scopes
 
 
 def check_origin(request: Request) -> None:
-    """Raise Forbidden for a form that another site has sent.
+    """Raise Forbidden for a form that another site has sent (cross-site request forgery).
 
-    Browsers say by `Sec-Fetch-Site` whether it was; older ones name the site in `Origin`. What sends neither is no
-    browser, and no page of another site can have it sent.
+    Browsers report the origin in `Sec-Fetch-Site`, older ones in `Origin`. A client that sends neither is not a
+    browser, so no other site can make it send a form.
     """
     if request.method in ("GET", "HEAD"):
         return
+    # `Sec-Fetch-Site: none` means that the user started the request, for example from the address bar.
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     hosts = {request.headers.get(name, "").lower() for name in ("host", "x-forwarded-host")} - {""}
     is_own = site in ("same-origin", "none") if site else origin is None or urlsplit(origin).netloc.lower() in hosts
@@ -76,7 +77,7 @@ def _signed_in_viewer(request: Request, engine: EngineDep, settings: SettingsDep
         raise SignInNeeded(_address(request))
     cookie = request.cookies[browser_sessions.COOKIE]
     viewer = Viewer(principal, browser_sessions.form_token(cookie), request.app.state.lanes)
-    request.state.viewer = viewer  # so that a page that tells of a problem keeps its navigation
+    request.state.viewer = viewer  # so that error pages can show the navigation
     return viewer
 
 
@@ -90,7 +91,7 @@ def _viewer(viewer: SignedInDep) -> Viewer:
 
 
 def _provider(viewer: SignedInDep, request: Request, begin: BeginDep) -> Viewer:
-    """Require the scope `admin`; as in the API, an attempt without it is written to the audit log."""
+    """Require the scope `admin`; as in the API, an attempt without it is recorded in the audit log."""
     if not viewer.is_provider:
         with begin() as session:
             audit_log.record(session, "admin.denied", f"{request.method} {request.scope['route'].path}", "denied")
@@ -99,14 +100,17 @@ def _provider(viewer: SignedInDep, request: Request, begin: BeginDep) -> Viewer:
 
 
 def _address(request: Request) -> str:
-    """Return where to go after signing in: the page itself, or the one that its form was on."""
+    """Return where to go after signing in: the requested page, or the jobs if a form was sent."""
     if request.method != "GET":
         return "/jobs"
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def sign_in_redirect(request: Request, error: Exception) -> SignInNeeded | None:
-    """Return what sends a browser that follows a link of a page, without a key of its own, to the sign-in page."""
+    """Return a redirect to the sign-in page for a browser that opens a link without being signed in; else None.
+
+    API clients, which send an `Authorization` header, get their error unchanged.
+    """
     if isinstance(error, SignInNeeded):
         return error
     is_link = request.method == "GET" and "text/html" in request.headers.get("accept", "")
@@ -120,13 +124,13 @@ ProviderDep = Annotated[Viewer, Depends(_provider)]
 
 
 def check_token(viewer: Viewer, token: str) -> None:
-    """Refuse what was not sent from one of our forms in this browser."""
+    """Raise Forbidden unless a form's token is this browser session's."""
     if not browser_sessions.is_same(viewer.form_token, token):
         raise Forbidden("This form is not from this page, or the page is too old; load it again.", code="stale_form")
 
 
 def check_form(viewer: Viewer, token: str) -> None:
-    """Likewise, and what is sent by a key that only reads."""
+    """Raise Forbidden unless a form's token is this session's and the viewer may write."""
     check_token(viewer, token)
     if not viewer.may_write:
         raise Forbidden('This key lacks the scope "customer", which this needs.')
@@ -144,6 +148,6 @@ async def _leaving_viewer(request: Request, viewer: SignedInDep) -> Viewer:
     return viewer
 
 
-# For pages that change something: the form's token is checked before anything else is done.
+# For pages that change something: the dependency checks the form's token before the page's code runs.
 FormViewerDep = Annotated[Viewer, Depends(_form_viewer)]
-LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # whatever the scopes: anybody may sign out
+LeavingViewerDep = Annotated[Viewer, Depends(_leaving_viewer)]  # without a check of scopes: anybody may sign out

@@ -1,1 +1,1 @@
-"""Models that answer: who may ask which, at what cost, and the engines that write the replies."""
+"""Serving: who may ask which model, what a request costs, and the engines that write the replies."""

@@ -1,4 +1,4 @@
-"""Released bytes on their way to an engine: downloaded, held against the row's digest and the signed manifest."""
+"""Fetch the archive of a released model for an engine, checking its digest and its signed manifest."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from spard.release.manifest import verify
 
 
 class NotServed(Unavailable):
-    """The bytes of a released model are not what was signed: nothing is answered with them."""
+    """The bytes of a released model are not the ones that were signed, so nothing is answered with them."""
 
     code = "model_not_proved"
 
 
 def fetch(storage: Storage, settings: Settings, archive: Archive, folder: Path) -> str:
-    """Unpack an archive into a new folder, and return the SHA-256 of its manifest; `NotServed` if it is another one."""
+    """Download an archive, verify it, unpack it into `folder`, and return the SHA-256 of its manifest.
+
+    `folder` is replaced if it exists. Raises `NotServed` if digest, signature, job or files do not match the release.
+    """
     packed = folder.with_name(f"{folder.name}.tar.gz")
     packed.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -35,6 +38,7 @@ def fetch(storage: Storage, settings: Settings, archive: Archive, folder: Path) 
         if proved.manifest.get("job_id") not in (None, archive.job_id):
             raise NotServed("The stored adapter is another job's.")
         unpack(packed, folder)
+        # Verified again after unpacking: the engine reads the folder, not the archive.
         if verify(folder).manifest_sha256 != proved.manifest_sha256:
             raise NotServed("The unpacked adapter is not the one that was signed.")
     except NotProved as error:

@@ -1,4 +1,4 @@
-"""Keeps the leases of the requests that this process answers, and copies their counts into the database."""
+"""Extend the leases of the requests that this process answers, and copy their token counts into the database."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def ledger_folder(settings: Settings) -> Path:
-    """Return the folder with a ledger for each API process of this machine."""
+    """Return the folder that holds a ledger for each API process of this machine."""
     return settings.data_dir.resolve() / "calls"
 
 
 class CallLeases:
-    """The owner of this process's requests. One thread extends all of their leases; none runs before the first."""
+    """The leases of this process's requests; one thread, started with the first request, extends them all."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
@@ -35,16 +35,16 @@ class CallLeases:
 
     @property
     def owner(self) -> str:
-        """The name of this process in the rows of its requests."""
+        """This process's name in the rows of its requests."""
         return self.ledger.owner
 
     @property
     def lease_s(self) -> float:
-        """How long a request is this process's without another heartbeat."""
+        """How long a request belongs to this process without another heartbeat, in seconds."""
         return self._settings.lease_s
 
     def open(self, call_id: str) -> Entry:
-        """Count a request from now on, and keep its lease."""
+        """Open a ledger entry for a request, and extend its lease from now on."""
         entry = self.ledger.open(call_id)
         if self._thread is None:
             self._thread = Thread(target=self._run, name="call leases", daemon=True)
@@ -52,7 +52,7 @@ class CallLeases:
         return entry
 
     def beat(self) -> None:
-        """Extend the leases of all open requests, and write the counts that have changed."""
+        """Extend the leases of all open requests, write their counts, and complete rows that could not be written."""
         entries = self.ledger.entries()
         if not entries:
             return
@@ -65,7 +65,7 @@ class CallLeases:
             self.ledger.release(entry)
 
     def close(self) -> None:
-        """Extend nothing any more."""
+        """Stop extending leases, and close the ledger."""
         self._stop.set()
         self.ledger.close()
 
@@ -82,7 +82,7 @@ class CallLeases:
                 session.execute(own.where(call.id == entry.call_id).values(**counts))
 
     def _complete(self, session: Session, entry: Entry, status: str) -> None:
-        """Complete a row that the database did not take when its request ended, with what was sent."""
+        """Complete the row of a request that ended while the database was away, with the tokens that were sent."""
         call = session.get(InferenceCall, entry.call_id)
         if call is not None and call.status == RUNNING:
             call.status, call.reply_tokens, call.prompt_tokens = status, entry.sent, entry.prompt if entry.sent else 0

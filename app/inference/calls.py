@@ -1,4 +1,4 @@
-"""A row for each request for replies: made before anything is generated, completed when it has ended."""
+"""The row of each inference request: inserted before anything is generated, completed when the request ends."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _DAY = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that may be answered, and how many tokens each of its replies may have."""
+    """A request that may be answered; `max_tokens` is the limit of each of its replies."""
 
     id: str
     model: Released
     max_tokens: int
     guard: GuardRule | None
-    reserved: int = 0  # tokens of its project's quota; 0 where that has no limit
-    store_days: int | None = None  # how long its texts are kept; None: not at all
+    reserved: int = 0  # tokens reserved of its project's quota; 0 if the project has none
+    store_days: int | None = None  # how many days its texts are stored; None: not at all
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that answers a request, and for how long the request is its own without a heartbeat."""
+    """The API process that answers a request, and its lease without a heartbeat, in seconds."""
 
     name: str
     lease_s: float
@@ -52,14 +52,14 @@ class Owner:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a request; `status` is `done`, or the code of an error."""
+    """How a request ended: `status` is `done` or an error code; tokens are counted over all replies."""
 
     status: str
     prompt_tokens: int = 0
     reply_tokens: int = 0
     first_token_s: float | None = None
     seconds: float | None = None
-    texts: list[str] = field(default_factory=list)  # as they were shown, where they are to be stored
+    texts: list[str] = field(default_factory=list)  # the replies as shown, if the policy stores them
 
 
 def admit(
@@ -72,7 +72,11 @@ def admit(
     limits: RateLimits,
     owner: Owner,
 ) -> Admitted:
-    """Find the model and hold the project's limits; what the replies may come to counts from now on."""
+    """Check that a request may be answered, insert its row, and reserve its tokens of the project's quota.
+
+    Raises `NotFound` if the model is not released to the caller, and `TooManyRequests`, `QuotaExceeded` or `Reserved`
+    if the project's rate or quota is used up. A key's first call to a model within a day goes into the audit log.
+    """
     model = find_released(session, caller, name, settings)
     _check_rate(session, caller, limits)
     most = min(ask["max_tokens"] or settings.max_reply_tokens, settings.max_reply_tokens)
@@ -102,7 +106,7 @@ def admit(
 
 
 def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int, n: int) -> None:
-    """Reserve no more than the positions that the prompt has left; what was reserved of them before is given back."""
+    """Lower a request's reservation to the tokens that fit after the prompt, once the prompt's length is known."""
     model = admitted.model
     positions = read_positions(model.source, model.revision) if admitted.reserved else None
     if positions is not None and (left := max(0, positions - prompt_tokens) * n) < admitted.reserved:
@@ -110,12 +114,12 @@ def shrink_reservation(session: Session, admitted: Admitted, prompt_tokens: int,
 
 
 def note_load(session: Session, model: Released, proof: Proof) -> None:
-    """Write into the audit log that an engine holds an adapter, and what its probe found."""
+    """Record in the audit log that an engine has loaded an adapter, with the result of its probe."""
     audit_log.record(session, "model.loaded", model.name, sha256=model.adapter, **proof)
 
 
 def finish(session: Session, admitted: Admitted, ask: Ask | None, outcome: Outcome) -> None:
-    """Store how a request ended, and its texts if the policy has them kept."""
+    """Store how a request ended, end its reservation, and store its texts if the policy says so."""
     call = session.get_one(InferenceCall, admitted.id)
     if admitted.store_days is not None and ask is not None:
         stored.keep(session, call, admitted.model, ask, outcome.texts, admitted.store_days)
@@ -125,14 +129,17 @@ def finish(session: Session, admitted: Admitted, ask: Ask | None, outcome: Outco
 
 
 def spend(session: Session, project_id: str, limits: RateLimits, tokens: int) -> None:
-    """Count tokens against the project's rate."""
+    """Count tokens against the project's tokens per minute, if it has such a limit."""
     per_minute = quotas.token_rate(session, project_id)
     if per_minute is not None and tokens:
         limits.spend("tokens", project_id, per_minute, tokens)
 
 
 def _reserve(session: Session, caller: Principal, model: Released, most: int, n: int) -> tuple[int, int]:
-    """Return how many tokens each reply may have, and how many are reserved for all; `Reserved` if others hold them."""
+    """Return the limit of tokens of each reply, and the tokens to reserve for all `n` of them.
+
+    Raises `Reserved` if running requests have reserved the quota's remaining tokens.
+    """
     room = quotas.room_for_tokens(session, caller.project_id)
     if room is None:
         return most, 0
@@ -154,7 +161,7 @@ def _check_rate(session: Session, caller: Principal, limits: RateLimits) -> None
 
 
 def _was_called(session: Session, call: InferenceCall) -> bool:
-    """Tell whether the key has asked the same bytes in the last day: the audit log has one entry for these."""
+    """Return True if this key has called the same model bytes within the last day, and the audit log has an entry."""
     same = (InferenceCall.key_id == call.key_id) & (InferenceCall.model == call.model)
     bytes_of = (
         InferenceCall.archive_sha256.is_(None)

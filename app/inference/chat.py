@@ -1,4 +1,4 @@
-"""OpenAI's chat completion, whole and as a stream."""
+"""Build OpenAI's chat completion objects from a reply, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ Reason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class CalledOut(BaseModel):
-    """The function of a call; `arguments` is JSON."""
+    """The called function; `arguments` is JSON text."""
 
     name: str
     arguments: str
 
 
 class CallOut(BaseModel):
-    """A call that the model makes."""
+    """A tool call of the model."""
 
     id: str
     type: Literal["function"] = "function"
@@ -34,7 +34,7 @@ class CallOut(BaseModel):
 
 
 class MessageOut(BaseModel):
-    """What the model says."""
+    """The model's message; `content` is null if it only calls tools."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -51,7 +51,7 @@ class AlternativeOut(BaseModel):
 
 
 class TokenOut(AlternativeOut):
-    """A token of the reply, and the likeliest ones at its place."""
+    """A token of the reply, with the likeliest tokens at its position."""
 
     top_logprobs: list[AlternativeOut]
 
@@ -73,7 +73,7 @@ class ChoiceOut(BaseModel):
 
 
 class UsageOut(BaseModel):
-    """What a request took, in tokens."""
+    """A request's tokens: of the prompt, of all replies, and in total."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -81,7 +81,7 @@ class UsageOut(BaseModel):
 
 
 class ChatCompletion(BaseModel):
-    """The replies to a conversation; `system_fingerprint` is the digest of what answered, null for a base model."""
+    """The replies to a conversation; `system_fingerprint` is the digest of the adapter, null for a base model."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -94,7 +94,7 @@ class ChatCompletion(BaseModel):
 
 @dataclass(slots=True)
 class _Choice:
-    """One of the replies while it comes."""
+    """One of the `n` replies while its pieces arrive."""
 
     sieve: Sieve
     text: str = ""
@@ -103,7 +103,7 @@ class _Choice:
     finish: Reason | None = None
 
     def add(self, said: Said) -> str:
-        """Take a piece; return what is to be shown of it."""
+        """Add a piece, and return the text that can be shown now."""
         shown = self.sieve.add(said["text"])
         self.tokens += said.get("tokens", [])
         if said["finish"]:
@@ -115,13 +115,13 @@ class _Choice:
 
 
 def reply_usage(reply: Reply) -> UsageOut:
-    """Return what a request took."""
+    """Return a request's usage in tokens, as far as the reply has come."""
     read, written = reply.outcome.prompt_tokens, reply.outcome.reply_tokens
     return UsageOut(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
 async def whole(reply: Reply, ask: ChatCreate) -> ChatCompletion:
-    """Return the completion once all replies have ended, if the model is released still."""
+    """Wait for all replies and return the completion; raise `NotFound` if the model is no longer released by then."""
     choices = _choices(ask)
     async for said in reply.pieces():
         choices[said["index"]].add(said)
@@ -137,7 +137,7 @@ async def whole(reply: Reply, ask: ChatCreate) -> ChatCompletion:
 
 
 async def chunks(reply: Reply, ask: ChatCreate) -> AsyncIterator[dict[str, object]]:
-    """Yield the chunks of a stream."""
+    """Yield the chunks of a stream as JSON objects: a role chunk for each reply, then deltas, then usage if asked."""
     choices = _choices(ask)
 
     def chunk(index: int, delta: object, finish: Reason | None = None, tokens: object = None) -> dict[str, object]:

@@ -1,6 +1,6 @@
-"""Clients of servers of OpenAI's form, one for each server, which stay open as long as this process.
+"""A pool of HTTP clients for OpenAI-compatible servers, one for each server and key.
 
-Opening one takes tens of milliseconds of the event loop's time; a request takes the one that is there.
+Opening a client blocks the event loop for tens of milliseconds, so clients stay open and requests share them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from httpx2 import Limits
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-NO_KEY = "none"  # what is sent where there is no key: the client wants one
-_MOST = 16  # open ones; a policy may name other servers again and again
-_IDLE_S = 2.0  # until an unused connection is closed: sooner than servers do it, who may close while one is taken
+NO_KEY = "none"  # sent if a server needs no key, because the client requires one
+_MOST = 16  # open clients at most; changed policies may name new servers again and again
+_IDLE_S = 2.0  # then an idle connection is closed: before the server does, which could happen just as it is used
 
 
 @dataclass(slots=True, eq=False)
@@ -29,14 +29,14 @@ class _Held:
 
 
 class Clients:
-    """By the servers' URLs and keys. All requests of a process use one event loop, and so do these."""
+    """The open clients of a process by server URL and key; use them from one event loop only."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # the one used last comes last
+        self._held: OrderedDict[tuple[str, str], _Held] = OrderedDict()  # least recently used first
 
     @asynccontextmanager
     async def open_client(self, url: str, key: str) -> AsyncIterator[AsyncOpenAI]:
-        """Lend the client of a server and a key, which sends nothing a second time unless it is told to."""
+        """Yield the client for a server and a key; it does not retry unless a request asks for retries."""
         held = self._held.get((url, key))
         if held is None:
             held = self._held[url, key] = _Held(_open_client(url, key))
@@ -52,12 +52,12 @@ class Clients:
                 await self._retire(held)
 
     async def close(self) -> None:
-        """Close all; the requests that use one fail."""
+        """Close all clients; requests that use one fail."""
         while self._held:
             await self._held.popitem()[1].client.close()
 
     async def _retire(self, held: _Held) -> None:
-        """Lend a client no more; it is closed with the last request that uses it."""
+        """Close a client that is out of the pool, now or after the last request that uses it."""
         held.is_retired = True
         if not held.users:
             await held.client.close()
@@ -67,5 +67,5 @@ def _open_client(url: str, key: str) -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient  # half a second to import, and few services need it
 
     limits = Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=_IDLE_S)
-    http = DefaultAsyncHttpxClient(limits=limits, follow_redirects=False)  # bodies are for the named server alone
+    http = DefaultAsyncHttpxClient(limits=limits, follow_redirects=False)  # send bodies only to the named server
     return AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http)

@@ -1,4 +1,4 @@
-"""OpenAI's older completion of a text, whole and as a stream."""
+"""Build OpenAI's legacy text completion objects from a reply, whole or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.inference.service import Reply
 
 
 class TextLogprobs(BaseModel):
-    """Log probabilities of a reply; `text_offset` counts characters from where the shown text begins."""
+    """Log probabilities of a reply's tokens; `text_offset` is each token's position in the shown text."""
 
     tokens: list[str]
     token_logprobs: list[float]
@@ -32,7 +32,7 @@ class TextChoice(BaseModel):
 
 
 class Completion(BaseModel):
-    """What a text is continued with."""
+    """The continuations of a text."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -44,7 +44,7 @@ class Completion(BaseModel):
 
 
 async def whole(reply: Reply, ask: CompletionCreate) -> Completion:
-    """Return the completion once all replies have ended, if the model is released still."""
+    """Wait for all replies and return the completion; raise `NotFound` if the model is no longer released by then."""
     texts = [_start(ask)] * (ask.n or 1)
     tokens: list[list[Token]] = [[] for _ in texts]
     ends: list[Finish | None] = [None for _ in texts]
@@ -62,7 +62,7 @@ async def whole(reply: Reply, ask: CompletionCreate) -> Completion:
 
 
 async def chunks(reply: Reply, ask: CompletionCreate) -> AsyncIterator[dict[str, object]]:
-    """Yield the chunks of a stream."""
+    """Yield the chunks of a stream as JSON objects; with `echo` the prompt comes first, and usage last if asked."""
     offsets = [0] * (ask.n or 1)
     if start := _start(ask):
         for index in range(len(offsets)):

@@ -1,4 +1,4 @@
-"""The engines of this process: started when first asked, warm after, ended when idle or when memory is short."""
+"""The engine processes of this API process: started on the first request, ended when idle or when memory is short."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ log = logging.getLogger(__name__)
 Found = TypeVar("Found")
 
 _LOOK_S = 1.0
-_PAUSE_S = 10.0  # between two looks: longer than any machine takes that is only busy
-_TRIES = 3  # to have an adapter loaded that others push out at the same time
-_OWN_MB = 400  # of an engine, beside its model's weights
-_BYTES_EACH = {"cpu": 4, "cuda": 2}  # of a weight in main memory; for a GPU it is read in bfloat16 on its way there
+_PAUSE_S = 10.0  # a longer gap between two looks means that this process was suspended, not just busy
+_TRIES = 3  # to load an adapter that other requests evict at the same time
+_OWN_MB = 400  # memory of an engine beside its model's weights
+_BYTES_EACH = {"cpu": 4, "cuda": 2}  # of a weight in main memory; for a GPU it is read as bfloat16 and then moved
 
 
 class Embedded:
-    """At most `serving_models` engines, each with one base model and any number of adapters."""
+    """Implements `Engines` with at most `serving_models` engine processes, each for one base model and its adapters."""
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self._settings, self._storage = settings, storage
         self._engines: dict[str, EngineProcess] = {}
         self._lock, self._closed = Lock(), Event()
         self._folders = EngineFolders(settings.data_dir.resolve() / "serve")
-        # The kernel ends an engine with the thread that started it, so one thread starts every one and waits.
-        # It fetches nothing: what is slow to fetch would keep all other models from being answered with.
+        # The kernel ends an engine with the thread that started it, so one thread that never ends starts them all.
+        # It downloads nothing: a slow download would delay the engines of all other models.
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="engines")
         self._fetches = WeightFetches()
         self._watch: Thread | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
+        """Return the replies' stream, the prompt's number of tokens, and a proof if the adapter was loaded for this."""
         engine, proof = await self._ready(model, project), None
         for _ in range(_TRIES):
             stream = engine.generate(project, ask, 8 * self._settings.serving_rows)
@@ -69,7 +69,11 @@ class Embedded:
         raise busy("Too many adapters are asked for at the moment.")
 
     async def _ready(self, model: Released, project: str) -> EngineProcess:
-        """Return the model's engine once it can answer; one that has read other files is started again, once."""
+        """Return the model's engine once it is ready.
+
+        An engine that has read other files than the catalog's digest names is restarted once; raises
+        `base_model_changed` if that does not help.
+        """
         for _ in range(2):
             warm = self._running_engine(_key(model))
             engine = warm if warm else await self._await_start(self._new_engine(model, project))
@@ -81,7 +85,7 @@ class Embedded:
         raise base_model_changed()
 
     async def _await_start(self, future: Future[Found]) -> Found:
-        """Return the result of a step on the way to an engine, which goes on when nobody waits for it any more."""
+        """Wait up to `serving_start_s` for a step of starting an engine; the step itself is never cancelled."""
         try:
             waited = asyncio.shield(asyncio.wrap_future(future))
             return await asyncio.wait_for(waited, self._settings.serving_start_s)
@@ -89,10 +93,10 @@ class Embedded:
             raise Unavailable("The model is still being loaded; try again.", code="engine_timeout") from None
 
     async def unload_withdrawn(self) -> None:
-        """Nothing outlives its release here."""
+        """Do nothing: replies of withdrawn models end by `Watch`, and every request checks the release."""
 
     def pids(self) -> list[int]:
-        """Return the numbers of the engines that run."""
+        """Return the process ids of the running engines."""
         return [each.pid for each in self._engines.values() if each.is_alive]
 
     def close(self) -> None:
@@ -114,13 +118,13 @@ class Embedded:
         return await asyncio.shield(asyncio.wrap_future(loading))
 
     def _running_engine(self, key: str) -> EngineProcess | None:
-        """Return an engine that runs."""
+        """Return the engine of this key if it is alive."""
         with self._lock:
             found = self._engines.get(key)
         return found if found and found.is_alive else None
 
     def _new_engine(self, model: Released, project: str) -> Future[EngineProcess]:
-        """Have the engine of a model started, its weights fetched before where they are in the storage."""
+        """Start the engine of a model in the background, after fetching its weights if they are in the storage."""
         if self._closed.is_set():
             raise Unavailable("The service stops.")
         if importlib.util.find_spec("torch") is None:
@@ -131,7 +135,7 @@ class Embedded:
         return self._keeper.submit(self._start_engine, model)
 
     def _fetch_and_start(self, model: Released) -> EngineProcess:
-        """Return the engine of a model that brings its weights; runs in a thread of the fetch."""
+        """Fetch a fully fine-tuned model's weights and return its engine; runs in a thread of `WeightFetches`."""
         folder = self._folders.new()
         if model.archive is None:
             raise engine_lost()
@@ -141,12 +145,15 @@ class Embedded:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        if engine.folder != folder:  # one was started meanwhile
+        if engine.folder != folder:  # another request has started the engine meanwhile
             shutil.rmtree(folder, ignore_errors=True)
         return engine
 
     def _start_engine(self, model: Released, folder: Path | None = None) -> EngineProcess:
-        """Return the engine of a model, whose own weights are in the folder; runs in the keeper's thread."""
+        """Return the engine of a model, started if it does not run; runs in the keeper's thread.
+
+        `folder` holds the model's own weights, if it has any.
+        """
         key = _key(model)
         if found := self._running_engine(key):
             return found
@@ -185,7 +192,10 @@ class Embedded:
             ) from None
 
     def _make_room(self, parameters: int) -> None:
-        """End engines that nobody waits for until there is room for one more; 429 where there is none."""
+        """End idle engines, least recently used first, until there is room for one more.
+
+        Raises 429 `engine_busy` if the remaining engines are all in use.
+        """
         needed = (parameters * _BYTES_EACH[self._settings.serving_device] >> 20) + _OWN_MB
         while len(self._engines) >= self._settings.serving_models or self._is_short(needed):
             idle = [key for key, each in self._engines.items() if each.is_idle or not each.is_alive]
@@ -198,13 +208,13 @@ class Embedded:
         return left is not None and left - needed_mb < self._settings.serving_reserve_mb
 
     def _supervise(self) -> None:
-        """End engines that were idle for long or step no more, and the ones used least when memory is short."""
+        """End engines that are idle for too long or hang, and the least recently used one when memory is short."""
         looked_at = time.monotonic()
         while not self._closed.wait(_LOOK_S):
             now, last = time.monotonic(), looked_at
             looked_at = now
             for key, each in list(self._engines.items()):
-                if now - last > _PAUSE_S:  # this process was stopped, and has read nothing of what engines said
+                if now - last > _PAUSE_S:  # this process was suspended, so silence says nothing about the engine
                     each.heard_at = now
                 elif each.is_alive and each.silent_s > self._settings.serving_step_s:
                     log.error(
@@ -227,18 +237,18 @@ class Embedded:
             shutil.rmtree(engine.folder, ignore_errors=True)
 
     def _end_stale(self, key: str, engine: EngineProcess) -> None:
-        """End an engine that has read other files than those that were offered, unless another has taken its place."""
+        """End an engine that has read changed files, unless another one has replaced it already."""
         if self._engines.get(key) is engine:
             self._end(key, base_model_changed())
 
 
 def _is_own(model: Released) -> bool:
-    """Tell whether a model brings all of its weights, and needs no base model beside them."""
+    """Return True for a fully fine-tuned model: its archive holds all weights, not an adapter."""
     return model.archive is not None and not model.archive.is_lora
 
 
 def _key(model: Released) -> str:
-    """Return the name of the engine that answers for a model."""
+    """Return the key of the engine that serves a model: all adapters of a base model share one."""
     if model.archive and _is_own(model):
         return model.archive.sha256
     return f"{model.source}@{model.revision}+{model.quantization}"

@@ -1,11 +1,11 @@
-"""The errors that whoever asked an engine gets."""
+"""The API errors for requests that an engine refuses or cannot finish."""
 
 from __future__ import annotations
 
 from app.errors import AppError, InvalidRequest, InvalidState, TooManyRequests, Unavailable
 from app.inference.protocol import BASE_MODEL_CHANGED, Said
 
-# What an engine says of messages, by the field in which each endpoint has them.
+# Engines name fields as chat completions do; other endpoints have other names for them.
 _FIELDS = {
     "completions": {"messages": "prompt"},
     "responses": {"messages": "input", "response_format": "text.format"},
@@ -13,36 +13,36 @@ _FIELDS = {
 
 
 def name_field(error: AppError, endpoint: str) -> None:
-    """Name in an error the field that the request of this endpoint has."""
+    """Rename an error's `param` to the field's name at this endpoint."""
     if error.param is not None:
         error.param = _FIELDS.get(endpoint, {}).get(error.param, error.param)
 
 
 def engine_lost() -> Unavailable:
-    """Return the error for a reply whose engine is gone."""
+    """Return the error for a reply whose engine has ended."""
     return Unavailable("The engine that serves this model has ended; try again.", code="engine_lost")
 
 
 def engine_stalled() -> Unavailable:
-    """Return the error for a reply whose engine was ended because it did not go on."""
+    """Return the error for a reply whose engine was killed because it hung."""
     message = "The engine that serves this model did not go on and was ended; it starts anew. Ask again."
     return Unavailable(message, code="engine_stalled")
 
 
 def busy(message: str) -> TooManyRequests:
-    """Return the error for a request that there is no room for at the moment."""
+    """Return a 429 error, with a retry after 15 s, for a request that there is no room for now."""
     error = TooManyRequests(message, code="engine_busy")
     error.retry_after_s = 15
     return error
 
 
 def base_model_changed() -> InvalidState:
-    """Return the error for a base model whose files are not those that were offered."""
+    """Return the error for a base model whose files have changed since it was added."""
     return InvalidState(BASE_MODEL_CHANGED, code="base_model_changed")
 
 
 def refusal_error(said: Said) -> AppError:
-    """Return the error for a request that the engine does not take, or cannot end."""
+    """Return the API error for an engine's `failed` message."""
     match said["code"]:
         case "engine_busy":
             return busy(said["message"])

@@ -1,4 +1,4 @@
-"""The folders of the engines of one process; those of processes that are gone are removed."""
+"""The folders of one process's engines; folders of processes that have died are removed."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from threading import Lock
 
 
 class EngineFolders:
-    """One folder below `root` for this process, locked as long as it lives, and one in it for each engine."""
+    """This process's folder below `root`, locked while the process lives, with a subfolder for each engine."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._lock = root, Lock()
         self._own: Path | None = None
 
     def new(self) -> Path:
-        """Return the path of a new engine's folder, which is not made yet; from any thread."""
+        """Return a path for a new engine's folder, without creating it; safe from any thread."""
         return self.own_folder() / token_hex(6)
 
     def own_folder(self) -> Path:
-        """Return the folder of this process, made and locked when it is asked for first."""
+        """Return this process's folder, created and locked by the first call."""
         with self._lock:
             if self._own is None:
                 self._own = self._make()
             return self._own
 
     def remove(self) -> None:
-        """Remove all folders of this process."""
+        """Remove this process's folder with all engines' folders."""
         if self._own:
             shutil.rmtree(self._own, ignore_errors=True)
 

@@ -1,6 +1,6 @@
-"""One engine: a process behind walls that holds one base model, told and heard over its standard streams.
+"""One engine: an isolated process with one base model, driven by JSON lines over its standard streams.
 
-It gets bytes and no credentials. Threads of ours write to it and read from it, so that no event loop ever waits for it.
+It gets files and no credentials. Threads write to and read from it, so that the event loop never blocks on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """What an engine says of one request, on its way to the event loop that asked."""
+    """The messages of an engine for one request, passed from the reading thread to the request's event loop."""
 
     def __init__(self, number: int, cancel: Callable[[int], None], project: str | None = None) -> None:
         self.number, self._cancel, self.project = number, cancel, project
@@ -40,12 +40,12 @@ class Stream:
         self._said: asyncio.Queue[Said | AppError] = asyncio.Queue()
 
     def put(self, said: Said | AppError) -> None:
-        """Pass on a line, or an error that ends the stream; from any thread."""
-        with suppress(RuntimeError):  # whoever asked is gone, and its loop with it
+        """Add a message, or an error that ends the stream; safe from any thread."""
+        with suppress(RuntimeError):  # the event loop has closed
             self._loop.call_soon_threadsafe(self._said.put_nowait, said)
 
     async def next(self, timeout_s: float) -> Said:
-        """Return the next line; raise the error that ends the stream."""
+        """Return the next message; raise the error that ends the stream, or `engine_timeout` after `timeout_s`."""
         try:
             said = await asyncio.wait_for(self._said.get(), timeout_s)
         except TimeoutError:
@@ -57,12 +57,17 @@ class Stream:
         return said
 
     def cancel(self) -> None:
-        """Have the engine stop the reply; no more of it is read."""
+        """Make the engine stop this request, and read no more of it."""
         self._cancel(self.number)
 
 
 class EngineProcess:
-    """A running engine. Start it in a thread that outlives it: the kernel ends it with that thread."""
+    """A running engine process.
+
+    Create it in a thread that outlives it, because the kernel ends it with that thread. `ready` is a future of the
+    engine's `ready` message, or of the error that kept it from starting. `used_at` and `heard_at` are the monotonic
+    times of the last request and of the engine's last message.
+    """
 
     def __init__(
         self, settings: Settings, source: str, revision: str | None, folder: Path, quantization: str = "none"
@@ -99,27 +104,34 @@ class EngineProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """Return True while the process runs."""
         return self._process.poll() is None
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for a reply of it, nor for its start or an adapter, which take so long at most."""
+        """Return True if no request waits for a reply, for the engine's start, or for an adapter.
+
+        A start or load that takes longer than `serving_start_s` no longer counts, since its requests have timed out.
+        """
         is_loading = bool(self._loads) or not self.ready.done()
         return not self._streams and not (is_loading and time.monotonic() - self.used_at < self._start_s)
 
     @property
     def silent_s(self) -> float:
-        """How long it has said nothing, which it does each second once it is ready; 0 before."""
+        """Seconds since its last message, of which a ready engine sends one a second; 0 before it is ready."""
         return time.monotonic() - self.heard_at if self.ready.done() else 0.0
 
     @property
     def pid(self) -> int:
-        """The number of its outermost process."""
+        """The process id of the outermost process."""
         return self._process.pid
 
     def generate(self, project: str, ask: Ask, most: int) -> Stream:
-        """Ask for replies; 429 if `most` requests are with it already, of which the project has as many as rows."""
+        """Send a request and return the stream of its messages.
+
+        Raises 429 `engine_overloaded` if the engine has `most` requests already and the project has its share of them,
+        the number of rows.
+        """
         with self._lock:
             own = sum(each.project == project for each in self._streams.values())
             if len(self._streams) >= most and own >= min(most, self._rows):
@@ -135,7 +147,10 @@ class EngineProcess:
         return stream
 
     def load(self, adapter: str, provide: Callable[[Path], str]) -> Future[Proof]:
-        """Load an adapter that `provide` unpacks into a folder; whoever asks meanwhile waits for the same load."""
+        """Load an adapter and return a future of its proof; calls during a load share one future.
+
+        `provide` unpacks the adapter into the given folder and returns the SHA-256 of its manifest.
+        """
         with self._lock:
             found = self._loads.get(adapter)
             if found is None:
@@ -144,7 +159,7 @@ class EngineProcess:
         return found
 
     def end(self, error: AppError | None = None) -> None:
-        """End it now; whoever waits for a reply, or for its start, gets the error."""
+        """Kill the process; pending replies, loads and the start fail with `error`, or else with `engine_lost`."""
         if error is not None:
             self._note_start(error)
             for stream in list(self._streams.values()):
@@ -168,7 +183,7 @@ class EngineProcess:
                 self._settle(adapter, engine_lost())
 
     def _note_start(self, how: Said | AppError) -> None:
-        """Note how its start has ended; what came first counts."""
+        """Set the result of `ready`, unless it has one already."""
         with self._lock:
             if self.ready.done():
                 return

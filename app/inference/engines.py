@@ -1,4 +1,4 @@
-"""Whatever writes replies, as the settings name it."""
+"""The protocol of engines, which write replies, and the factory that opens the engines of the settings."""
 
 from __future__ import annotations
 
@@ -20,33 +20,36 @@ if TYPE_CHECKING:
 
 
 class Engines(Protocol):
-    """Whatever writes replies: engines of this process, or a server of the provider's."""
+    """Writers of replies: embedded engines, a vLLM server, or servers that a policy names."""
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
+        """Begin a request; return its stream, the prompt's number of tokens, and a proof if an adapter was loaded.
+
+        The proof is None if the adapter was loaded earlier. Raises an `AppError` if the request cannot be answered.
+        """
 
     async def unload_withdrawn(self) -> None:
-        """Have servers that are not ours forget the adapters of models that were withdrawn."""
+        """Make external servers unload the adapters of withdrawn models."""
 
     def pids(self) -> list[int]:
-        """Return the numbers of processes of ours that run for it."""
+        """Return the ids of local engine processes."""
 
     def close(self) -> None:
-        """End what runs for it."""
+        """End local engine processes."""
 
 
 def open_engines(settings: Settings, storage: Storage, clients: Clients, begin: Begin) -> Engines:
-    """Return the engines that the settings name."""
+    """Return embedded engines, or the vLLM server of `SPARD_SERVING_URL` if that is set."""
     own = Embedded(settings, storage)
     if settings.serving_url is None:
         return own
-    from app.inference.vllm import Vllm  # imports the client of OpenAI, which others do not need
+    from app.inference.vllm import Vllm  # imports openai, which embedded engines do not need
 
     return Vllm(settings, storage, own, clients, begin)
 
 
 def server_watch(settings: Settings, engine: Engine, clients: Clients) -> ServerWatch | None:
-    """Return what looks at the server that answers; None where engines of this process do."""
+    """Return the watch of the vLLM server; None with embedded engines."""
     if settings.serving_url is None:
         return None
     from app.inference.vllm_limits import ServerWatch

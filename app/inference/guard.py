@@ -1,6 +1,6 @@
-"""A moderation endpoint that a policy names: it is asked about what comes in and what goes out.
+"""The guard: a moderation endpoint, named by the policy, that checks requests and replies.
 
-Where it does not answer, nothing is answered either.
+If it does not answer, the request is refused.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _OPTIONS: Any = {"max_retries": 1, "timeout": 30}
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A policy's rule, the key of its endpoint, and the clients of this process."""
+    """The guard of a request: the policy's rule, the endpoint's key, and the HTTP clients of this process."""
 
     rule: GuardRule
     key: str
     clients: Clients
 
     async def check_input(self, ask: Ask) -> None:
-        """Raise for a request that the endpoint flags."""
+        """Raise `InvalidRequest` (`content_filter`) if the endpoint flags any text of the request."""
         texts = [text for text in _read(ask) if text]
         if self.rule.input and texts and await self.flags(texts):
             message = "The request was flagged by the provider's moderation, and is not answered."
             raise InvalidRequest(message, code="content_filter", param="messages")
 
     async def flags(self, texts: Sequence[str]) -> bool:
-        """Return whether the endpoint flags one of the texts."""
+        """Return True if the endpoint flags one of the texts; raise `guard_unavailable` if it does not answer."""
         found = await self.moderate({"input": list(texts)})
         try:
             return any(result["flagged"] for result in found["results"])  # type: ignore[index]
@@ -47,7 +47,7 @@ class Guard:
             raise _away() from None
 
     async def moderate(self, body: dict[str, object]) -> object:
-        """Return what the endpoint says of a request of its own form."""
+        """Send a moderation request and return the endpoint's answer; raise `guard_unavailable` without one."""
         from openai import APIError  # takes half a second to import, and few policies name a guard
 
         asked = {"model": self.rule.model, **body}
@@ -59,14 +59,14 @@ class Guard:
 
 
 def open_guard(rule: GuardRule | None, settings: Settings, clients: Clients) -> Guard | None:
-    """Return the guard that a policy names; None where it names none."""
+    """Return the guard for a policy's rule, or None without a rule."""
     if rule is None:
         return None
     return Guard(rule, settings.policy_key("guard", rule.base_url) or NO_KEY, clients)
 
 
 def _read(ask: Ask) -> Iterator[str]:
-    """Yield what the model is told: each turn with its calls, the text to go on with, each tool, the reply's form."""
+    """Yield all texts that the model reads: each turn with its calls, the prompt, each tool, and the reply's schema."""
     for message in ask["messages"] or []:
         turn = [message.get("content"), message.get("name"), message.get("tool_call_id")]
         yield _texts([*turn, *map(_call, message.get("tool_calls", []))])
@@ -76,7 +76,10 @@ def _read(ask: Ask) -> Iterator[str]:
 
 
 def _call(call: dict[str, object]) -> object:
-    """Return a call with its arguments read, as chat templates are given them: JSON writes a text in many ways."""
+    """Return a call with its arguments parsed, as chat templates see them.
+
+    JSON can spell one text in many ways, with escapes for example, which could hide it from the guard.
+    """
     match call:
         case {"function": {"arguments": str(arguments), **function}}:
             with suppress(ValueError, RecursionError):
@@ -85,7 +88,7 @@ def _call(call: dict[str, object]) -> object:
 
 
 def _texts(value: object) -> str:
-    """Return all texts in a value, names of fields among them, each on a line of its own."""
+    """Return all strings in a JSON value, field names included, one a line."""
     found, left = list[str](), [value]
     while left:
         match left.pop():

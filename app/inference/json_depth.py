@@ -1,4 +1,4 @@
-"""Free-form JSON of clients, such as a schema: refused where it is nested too deep, or refers too deep, to be read."""
+"""Refuse free-form JSON from clients, such as a schema, whose nesting or references are too deep to process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import AfterValidator
 
 from app.http.schemas import Refusal
 
-_DEEPEST = 64  # of JSON in JSON: what only just can be read cannot be written again, and no schema needs it
-_FOLLOWED = 1000  # levels of a schema with all that it refers to: compilers follow references one inside the other
+_DEEPEST = 64  # levels: deeper JSON may be parsed but then fail to serialize, and no schema needs it
+_FOLLOWED = 1000  # levels of a schema with all its references, which compilers follow recursively
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
-_PLAIN = re.compile(r"#(/[^/%~]{1,512})*")  # else what it leads to is taken to be as deep as the whole schema
+_PLAIN = re.compile(r"#(/[^/%~]{1,512})*")  # the target of any other reference counts as deep as the whole schema
 
 
 def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
@@ -27,12 +27,12 @@ def _not_too_deep(value: dict[str, object]) -> dict[str, object]:
 
 
 def _not_too_far(schema: dict[str, object]) -> dict[str, object]:
-    """Refuse a schema whose chain of references is so deep that compiling it would overflow the stack."""
+    """Refuse a schema whose chain of references is so deep that compiling it overflows the stack."""
     depths = dict[int, int]()
     whole = _measure(schema, depths)
     found = list(parts(schema))
     targets = {target for part in found for target in _references(part)}
-    is_moved = any("$id" in part for part in found)  # then paths begin elsewhere
+    is_moved = any("$id" in part for part in found)  # `$id` changes the base of relative references
     followed = whole + sum(depths.get(id(None if is_moved else resolve(schema, each)), whole) for each in targets)
     if targets and followed > _FOLLOWED:
         message = f"the schema and all that it refers to are {followed} levels deep; at most {_FOLLOWED} are followed."
@@ -45,7 +45,7 @@ Schema = Annotated[Loose, AfterValidator(_not_too_far)]
 
 
 def _measure(value: object, depths: dict[int, int]) -> int:
-    """Return how deep a value is, and note it of each object and list in it."""
+    """Return a value's depth, and store in `depths` the depth of each object and list in it, by id."""
     if not isinstance(value, dict | list):
         return 0
     inner = value.values() if isinstance(value, dict) else value
@@ -70,7 +70,7 @@ def _references(part: dict[str, object]) -> Iterator[str]:
 
 
 def resolve(schema: dict[str, object], target: str) -> object:
-    """Return what a reference leads to; None where it is not spelled as a plain path from the top of the schema."""
+    """Return the target of a reference; None if it does not exist or is not a plain path from the schema's root."""
     found: object = schema if _PLAIN.fullmatch(target) else None
     for name in target.split("/")[1:]:
         match found:

@@ -1,8 +1,8 @@
-"""How many tokens of each open request this process has sent: a small file that outlives the process.
+"""Count the tokens that this process has sent for each open request, in a small file that outlives the process.
 
-The file is mapped into memory, so a count costs one store and no system call, and the kernel keeps it when the process
-is killed. A lock on the file says whether its process lives. A lost machine loses the file; then the counts that
-`app.inference.call_leases` copies into the database now and then are what is known.
+The file is memory-mapped: a count costs one store and no system call, and the kernel keeps it when the process is
+killed. The process holds a lock on the file while it lives. If the machine is lost, the file is too, and only the
+counts are left that `app.inference.call_leases` has copied into the database.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from threading import Lock
 
 log = logging.getLogger(__name__)
 
-MOST_OPEN = 4096  # requests of one process at once; of more the counts are in the database alone
+MOST_OPEN = 4096  # open requests in the file; the counts of any beyond it are in the database only
 _WORDS = 8  # of 8 bytes, for each request: is open, prompt tokens, tokens sent, and its id
 _ID_AT, _ID_BYTES = 24, 40
 _SLOT_BYTES = 8 * _WORDS
@@ -29,7 +29,7 @@ _IS_OPEN, _PROMPT, _SENT = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What was sent of one request, in tokens; `prompt` is billed only where something was sent."""
+    """The tokens of one request: of its prompt, which is billed only if any were sent, and of its replies."""
 
     call_id: str
     prompt: int
@@ -37,32 +37,32 @@ class Count:
 
 
 class Entry:
-    """One open request. Its counts are stored by single writes of 8 bytes, which a kill cannot tear."""
+    """One open request; its counts are stored by single 8-byte writes, which a kill cannot interrupt halfway."""
 
     def __init__(self, ledger: Ledger, slot: int | None, call_id: str) -> None:
         self._ledger, self.slot, self.call_id = ledger, slot, call_id
         self.prompt = self.sent = 0
-        self.ended_as: str | None = None  # the status that the row could not be given yet
+        self.ended_as: str | None = None  # the final status, if the database did not take it yet
 
     def note_prompt(self, tokens: int) -> None:
-        """Store how many tokens the prompt has."""
+        """Store the prompt's number of tokens."""
         self.prompt = tokens
         self._ledger.store(self.slot, _PROMPT, tokens)
 
     def note_sent(self, tokens: int) -> None:
-        """Store how many tokens of the replies were given to the client's connection so far."""
+        """Store how many tokens of all replies were sent to the client so far."""
         if tokens != self.sent:
             self.sent = tokens
             self._ledger.store(self.slot, _SENT, tokens)
 
     def close(self) -> None:
-        """Give the slot back, unless the row is to be completed still. Once is enough."""
+        """Free the slot, unless the row still has to be completed; may be called several times."""
         if self.ended_as is None:
             self._ledger.release(self)
 
 
 class Ledger:
-    """The open requests of this process, under the name `owner`. The file is made with the first one."""
+    """The open requests of this process; its file, named `owner`, is created with the first one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.owner = folder, token_hex(12)
@@ -74,7 +74,7 @@ class Ledger:
         self._entries: set[Entry] = set()
 
     def open(self, call_id: str) -> Entry:
-        """Take a slot for a request."""
+        """Return an entry for a request, with a slot in the file if one is free."""
         with self._lock:
             if self._words is None:
                 self._map, self._words = self._create()
@@ -85,17 +85,18 @@ class Ledger:
             if slot is not None:
                 at = slot * _SLOT_BYTES + _ID_AT
                 self._map[at : at + _ID_BYTES] = call_id.encode().ljust(_ID_BYTES, b"\0")
+        # Opened last: a reader after a crash must not see the counts of the slot's earlier request.
         for word, number in ((_PROMPT, 0), (_SENT, 0), (_IS_OPEN, 1)):
             self.store(slot, word, number)
         return entry
 
     def store(self, slot: int | None, word: int, number: int) -> None:
-        """Write one number of a slot, if there is one."""
+        """Write one number of a slot; do nothing for an entry without a slot."""
         if self._words is not None and slot is not None:
             self._words[slot * _WORDS + word] = number
 
     def release(self, entry: Entry) -> None:
-        """Free the slot of a request, if it is this request's still."""
+        """Free a request's slot, if it has not been freed before."""
         with self._lock:
             if entry in self._entries:
                 self._entries.remove(entry)
@@ -104,12 +105,12 @@ class Ledger:
                     self._free.append(entry.slot)
 
     def entries(self) -> list[Entry]:
-        """Return the open requests."""
+        """Return the entries of the open requests."""
         with self._lock:
             return list(self._entries)
 
     def close(self) -> None:
-        """Delete the file if nothing is open; else it is left to `app.inference.lost_calls`."""
+        """Close the file; delete it if no request is open, else leave it to `app.inference.lost_calls`."""
         with self._lock:
             if self._handle is not None:
                 if not self._entries:
@@ -117,7 +118,7 @@ class Ledger:
                 if self._words is not None:
                     self._words.release()
                     self._words = None
-                    self._map.close()  # it holds the file open, and with it the lock
+                    self._map.close()  # the mapping holds the file open, and with it the lock
                 os.close(self._handle)
                 self._handle = None
 
@@ -129,7 +130,7 @@ class Ledger:
             self._handle = os.open(aside, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
             fcntl.flock(self._handle, fcntl.LOCK_EX)
             os.ftruncate(self._handle, size)
-            aside.rename(self._folder / self.owner)  # it is never seen unlocked
+            aside.rename(self._folder / self.owner)  # under its final name it is always locked
             found = mmap.mmap(self._handle, size)
         except OSError as error:
             log.warning("tokens of requests that a crash ends are counted by the database alone: %s", error)
@@ -139,7 +140,7 @@ class Ledger:
 
 @contextmanager
 def lock_abandoned(path: Path) -> Iterator[list[Count] | None]:
-    """Yield the open requests of a ledger whose process has died, and lock it; None where the process lives."""
+    """Lock the ledger of a dead process and yield its open requests; yield None if the process is alive."""
     handle = None
     with suppress(OSError):
         handle = os.open(path, os.O_RDWR)

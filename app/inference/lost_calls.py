@@ -1,7 +1,7 @@
-"""Completes the requests of API processes that died while they answered: what was sent is billed, and nothing more.
+"""Complete the requests of API processes that died while answering; only the tokens that were sent are billed.
 
-On the machine of a dead process its ledger says to the token what was sent (`app.inference.ledger`). Where the machine
-is lost too, the last count that the process has copied into the database stands, once its lease has run out.
+On the machine of a dead process, its ledger has the exact count (`app.inference.ledger`). If the machine is lost too,
+the last count that the process copied into the database is used, once the request's lease has expired.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.ops.periodic import repeat
 
 log = logging.getLogger(__name__)
 
-_UNOWNED = timedelta(hours=1)  # after which a request of an older API process, which names no owner, is given up
+_UNOWNED = timedelta(hours=1)  # then a request of an older API version, whose row names no owner, is given up
 
 
 def run(engine: Engine, folder: Path, stop: Event, every_s: float) -> None:
@@ -41,7 +41,7 @@ def run(engine: Engine, folder: Path, stop: Event, every_s: float) -> None:
 
 
 def complete_lost(engine: Engine, folder: Path) -> int:
-    """Complete the requests of all processes that have died here, and those with a lease that ran out; count them."""
+    """Complete the requests of dead processes of this machine, and those with an expired lease; return how many."""
     completed = 0
     for path in sorted(folder.glob("[0-9a-f]*")):
         with ledger.lock_abandoned(path) as counts:
@@ -57,7 +57,7 @@ def complete_lost(engine: Engine, folder: Path) -> int:
 
 
 def _complete(session: Session, owner: str, counts: list[Count]) -> int:
-    """Write what a process that died here had sent; the rows that its ledger does not name had sent nothing."""
+    """Complete a dead process's requests with its ledger's counts; running requests not in the ledger sent nothing."""
     call = InferenceCall
     for count in counts:
         prompt = count.prompt if count.sent else 0
@@ -66,7 +66,7 @@ def _complete(session: Session, owner: str, counts: list[Count]) -> int:
             update(call)
             .where(call.id == count.call_id, call.owner == owner)
             .values(
-                # A row that had ended has an answer that was complete, and perhaps was not sent any more.
+                # A row that ended normally counts all tokens, but some may not have been sent: take the smaller count.
                 prompt_tokens=case((lost, prompt), (call.prompt_tokens < prompt, call.prompt_tokens), else_=prompt),
                 reply_tokens=case(
                     (lost, count.sent), (call.reply_tokens < count.sent, call.reply_tokens), else_=count.sent
@@ -82,7 +82,7 @@ def _complete(session: Session, owner: str, counts: list[Count]) -> int:
 
 
 def _complete_expired(session: Session) -> int:
-    """Complete rows whose lease ran out with what they hold, and those of older processes, who wrote no counts."""
+    """Complete rows with an expired lease by the counts they have, and old rows without an owner by zero."""
     call = InferenceCall
     expired = update(call).where(IS_RUNNING, call.lease_expires_at < now())
     prompt = case((call.reply_tokens > 0, call.prompt_tokens), else_=0)

@@ -1,4 +1,4 @@
-"""How much memory this machine, or this container, has left: what serves gives way to what trains."""
+"""Measure the free memory of this machine or container; engines give way to training when it is short."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_mb() -> int | None:
-    """Return the MiB that can still be taken; None where the system does not tell."""
+    """Return the available main memory in MiB, within the container's limit; None if the system does not report it."""
     found = [each for each in (_of_machine(), _of_container()) if each is not None]
     return min(found) if found else None
 

@@ -1,4 +1,4 @@
-"""How many tokens a conversation with a base model may have, as its configuration says."""
+"""Read a base model's context length from its configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from huggingface_hub import try_to_load_from_cache
 
 
 def read_positions(source: str, revision: str | None) -> int | None:
-    """Return the positions of the base model in a folder, or of a hub id that was downloaded; None: not known here."""
+    """Return a base model's `max_position_embeddings`; None if its files are not on this machine or do not say.
+
+    `source` is a folder, or a hub id whose files are in the local cache.
+    """
     if Path(source).is_dir():
         path: object = Path(source) / "config.json"
     else:

@@ -1,4 +1,4 @@
-"""What an API process and its engine tell each other: one JSON object a line, over the engine's standard streams.
+"""The protocol between an API process and its engine: one JSON object a line, over the engine's standard streams.
 
 to the engine
 op        fields
@@ -6,15 +6,15 @@ load      adapter, folder, manifest_sha256
 generate  id, project, ask (`Ask`)
 cancel    id
 
-from it
+from the engine
 kind      fields
-ready     digest of the base model, positions: tokens that a conversation may have
-stepped   (nothing): its loop goes round; told about once a second, also while nobody asks
+ready     digest of the base model, positions: its context length in tokens
+stepped   (none): the loop is alive; sent about once a second, even without requests
 loaded    adapter, proof (`Proof`)
-refused   adapter, message: it is not what was signed, or the probe failed
-absent    id: the adapter that it asks for is not loaded; nothing was generated
-started   id, prompt_tokens: the prompt fits, and is read now
-piece     id, index, text, tokens (where asked for), reply_tokens so far, finish: null, `stop` or `length`
+refused   adapter, message: the adapter is not the signed one, or its probe failed
+absent    id: the request's adapter is not loaded; nothing was generated
+started   id, prompt_tokens: the prompt fits, and is being read
+piece     id, index, text, tokens (if requested), reply_tokens so far, finish: null, `stop` or `length`
 failed    id, code, message
 done      id, reply_tokens
 """
@@ -33,7 +33,7 @@ Finish = Literal["stop", "length", "content_filter"]
 
 
 class Message(TypedDict):
-    """One turn, in the form that chat templates know."""
+    """One turn of a conversation, as chat templates take it."""
 
     role: str
     content: NotRequired[str | None]
@@ -43,9 +43,9 @@ class Message(TypedDict):
 
 
 class Ask(TypedDict):
-    """What to generate. `adapter` is the digest of an archive; None is the base model.
+    """A request to an engine. `adapter` is the digest of an archive; None means the base model.
 
-    Of `messages` and `prompt` one is there: a conversation, rendered with the chat template, or a text to go on with.
+    Exactly one of `messages` (a conversation, rendered with the chat template) and `prompt` (a plain text) is set.
     """
 
     adapter: str | None
@@ -60,13 +60,13 @@ class Ask(TypedDict):
     frequency_penalty: float
     seed: int | None
     stop: list[str]
-    json_schema: dict[str, object] | None  # of the reply's form; None: any text
-    top_logprobs: int | None  # None: no log probabilities
-    as_ids: bool  # tokens are told by their numbers, as `token_id:7`: texts of two may be the same
+    json_schema: dict[str, object] | None  # that the replies are constrained to; None: any text
+    top_logprobs: int | None  # alternatives for each token; None: no log probabilities at all
+    as_ids: bool  # tokens are returned as ids, as `token_id:7`, because two tokens may have the same text
 
 
 class Alternative(TypedDict):
-    """A token that could have stood at a place, with its log probability in nats."""
+    """A possible token at one position, with its log probability in nats."""
 
     token: str
     logprob: float
@@ -74,13 +74,13 @@ class Alternative(TypedDict):
 
 
 class Token(Alternative):
-    """The token that stands there, and the likeliest ones."""
+    """The chosen token at one position, with the likeliest alternatives."""
 
     top_logprobs: list[Alternative]
 
 
 class Proof(TypedDict):
-    """What the probe of an adapter found, as shares of the largest logit."""
+    """The result of an adapter's probe; the embedded engine's differences are relative to the largest logit."""
 
     tensor_digest: str
     max_difference: float  # to the same weights, applied without PEFT
@@ -88,7 +88,7 @@ class Proof(TypedDict):
 
 
 class Said(TypedDict, total=False):
-    """A line of the engine's; `kind` says which fields it has."""
+    """A message of an engine; `kind` determines its fields."""
 
     kind: str
     id: int

@@ -1,6 +1,6 @@
-"""From a name to the bytes that may answer under it, as the database has it at this moment.
+"""Resolve a model name to the bytes that may answer under it, by the current state of the database.
 
-Whatever is not released to the caller now, for whichever reason, reads as a name that does not exist.
+A model that is not released to the caller now, for whatever reason, looks like a name that does not exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spard.config.quantization import OFFERED
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """The archive of an adapter, or of a model of which all weights were trained, as its row has it."""
+    """The stored archive of an adapter or of a fully fine-tuned model."""
 
     storage_key: str
     sha256: str
@@ -34,7 +34,7 @@ class Archive:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that cannot prove what it has loaded, and the model's name there."""
+    """An unattested server, which cannot prove its weights, and the model's name on it."""
 
     url: str
     name: str
@@ -42,25 +42,25 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A model that may answer the caller. `base`, `source` and `revision` are the base model's."""
+    """A model that is released to the caller; `base`, `source` and `revision` identify its base model."""
 
     name: str
     base: str
     source: str
     revision: str | None
     archive: Archive | None = None  # None: the base model itself
-    quantization: str = "none"  # how the base model is held
-    digest: str | None = None  # of the base model's files, as they were offered; None: not known
-    server: Server | None = None  # that answers in place of an engine which proves what it holds
+    quantization: str = "none"  # of the base model in memory
+    digest: str | None = None  # of the base model's files when it was added; None: not known
+    server: Server | None = None  # the unattested server that answers instead of an engine
 
     @property
     def adapter(self) -> str | None:
-        """The digest under which an engine holds the adapter; None where the model is none."""
+        """The digest by which engines know the adapter; None for a base model or a fully fine-tuned one."""
         return self.archive.sha256 if self.archive and self.archive.is_lora else None
 
 
 def find_released(session: Session, caller: Principal, name: str, settings: Settings) -> Released:
-    """Return the model of this name; `NotFound` unless it is released to the caller at this moment."""
+    """Return the model of this name; raise `NotFound` unless it is released to the caller now."""
     policy = policies.current(session, settings).content
     if name in policy.serving.paused:
         refuse(name)
@@ -75,7 +75,7 @@ def find_released(session: Session, caller: Principal, name: str, settings: Sett
 
 
 def check_again(session: Session, caller: Principal, model: Released, settings: Settings) -> None:
-    """Raise unless the same bytes are released to the caller still, who may still call."""
+    """Raise if the caller's key has ended, or if the name no longer resolves to the same released bytes."""
     if error := find_ended(session, [caller]).get(caller):
         raise error
     if find_released(session, caller, model.name, settings) != model:
@@ -83,7 +83,7 @@ def check_again(session: Session, caller: Principal, model: Released, settings: 
 
 
 def refuse(name: str) -> NoReturn:
-    """Raise what an unknown name gets."""
+    """Raise the `NotFound` error of an unknown model name."""
     raise NotFound(f"The model '{name}' does not exist.", code="model_not_found", param="model")
 
 
@@ -95,13 +95,13 @@ def _base(entry: BaseModelEntry, caller: Principal, policy: Policy) -> Released:
 
 
 def _is_prompted(own: OwnModel) -> bool:
-    """Tell whether a model was measured under a system prompt, which other servers do not add."""
+    """Return True if a model's defense needs a system prompt, which unattested servers do not add."""
     kind = defenses()[own.job.recipe["defense"]["type"]]
     return kind.serving_prompt is not Defense.serving_prompt
 
 
 def _server(name: str, policy: Policy) -> Server | None:
-    """Return the server that the policy names for a model; the last one, if it names several."""
+    """Return the unattested server that the policy names for a model, the last if there are several, or None."""
     named = {each.model: Server(each.base_url, each.served_as) for each in policy.serving.unattested}
     return named.get(name)
 

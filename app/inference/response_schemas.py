@@ -1,4 +1,4 @@
-"""What may be asked of `/v1/responses`, in OpenAI's words."""
+"""Request bodies of `/v1/responses`, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.inference.schema_cost import ReplySchema
 from app.inference.schemas import choice
 from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 
-Included = Literal[  # OpenAI's list of what an answer may have beside its text
+Included = Literal[  # OpenAI's list of additional output
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -26,7 +26,7 @@ Included = Literal[  # OpenAI's list of what an answer may have beside its text
 
 
 class MessageItem(BaseModel):
-    """A turn, or one of an earlier answer's; further fields of such are left out."""
+    """A message of the conversation; further fields, as earlier responses have them, are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -40,7 +40,7 @@ class MessageItem(BaseModel):
 
 
 class CallItem(BaseModel):
-    """A call that an earlier answer has made."""
+    """A tool call of an earlier response."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -56,7 +56,7 @@ class CallItem(BaseModel):
 
 
 class OutputItem(BaseModel):
-    """What a tool has answered."""
+    """The result of a tool call."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -70,7 +70,7 @@ class OutputItem(BaseModel):
 
 
 def _kind(item: object) -> str:
-    """Return what an item says that it is; a message unless it says so."""
+    """Return an item's `type`; default to `message`."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return kind if isinstance(kind, str) else "message"
 
@@ -84,7 +84,7 @@ Item = Annotated[
 
 
 class ResponseTool(BaseModel):
-    """A function that the model may call; tools of OpenAI's own are not here."""
+    """A function that the model may call; OpenAI's built-in tools are not supported."""
 
     type: Literal["function"]
     name: Name
@@ -94,7 +94,7 @@ class ResponseTool(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """What form the text has; a schema's fields stand beside its type here."""
+    """The format of the text; unlike in chat completions, a schema's fields are beside `type`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
@@ -109,18 +109,18 @@ class TextFormat(BaseModel):
         return self
 
     def reply_schema(self) -> Schema | None:
-        """Return the schema that the text is held to; None for any text."""
+        """Return the JSON schema that the text is constrained to; None for any text."""
         return {"type": "object"} if self.type == "json_object" else self.schema_
 
 
 class TextSettings(BaseModel):
-    """Settings of the text."""
+    """Settings of the output text."""
 
     format: TextFormat | None = None
 
 
 class ResponseCreate(LenientBody):
-    """A conversation to be continued. No answer can be gone on from by its id."""
+    """A conversation to continue. Responses are not kept, so `previous_response_id` is refused."""
 
     model: Name
     input: Text | Annotated[list[Item], Field(min_length=1, max_length=10_000)]
@@ -149,7 +149,7 @@ class ResponseCreate(LenientBody):
     @field_validator("include")
     @classmethod
     def _includes_what_is_there(cls, value: list[str] | None) -> list[str] | None:
-        """Ignore what belongs to reasoning and tools that no answer here has; refuse what an answer could have."""
+        """Ignore output of reasoning and built-in tools, which no response here has; refuse logprobs."""
         if value and "message.output_text.logprobs" in value:
             raise Refusal("unsupported_parameter", "logprobs are given by chat completions alone.", "include")
         return value

@@ -1,4 +1,4 @@
-"""OpenAI's response object, whole and as a stream of events."""
+"""Build OpenAI's response object from a reply, whole or as a stream of events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Event = dict[str, object]
 
 
 class OutputText(BaseModel):
-    """A part of what the model says."""
+    """A text part of the model's message."""
 
     type: Literal["output_text"] = "output_text"
     text: str
@@ -27,7 +27,7 @@ class OutputText(BaseModel):
 
 
 class OutputMessage(BaseModel):
-    """What the model says."""
+    """The model's message."""
 
     type: Literal["message"] = "message"
     id: str
@@ -37,7 +37,7 @@ class OutputMessage(BaseModel):
 
 
 class OutputCall(BaseModel):
-    """A call that the model makes."""
+    """A tool call of the model."""
 
     type: Literal["function_call"] = "function_call"
     id: str
@@ -48,20 +48,20 @@ class OutputCall(BaseModel):
 
 
 class CachedTokens(BaseModel):
-    """Nothing is kept between requests."""
+    """Cached tokens: always 0, as nothing is cached between requests."""
 
     cached_tokens: Literal[0] = 0
     cache_write_tokens: Literal[0] = 0
 
 
 class ReasoningTokens(BaseModel):
-    """Thinking is off, as in training and audit."""
+    """Reasoning tokens: always 0, as thinking is off like in training and audit."""
 
     reasoning_tokens: Literal[0] = 0
 
 
 class ResponseUsage(BaseModel):
-    """What a request took, in tokens."""
+    """A request's tokens: of its input, of its output, and in total."""
 
     input_tokens: int
     input_tokens_details: CachedTokens = CachedTokens()
@@ -71,13 +71,13 @@ class ResponseUsage(BaseModel):
 
 
 class Incomplete(BaseModel):
-    """Why an answer has no end of its own."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens", "content_filter"] = "max_output_tokens"
 
 
 class ResponseOut(BaseModel):
-    """The answer to a conversation."""
+    """The response to a conversation."""
 
     id: str
     object: Literal["response"] = "response"
@@ -103,7 +103,7 @@ class ResponseOut(BaseModel):
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer while it comes."""
+    """A response while its pieces arrive."""
 
     reply: Reply
     ask: ResponseCreate
@@ -117,7 +117,7 @@ class _Answer:
 
     @property
     def status(self) -> Status:
-        """How the answer stands; one that was cut is incomplete, and so is its message."""
+        """The status of the response and its message; `incomplete` if it was cut by length or by the guard."""
         if self.finish is None:
             return "in_progress"
         return "incomplete" if self.finish in ("length", "content_filter") else "completed"
@@ -156,7 +156,7 @@ class _Answer:
         return f"{kind}_{self.reply.call.id.removeprefix('call_')}"
 
     async def deltas(self) -> AsyncIterator[str]:
-        """Yield what is to be shown as it comes."""
+        """Yield the text to show as it arrives, without tool calls."""
         async for said in self.reply.pieces():
             shown = self.sieve.add(said["text"])
             if said["finish"]:
@@ -168,7 +168,7 @@ class _Answer:
 
 
 async def whole(reply: Reply, ask: ResponseCreate) -> ResponseOut:
-    """Return the response once it has ended, if the model is released still."""
+    """Wait for the response's end and return it; raise `NotFound` if the model is no longer released by then."""
     answer = _Answer(reply, ask)
     async for _ in answer.deltas():
         pass
@@ -177,7 +177,7 @@ async def whole(reply: Reply, ask: ResponseCreate) -> ResponseOut:
 
 
 async def events(reply: Reply, ask: ResponseCreate) -> AsyncIterator[Event]:
-    """Yield the events of a stream; each has its `type`, and its number is added by who writes them."""
+    """Yield the events of a stream, each with its `type`; the route adds sequence numbers."""
     answer = _Answer(reply, ask)
     begun = answer.to_response().model_dump()
     yield {"type": "response.created", "response": begun}

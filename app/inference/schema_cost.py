@@ -1,7 +1,7 @@
-"""Schemas whose shape alone says that an engine cannot hold a reply to them at a bounded cost.
+"""Refuse JSON schemas that are too costly to compile, by their shape alone.
 
-An engine intersects all patterns that hold for one string, and writes out bounded repeats; both grow with the product
-of what is in them. What passes here is compiled within limits all the same (`worker/engine/grammar_process.py`).
+An engine intersects all patterns that apply to one string, and expands bounded repeats; the cost of both grows with the
+product of their sizes. A schema that passes is still compiled under limits (`worker/engine/grammar_process.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from app.inference.json_depth import Schema, parts, resolve
 
 _CHARACTERS = 256 << 10  # of a schema as JSON
 _PATTERNS = 64  # in a whole schema
-_PATTERNS_TOGETHER = 2  # that hold for one string at once
-_REPEATS = 10_000  # as a product of bounds in one pattern
+_PATTERNS_TOGETHER = 2  # that apply to one string at the same time
+_REPEATS = 10_000  # the product of the bounds in one pattern
 _PATTERN_CHARACTERS = 1000
 _BOUNDS = re.compile(r"(?<!\\)\{(\d{1,9})(?:,(\d{0,9}))?\}")
 _LISTS = ("allOf", "anyOf", "oneOf")
@@ -27,7 +27,7 @@ _INNER = ("not", "if", "then", "else")
 
 
 def refuse_costly(schema: dict[str, object]) -> dict[str, object]:
-    """Return a schema; raise `Refusal` where its shape is too costly to compile."""
+    """Return the schema unchanged; raise `Refusal` if its size, patterns or repeats make it too costly to compile."""
     if len(json.dumps(schema)) > _CHARACTERS:
         _refuse(f"it has more than {_CHARACTERS >> 10} KiB; give shorter lists of values")
     patterns = list(_patterns(schema))
@@ -51,7 +51,7 @@ def _refuse(why: str) -> None:
 
 
 def _patterns(value: object) -> Iterator[str]:
-    """Yield every pattern in a schema, the names of `patternProperties` included."""
+    """Yield every regular expression in a schema, including the keys of `patternProperties`."""
     for part in parts(value):
         if isinstance(pattern := part.get("pattern"), str):
             yield pattern
@@ -60,7 +60,7 @@ def _patterns(value: object) -> Iterator[str]:
 
 
 def _repeats(pattern: str) -> int:
-    """Return the product of all bounds of repeats in a pattern: what it writes out at most, if they are nested."""
+    """Return the product of all repeat bounds in a pattern, an upper bound on its expansion if they are nested."""
     product = 1
     for least, most in _BOUNDS.findall(pattern):
         product *= max(1, int(least), int(most or 0))
@@ -70,7 +70,7 @@ def _repeats(pattern: str) -> int:
 
 
 def _together(schema: dict[str, object]) -> int:
-    """Return how many patterns hold for one string at most, where references are followed as deep as they lead."""
+    """Return the largest number of patterns that apply to one string, following all references."""
     counted = _Counted(schema, has_patterns=any(_patterns(schema)))
     try:
         return max((counted.patterns(part) for part in parts(schema)), default=0)
@@ -80,17 +80,21 @@ def _together(schema: dict[str, object]) -> int:
 
 
 class _Counted:
-    """Counts the patterns that a part of a schema puts on one value; a reference counts as what it leads to."""
+    """Counts the patterns that a part of a schema applies to one value, with its references resolved.
+
+    A reference that cannot be resolved counts as one pattern if the schema has any.
+    """
 
     def __init__(self, schema: dict[str, object], has_patterns: bool) -> None:
         self._schema, self._unknown = schema, int(has_patterns)
         self._known = dict[int, int]()
 
     def patterns(self, part: dict[str, object]) -> int:
-        """Return the patterns of a part, with those beside and under it that hold at the same time."""
+        """Return how many patterns a part applies to one value, including its references and combined schemas."""
+        # A loop instead of recursion along `$ref`, so that a long chain of references does not exhaust the stack.
         chain, further, at = list[dict[str, object]](), 0, part
         while id(at) not in self._known:
-            self._known[id(at)] = 0  # a circle adds nothing to itself
+            self._known[id(at)] = 0  # a reference back into the chain adds nothing
             chain.append(at)
             target = at.get("$ref")
             if not isinstance(target, str):
@@ -108,7 +112,7 @@ class _Counted:
         return further
 
     def _inner_cost(self, part: dict[str, object]) -> int:
-        """Return the same without the reference of the part."""
+        """Return the same for a part without its own `$ref`: sums over `allOf`, the maximum over alternatives."""
         total = int(isinstance(part.get("pattern"), str)) + int(isinstance(part.get("format"), str))
         for name in _LISTS:
             choices = part.get(name)

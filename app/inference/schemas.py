@@ -1,4 +1,4 @@
-"""What may be asked of a model, in OpenAI's words. A field that would be ignored though it matters is refused."""
+"""Request bodies of chat and text completions, in OpenAI's format; unsupported fields that matter are refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Tool(BaseModel):
 
 
 class StreamOptions(Body):
-    """How a stream is written."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class JsonSchema(BaseModel):
-    """A JSON schema by name; it is held to whether `strict` is set or not."""
+    """A named JSON schema; replies always follow it, even if `strict` is false."""
 
     name: Name | None = None
     description: Text | None = None
@@ -48,7 +48,7 @@ class JsonSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What form a reply has."""
+    """The format of a reply."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
@@ -60,28 +60,28 @@ class ResponseFormat(BaseModel):
         return self
 
     def reply_schema(self) -> Schema | None:
-        """Return the schema that the reply is held to; None for text."""
+        """Return the JSON schema that the reply is constrained to; None for text."""
         if self.json_schema is not None:
             return self.json_schema.schema_
         return {"type": "object"} if self.type == "json_object" else None
 
 
 class Choice(TypedDict):
-    """How an engine chooses tokens."""
+    """Temperature and `top_p` of an engine's request."""
 
     temperature: float
     top_p: float
 
 
 def choice(temperature: float | None, top_p: float | None) -> Choice:
-    """Return temperature and `top_p` for the engine; a `top_p` of 0 allows the likeliest token alone: temperature 0."""
+    """Return temperature and `top_p` for an engine, 1 by default; a `top_p` of 0 becomes temperature 0, greedy."""
     if top_p == 0:
         return {"temperature": 0.0, "top_p": 1.0}
     return {"temperature": 1.0 if temperature is None else temperature, "top_p": 1.0 if top_p is None else top_p}
 
 
 class Sampling(LenientBody):
-    """How tokens are chosen, and where a reply ends: what all endpoints have."""
+    """The fields that chat and text completions share: sampling, stops and stream options."""
 
     model: Name
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -112,7 +112,7 @@ class Sampling(LenientBody):
         return self
 
     def engine_ask(self) -> Ask:
-        """Return what an engine is told, without the fields that only one endpoint has."""
+        """Return the engine's request with the shared fields set; the endpoint adds its own."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return {
             "adapter": None,
@@ -133,12 +133,12 @@ class Sampling(LenientBody):
 
     @property
     def includes_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
+        """Return True if a stream ends with its usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
 class ChatCreate(Sampling):
-    """A conversation to be continued."""
+    """A conversation to continue."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=10_000)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -180,7 +180,7 @@ class ChatCreate(Sampling):
 
 
 class CompletionCreate(Sampling):
-    """A text to be continued, without a chat template."""
+    """A text to continue, without a chat template."""
 
     prompt: Text | Annotated[list[Text], Field(min_length=1, max_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = 16
@@ -198,7 +198,7 @@ class CompletionCreate(Sampling):
 
     @model_validator(mode="after")
     def _weighs_no_prompt(self) -> Self:
-        """Refuse what would have the prompt's own logprobs: an answer without them would be read as certainty."""
+        """Refuse `echo` with `logprobs`: logprobs of prompt tokens are not computed, and zeros look like certainty."""
         if self.echo and self.logprobs is not None:
             raise Refusal("unsupported_parameter", "logprobs are of new tokens alone, so not beside echo.", "echo")
         return self
@@ -212,7 +212,7 @@ class CompletionCreate(Sampling):
 
 
 class Moderation(BaseModel):
-    """Texts to be looked at by the provider's moderation endpoint; `model` is its own where it is left out."""
+    """Texts for the provider's moderation endpoint; without `model` it uses its own."""
 
     model: Name | None = None
     input: Text | Annotated[list[Text | Loose], Field(max_length=1000)]

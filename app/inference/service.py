@@ -1,4 +1,4 @@
-"""A request for replies from its admission to its end: an engine writes, and a row says what it took."""
+"""Serve one inference request from admission to its end: check, row, engine, guard, token counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,18 @@ CANCELLED = "client_gone"
 
 
 class Reply:
-    """Replies to one request, piece by piece. Close it whatever happens: that is when its row is completed."""
+    """The replies to one request, piece by piece.
+
+    Always `close` it, because that completes the request's row, and then call `note_end`:
+
+        reply = await serving.open(caller, "ft:...", ask, "completions")
+        try:
+            async for said in reply.pieces():
+                ...
+        finally:
+            await reply.close()
+            reply.note_end()
+    """
 
     def __init__(self, serving: Serving, caller: Principal, call: Admitted, stored: asyncio.Task[None]) -> None:
         self._serving, self._caller, self.call, self._stored = serving, caller, call, stored
@@ -45,25 +56,28 @@ class Reply:
         self.outcome = Outcome(CANCELLED)
         self._stream: Stream | None = None
         self._entry = serving.leases.open(call.id)
-        self._shown: dict[int, int] = {}  # tokens that were handed on, by the index of the reply
-        self._written: dict[int, int] = {}  # tokens, by the index of the reply
+        self._shown: dict[int, int] = {}  # reply index -> tokens that `pieces` has yielded
+        self._written: dict[int, int] = {}  # reply index -> tokens that the engine has written
         self._is_closed = False
         self._ask: Ask | None = None
         self._guard = open_guard(call.guard, serving.settings, serving.clients)
 
     @property
     def is_attested(self) -> bool:
-        """Whether the engine has proved which weights it answers with."""
+        """Return True if the engine has proved which weights it answers with."""
         return self.call.model.server is None
 
     @property
     def fingerprint(self) -> str | None:
-        """The digest of the archive that answers; None for a base model."""
+        """The digest of the model's archive; None for a base model."""
         archive = self.call.model.archive
         return f"sha256:{archive.sha256}" if archive else None
 
     async def begin(self, ask: Ask) -> None:
-        """Have an engine read the prompt, unless the guard refuses it; nothing is shown before the row is stored."""
+        """Check the request with the guard and start it on an engine.
+
+        Returns only after the row is committed and the model is still released, so that nothing is shown before.
+        """
         self._ask = ask
         if self._guard:
             await self._guard.check_input(ask)
@@ -81,7 +95,10 @@ class Reply:
             await to_thread.run_sync(self._serving.note_load, self._caller, self.call, proof)
 
     async def pieces(self) -> AsyncIterator[Said]:
-        """Yield the pieces; raise the error that ends them early. Behind a guard they come when all have ended."""
+        """Yield the pieces of the replies; raise the error that ends them early.
+
+        If a guard checks output, pieces are held back until all replies have ended and were checked.
+        """
         self.outcome.texts = [""] * (self._ask["n"] if self._ask else 1)
         async for said in self._guard_events():
             if self.call.store_days is not None:
@@ -120,35 +137,35 @@ class Reply:
             yield said
 
     async def check(self) -> None:
-        """Raise unless the model is released to the caller at this moment."""
+        """Raise an error if the model is no longer released to the caller."""
         await to_thread.run_sync(self._serving.check, self._caller, self.call)
 
     @property
     def shown_tokens(self) -> int:
-        """The tokens of all pieces that were yielded so far."""
+        """The number of tokens in all pieces that were yielded so far."""
         return sum(self._shown.values())
 
     def note_sent(self, tokens: int) -> None:
-        """Note how many tokens of the replies have left this process."""
+        """Record how many tokens of the replies were sent to the client."""
         self._entry.note_sent(tokens)
 
     def note_end(self) -> None:
-        """Note that the client has the answer, or never gets it: from now on the row alone says what is billed."""
+        """Close the ledger entry: nothing more is sent, so from now on only the row decides what is billed."""
         self._entry.close()
 
     def fail(self, error: AppError) -> None:
-        """Record the error that the client gets."""
+        """Record the error that the client gets as the request's status."""
         self.outcome.status = error.code or error.type
 
     async def close(self) -> None:
-        """Stop the engine's work on it and store what it came to, if it has a row; once is enough.
+        """Stop the engine's work and complete the row, if there is one; further calls do nothing.
 
-        Call `note_end` once nothing more is sent.
+        Call `note_end` after it, once nothing more is sent.
         """
         if self._is_closed:
             return
         self._is_closed = True
-        with CancelScope(shield=True):
+        with CancelScope(shield=True):  # a client that disconnects must not keep the row from being completed
             self._stack.close()
             if self._stream is not None:
                 self._stream.cancel()
@@ -161,12 +178,12 @@ class Reply:
         try:
             await to_thread.run_sync(self._serving.finish, self._caller, self.call, self._ask, self.outcome)
         except SQLAlchemyError:
-            self._entry.ended_as = self.outcome.status  # the next heartbeat that gets through completes the row
+            self._entry.ended_as = self.outcome.status  # the next successful heartbeat completes the row
             raise
 
 
 class Serving:
-    """The models that this process answers with."""
+    """The inference service of one API process: engines, HTTP clients, leases and the release watch."""
 
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, limits: RateLimits) -> None:
         self.settings, self._engine, self._limits = settings, engine, limits
@@ -177,16 +194,19 @@ class Serving:
 
     @property
     def unattested_engines(self) -> Engines:
-        """What speaks to servers that prove nothing; made when a policy names the first one."""
+        """The client of unattested servers, created when a policy names the first one."""
         if self._unattested is None:
-            from app.inference.unattested import Unattested  # imports the client of OpenAI, which others do not need
+            from app.inference.unattested import Unattested  # imports openai, which embedded engines do not need
 
             self._unattested = Unattested(self.settings, self.clients)
         return self._unattested
 
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
-        """Return the replies to a request, whose prompt was read; raise what keeps it from being answered."""
-        with CancelScope(shield=True):  # a row that was made is completed
+        """Admit a request, start it on an engine, and return its reply; raise an `AppError` if it cannot be answered.
+
+        `name` is the model's name, and `endpoint` the kind of request, as `completions`, for the row and for errors.
+        """
+        with CancelScope(shield=True):  # once a row is inserted, a `Reply` has to exist that completes it
             call, stored = await self._admit(caller, name, ask, endpoint)
         reply = Reply(self, caller, call, stored)
         try:
@@ -202,29 +222,29 @@ class Serving:
         return reply
 
     def shrink_reservation(self, call: Admitted, prompt_tokens: int, n: int) -> None:
-        """Reserve no more than the positions that the prompt has left."""
+        """Lower the request's reservation to the tokens that fit after its prompt."""
         with db.transaction(self._engine) as session:
             calls.shrink_reservation(session, call, prompt_tokens, n)
 
     def note_load(self, caller: Principal, call: Admitted, proof: Proof) -> None:
-        """Store that an adapter was loaded and proved."""
+        """Record in the audit log that an adapter was loaded and proved."""
         with db.transaction(self._engine, _caller_scope(caller)) as session:
             calls.note_load(session, call.model, proof)
 
     def check(self, caller: Principal, call: Admitted) -> None:
-        """Raise unless the model is released to the caller at this moment."""
+        """Raise an error if the model is no longer released to the caller."""
         with db.read(self._engine) as session:
             check_again(session, caller, call.model, self.settings)
 
     def finish(self, caller: Principal, call: Admitted, ask: Ask | None, outcome: Outcome) -> None:
-        """Store how a request ended, and count its tokens."""
+        """Store how a request ended, and count its tokens against the project's rate."""
         with db.transaction(self._engine) as session:
             calls.finish(session, call, ask, outcome)
             tokens = outcome.prompt_tokens + outcome.reply_tokens
             calls.spend(session, caller.project_id, self._limits, tokens)
 
     async def close(self) -> None:
-        """End the engines, and the connections to servers."""
+        """End the engines and close the connections to servers."""
         self.watch.close()
         self.leases.close()
         self.engines.close()
@@ -233,7 +253,7 @@ class Serving:
     async def _admit(
         self, caller: Principal, name: str, ask: Ask, endpoint: str
     ) -> tuple[Admitted, asyncio.Task[None]]:
-        """Return what may be answered, and a task that commits its row while the engine reads the prompt."""
+        """Return the admitted request, and a task that commits its row while the engine already reads the prompt."""
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[Admitted] = loop.create_future()
 
@@ -247,7 +267,7 @@ class Serving:
         either: list[asyncio.Future[Any]] = [decided, stored]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not decided.done():
-            stored.result()  # raises what keeps it from being answered
+            stored.result()  # raises the error that refused the request
         return decided.result(), stored
 
 

@@ -1,4 +1,4 @@
-"""Prompts and replies where the policy in force has them kept: written with the row of their request, and erased."""
+"""Store, list and erase the texts of requests, for providers whose policy keeps them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.inference.released import Released
 
 
 class StoredTurn(BaseModel):
-    """A turn as the model has read it: what was taken once is shown, whatever is taken today."""
+    """A turn as the model read it, shown unchanged even if today's request rules differ."""
 
     role: str
     content: str | None = None
@@ -30,7 +30,7 @@ class StoredTurn(BaseModel):
 
 
 class StoredReplyOut(BaseModel):
-    """A request with its texts; `prompt` has the messages, or the text that was gone on with."""
+    """A stored request with its replies; `prompt` is a list of messages, or the text that was continued."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -68,15 +68,19 @@ def keep(session: Session, call: InferenceCall, model: Released, ask: Ask, repli
     stored = StoredReply(id=call.id, project_id=call.project_id, model=call.model, replies=replies)
     stored.prompt = ask["prompt"] if ask["messages"] is None else ask["messages"]
     stored.job_id = model.archive.job_id if model.archive else None
-    stored.created_at = call.created_at  # the call stays: where the texts stood is known when they are erased
+    stored.created_at = call.created_at  # the call's row outlives the texts, so pagination works after an erasure
     stored.expires_at = db.clock(session) + timedelta(days=days)
     session.add(stored)
 
 
 def list_replies(session: Session, project_id: str, after: str | None, limit: int) -> Page[StoredReply]:
-    """Return a page of what is stored of a project and has not expired; who read it goes into the audit log."""
+    """Return a page of a project's stored requests that have not expired, newest first.
+
+    The read is recorded in the audit log. Raises `NotFound` for an unknown project.
+    """
     _check(session, project_id)
     own = (StoredReply.project_id == project_id) & (StoredReply.expires_at > db.timestamp())
+    # `after` may name a text that has expired or was erased since: take its position from either row.
     expired = select(StoredReply.created_at).where(StoredReply.project_id == project_id, StoredReply.id == after)
     erased = select(InferenceCall.created_at).where(InferenceCall.project_id == project_id, InferenceCall.id == after)
     left = (expired, erased)
@@ -86,7 +90,7 @@ def list_replies(session: Session, project_id: str, after: str | None, limit: in
 
 
 def erase(session: Session, project_id: str) -> int:
-    """Erase all that is stored of a project; return how many requests that were."""
+    """Erase all stored texts of a project and return how many requests they belonged to; record it in the audit log."""
     _check(session, project_id)
     own = StoredReply.project_id == project_id
     count = session.scalar(select(func.count()).select_from(StoredReply).where(own)) or 0

@@ -1,4 +1,4 @@
-"""Calls of tools in what a model writes, in the forms that chat templates teach."""
+"""Parse tool calls from a model's text, in the formats that chat templates teach."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS = (_OPEN, *_LISTS)
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call; `arguments` is JSON."""
+    """A tool call; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -23,13 +23,16 @@ class ToolCall:
 
 
 class Sieve:
-    """Takes a reply as it comes and lets through what is certainly no call; `names` are the tools on offer."""
+    """Splits a streamed reply into text and tool calls; `names` are the tools that the request offers.
+
+    Text that may be part of a call is held back until the reply ends.
+    """
 
     def __init__(self, names: Collection[str]) -> None:
         self._names, self._text, self._shown = names, "", 0
 
     def add(self, text: str) -> str:
-        """Return what may be shown of the reply now."""
+        """Add text and return the part that can be shown now."""
         self._text += text
         if not self._names:
             upto = len(self._text)
@@ -41,7 +44,7 @@ class Sieve:
         return shown
 
     def end(self) -> tuple[str, list[ToolCall]]:
-        """Return the rest to show, and the calls; where one cannot be read, all of it is text."""
+        """Return the remaining text and the calls; if any call cannot be parsed, everything is text."""
         calls = self._calls()
         if calls is None:
             return self._text[self._shown :], []
@@ -49,7 +52,7 @@ class Sieve:
         return self._text[self._shown : before], calls
 
     def _before_mark(self) -> int:
-        """Return where the end of the text may begin a mark."""
+        """Return the position where the end of the text may be the beginning of a mark, else the text's length."""
         held = max((n for mark in _MARKS for n in range(1, len(mark)) if self._text.endswith(mark[:n])), default=0)
         return len(self._text) - held
 
@@ -68,7 +71,7 @@ class Sieve:
 
 
 def _read(body: str) -> list[ToolCall] | None:
-    """Read one object, or a list of them, with `name` and `arguments` (of Llama: `parameters`)."""
+    """Parse one object or a list of objects with `name` and `arguments` (Llama: `parameters`); None if invalid."""
     try:
         value = json.loads(body.strip())
     except (ValueError, RecursionError):

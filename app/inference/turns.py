@@ -1,4 +1,4 @@
-"""The turns of a conversation as clients write them, and as chat templates read them."""
+"""Messages of chat requests, and their conversion to the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ Arguments = Annotated[Text, AfterValidator(_json)]
 
 
 class TextPart(BaseModel):
-    """A part of a message; images, sound and files are not read here."""
+    """A text part of a message; images, audio and files are not supported."""
 
     type: Literal["text", "input_text", "output_text"]
     text: Text
 
 
 class CalledFunction(BaseModel):
-    """The function that an earlier turn called, and its arguments as JSON text."""
+    """The function that an earlier turn called, with its arguments as JSON text."""
 
     name: Name
     arguments: Arguments
 
 
 class Call(BaseModel):
-    """A call that an earlier turn has made."""
+    """A tool call of an earlier turn."""
 
     id: Annotated[str, Field(max_length=256)]
     type: Literal["function"] = "function"
@@ -48,7 +48,7 @@ class Call(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """One turn. Further fields of earlier answers (`refusal`, `annotations`) are left out of what the model reads."""
+    """One turn; fields that earlier answers also have (`refusal`, `annotations`) are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -57,17 +57,17 @@ class ChatMessage(BaseModel):
     name: Name | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     tool_calls: list[Call] | None = None
-    function_call: CalledFunction | None = None  # the one call of a turn, before there were `tool_calls`
+    function_call: CalledFunction | None = None  # OpenAI's older form of `tool_calls`, with one call
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        """Refuse a turn that would be read as an empty one, as where the name of the field is mistyped."""
+        """Refuse a turn without content: a mistyped field name must not become an empty turn."""
         if self.content is None and self.role != "assistant":
             raise Refusal("missing_field", f"a turn of the role {self.role!r} needs content.", "content")
         return self
 
     def as_read(self) -> Message:
-        """Return the turn as chat templates know it."""
+        """Return the turn as chat templates take it, with its text parts joined."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
         message: Message = {"role": self.role, "content": content}
         if self.name is not None:

@@ -1,7 +1,7 @@
-"""Servers of OpenAI's form that a policy names for single models: nobody can prove which weights they answer with.
+"""Unattested servers: OpenAI-compatible servers, named by the policy, that cannot prove which weights they use.
 
-They render prompts themselves and say nothing of what they have loaded, so a policy has to name each model that they
-may answer for, and each reply says that it is not attested. Whether the model is released is asked as always.
+They render prompts themselves and do not report what they have loaded. So the policy has to name each model that they
+may answer for, and each reply is marked as not attested. The model's release is checked as always.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 
 class Unattested:
-    """All such servers; each request names its own."""
+    """Implements `Engines` for all unattested servers; each model names its own server."""
 
     def __init__(self, settings: Settings, clients: Clients) -> None:
         self._settings, self._clients, self._numbers = settings, clients, count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream; how many tokens the prompt has is told at its end."""
+        """Start the request and return its stream; the prompt's token count is 0 here, and comes with the end."""
         if model.server is None:
             raise Unavailable("No server is named for this model.", code="no_engine")
         stream = Stream(next(self._numbers), self._cancel)
@@ -41,14 +41,14 @@ class Unattested:
         return stream, 0, None
 
     async def unload_withdrawn(self) -> None:
-        """Nothing outlives its release here."""
+        """Do nothing: these servers hold no adapters for us."""
 
     def pids(self) -> list[int]:
-        """Return nothing: the servers are not ours."""
+        """Return an empty list: no local process runs."""
         return []
 
     def close(self) -> None:
-        """Nothing runs for it here."""
+        """Do nothing: no local process runs."""
 
     async def _write(self, stream: Stream, server: Server, ask: Ask) -> None:
         secret = self._settings.policy_key("unattested", server.url) or NO_KEY
@@ -64,7 +64,7 @@ class Unattested:
             stream.put(_translate_error(error))
         except (APIConnectionError, APIError):
             stream.put(_away())
-        except Exception:  # it may answer anything; who waits for the stream is told in any case
+        except Exception:  # the server may answer anything, and the stream has to end in any case
             log.exception("a server that is not attested answers in no form that is known")
             stream.put(_away())
         finally:
@@ -77,7 +77,7 @@ class Unattested:
 
 
 class _Written:
-    """Passes chunks on in the engines' own words; calls of tools come as text, in the form that is read from models."""
+    """Converts a server's chunks to engine messages; tool calls become text, in the form that `tool_calls` parses."""
 
     def __init__(self, stream: Stream, replies: int) -> None:
         self._stream = stream
@@ -122,7 +122,7 @@ class _Written:
 
 
 def _server_request(name: str, ask: Ask) -> dict[str, object]:
-    """Return the request in OpenAI's words."""
+    """Return the request in OpenAI's format."""
     asked: dict[str, object] = {
         "model": name,
         "stream": True,
@@ -151,7 +151,7 @@ def _server_request(name: str, ask: Ask) -> dict[str, object]:
 
 
 def _tokens(choice: Any) -> list[Token]:
-    """Return the tokens of a chunk in the engines' own form."""
+    """Return the tokens of a chunk in the engines' format."""
     told = choice.logprobs
     if told is None:
         return []
@@ -166,7 +166,7 @@ def _away() -> Unavailable:
 
 
 def _translate_error(error: APIStatusError) -> AppError:
-    """Return our error for one of the server's."""
+    """Return the API error for a server's error status."""
     if error.status_code == 429:
         return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
     if error.status_code in (400, 422):

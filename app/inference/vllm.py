@@ -1,8 +1,8 @@
-"""A vLLM server of the provider's as the engine: it gets tokens, loads adapters by name, and each load is proved.
+"""Serve from the provider's vLLM server: send it token ids, load adapters by name, and prove each load.
 
-Prompts are rendered here, with the model's own chat template and control tokens in texts as text, as in training and
-audit; the server sees token ids. What it answers is compared with what an engine of our own answers, which loads the
-same signed bytes on this machine: when an adapter is loaded, after each further load, and now and then while it serves.
+Prompts are rendered here with the model's own chat template, as in training and audit; control tokens inside texts stay
+text. The server's answers to probes are compared with those of an embedded engine, which loads the same signed bytes on
+this machine: when an adapter is loaded, after each further load, and regularly while it serves.
 """
 
 from __future__ import annotations
@@ -41,19 +41,22 @@ from app.storage import Storage
 
 log = logging.getLogger(__name__)
 
-_SCHEMAS = 256  # that are remembered
-_TRIES = 3  # to find an adapter in the server that others push out at the same time
-_ASK_AGAIN_S = 60.0  # what the server is: it may have been started anew, with other limits
+_SCHEMAS = 256  # accepted schemas that are remembered
+_TRIES = 3  # to load an adapter that other requests evict at the same time
+_ASK_AGAIN_S = 60.0  # then ask for version and models again: the server may have restarted with other limits
 
 
 class Vllm:
-    """The server of `SPARD_SERVING_URL`; base models are there under their aliases."""
+    """Implements `Engines` with the server of `SPARD_SERVING_URL`, which serves base models under their aliases.
+
+    `prover` is the embedded engine that the server's answers are compared with.
+    """
 
     def __init__(self, settings: Settings, storage: Storage, prover: Embedded, clients: Clients, begin: Begin) -> None:
         self._settings, self._prover, self._clients, self._begin = settings, prover, clients, begin
         self._gate = Gate(settings.serving_adapters_dir)
         self.adapters = Adapters(settings, storage, prover, self._gate, begin)
-        self._schemas: OrderedDict[str, None] = OrderedDict()  # that replies can be held to
+        self._schemas: OrderedDict[str, None] = OrderedDict()  # schemas that the prover has accepted
         self._numbers = count(1)
         self._running: dict[int, asyncio.Task[None]] = {}
         self._streams: dict[int, tuple[str, Stream]] = {}
@@ -62,7 +65,7 @@ class Vllm:
         self._canary: asyncio.Task[None] | None = None
 
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
-        """Return the replies' stream and the number of the prompt's tokens; with a proof if the adapter was loaded."""
+        """Return the replies' stream, the prompt's number of tokens, and a proof if the adapter was loaded for this."""
         require_whole(model)
         tokenizer = await to_thread.run_sync(base_tokenizer, model)
         async with self._client() as client:
@@ -80,7 +83,7 @@ class Vllm:
                 await self._gate.enter()
                 if self.adapters.residents.get(resident.name) is resident:
                     break
-                self._gate.leave()  # it lost its place while this waited for its turn
+                self._gate.leave()  # the adapter was evicted while this request waited for the gate
             else:
                 raise busy("Too many adapters are asked for at the moment.")
         stream = Stream(next(self._numbers), self._cancel)
@@ -93,25 +96,28 @@ class Vllm:
         return stream, len(ids), proof
 
     def pids(self) -> list[int]:
-        """Return nothing: the server is the provider's."""
+        """Return an empty list: the server is not a local process."""
         return []
 
     def close(self) -> None:
-        """End the engine that proves what the server has loaded, and the looks at it."""
+        """End the prover and the regular checks."""
         if self._canary is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self._canary.cancel()
         self._prover.close()
 
     async def unload_withdrawn(self) -> None:
-        """Have the server forget the adapters that were withdrawn, and remove their unpacked files."""
+        """Make the server unload the adapters of withdrawn models, and remove their files."""
         for digest in await to_thread.run_sync(withdrawn_digests, self._begin, str(self._settings.serving_url)):
             async with self._client() as client:
                 await self.adapters.unload(client, digest)
             await to_thread.run_sync(drop, self._begin, str(self._settings.serving_url), digest)
 
     async def _check_schema(self, model: Released, ask: Ask) -> None:
-        """Refuse a schema that our own engine cannot hold a reply to: the server answers some of these unheld."""
+        """Refuse a schema that the embedded engine cannot constrain a reply to.
+
+        vLLM ignores some such schemas and answers without any constraint.
+        """
         if ask["json_schema"] is None:
             return
         key = json.dumps([model.base, ask["json_schema"]])
@@ -133,13 +139,13 @@ class Vllm:
         self.adapters.reset()
 
     async def _write(self, stream: Stream, request: Request) -> None:
-        """Pass on what the server says; others may load adapters when it has ended."""
+        """Forward the server's chunks to the stream; an error ends the stream."""
         try:
             async with self._client() as client:
                 async for said in write(client, request):
                     stream.put(said)
         except APIStatusError as error:
-            if error.status_code == NotFoundError.status_code:  # it was started anew since, and has no adapters
+            if error.status_code == NotFoundError.status_code:  # the server has restarted and lost its adapters
                 self.adapters.forget(request.name)
                 self._forget_server()
             log.warning("the server answers %d: %s", error.status_code, error.message[:300])
@@ -151,13 +157,13 @@ class Vllm:
             stream.put(error)
 
     def _end(self, number: int) -> None:
-        """Let others load adapters, for one reply less; called however its task has ended."""
+        """Leave the gate, so that adapters can be loaded; called however a request's task ended."""
         self._gate.leave()
         self._running.pop(number, None)
         self._streams.pop(number, None)
 
     def _watch(self) -> None:
-        """Look now and then at what answers, as long as there is an event loop."""
+        """Start the regular checks of the server's adapters, if they do not run."""
         if self._canary is None or self._canary.done():
             self._canary = asyncio.create_task(self._look_again())
 
@@ -167,7 +173,7 @@ class Vllm:
             try:
                 async with self._client() as client, self._gate.share():
                     failed = await self.adapters.prove_again(client)
-            except Exception:  # nobody else looks
+            except Exception:  # this task is the only one that checks, so it must go on
                 log.exception("what the server answers with cannot be looked at")
                 continue
             for name, stream in list(self._streams.values()):

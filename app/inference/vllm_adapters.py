@@ -1,4 +1,4 @@
-"""The models that a vLLM server holds for us: loaded one drain at a time, proved, and proved again while they serve."""
+"""The models in a vLLM server: load adapters one after the other while it is idle, prove them, and prove them again."""
 
 from __future__ import annotations
 
@@ -41,19 +41,23 @@ from spard.digests import MANIFEST
 
 log = logging.getLogger(__name__)
 
-_AGAIN = 2  # probes of a model that was proved before
+_AGAIN = 2  # how many probes prove an adapter again
 
 
 @dataclass(eq=False)
 class Resident:
-    """A model in the server: what our own engine answers to the probes, and whether it was used since they were asked.
+    """A model in the server that was proved.
 
-    `own.adapter` is `own.base` for the base model itself.
+    rows     the probes, as token ids
+    own      our engine's answers to them; for a base model, `own.adapter` equals `own.base`
+    mode     the mode of thinking that the adapter was audited with
+    proof    the result of its first probe; None for a base model
+    is_used  True if it was used since its last probe
     """
 
     name: str
     base: str
-    rows: list[list[int]]  # the probes, in tokens
+    rows: list[list[int]]
     own: Answers
     mode: Mode | None = None
     proof: Proof | None = None
@@ -61,26 +65,29 @@ class Resident:
 
     @property
     def is_base(self) -> bool:
-        """Whether it is a base model without an adapter."""
+        """Return True for a base model without an adapter."""
         return self.name == self.base
 
 
 class Adapters:
-    """What one server holds, by names that follow from digests: nothing else ever has such a name."""
+    """The models of one server, by name; an adapter's name derives from its digest, so no name is used twice."""
 
     def __init__(self, settings: Settings, storage: Storage, own: Embedded, gate: Gate, begin: Begin) -> None:
         self._settings, self._storage, self._own, self._gate = settings, storage, own, gate
         self._begin = begin
         self.residents: dict[str, Resident] = {}
         self._loads: dict[str, asyncio.Task[Resident]] = {}
-        self._loader = asyncio.Lock()  # one load after the other
+        self._loader = asyncio.Lock()  # serializes loads
         self._max_rank: int | None = None
         self._is_rank_known = False
 
     async def provide(
         self, client: AsyncOpenAI, model: Released, project: str, tokenizer: LightTokenizer
     ) -> tuple[Resident, bool]:
-        """Return a model that the server holds and that was proved, and whether that was done for this request."""
+        """Return a model, loaded into the server and proved, and True if this call has loaded it.
+
+        Calls for the same model share one load. Raises `NotServed` or `NotServable` if it cannot be served.
+        """
         name = resident_name(model)
         if found := self.residents.get(name):
             return found, False
@@ -91,17 +98,17 @@ class Adapters:
         return await asyncio.shield(load), is_first
 
     def reset(self) -> None:
-        """Ask the server for its limits again: it may have been started anew."""
+        """Ask for the server's limits again at the next load: it may have restarted."""
         self._is_rank_known = False
 
     def forget(self, name: str) -> None:
-        """Have a model loaded and proved again at the next request."""
+        """Load and prove a model again at its next request."""
         self.residents.pop(name, None)
 
     async def prove_again(self, client: AsyncOpenAI) -> list[str]:
-        """Ask every model that was used since a few probes; forget those that fail, and return their names.
+        """Probe all models that were used since their last probe; forget the failed ones and return their names.
 
-        Where one fails, all others are asked too: whatever moved it may have moved them.
+        If one fails, all others are probed too, because the same cause may have changed them.
         """
         failed = await self._prove(client, [each for each in self.residents.values() if each.is_used])
         if failed:
@@ -109,7 +116,7 @@ class Adapters:
         return failed
 
     async def unload(self, client: AsyncOpenAI, digest: str) -> None:
-        """Have a server forget an adapter, and remove its unpacked files; `engine_lost` where it does not answer."""
+        """Unload an adapter from the server and remove its files; raise `engine_lost` if the server does not answer."""
         name = f"spard-{digest[:24]}"
         self.forget(name)
         await to_thread.run_sync(partial(remove_folder, self._settings.serving_adapters_dir, digest))
@@ -142,7 +149,7 @@ class Adapters:
         return resident
 
     async def _prove_new(self, client: AsyncOpenAI, resident: Resident, digest: str) -> None:
-        """Prove an adapter that was just loaded, and then the others again; the server answers nobody meanwhile."""
+        """Prove a new adapter, and then all other models again; no request is answered meanwhile."""
         distances = check_adapter(await self._ask(client, resident), resident.own, self._others(resident))
         resident.proof = {
             "tensor_digest": digest,
@@ -155,7 +162,7 @@ class Adapters:
             log.error("after a load the server answers with other weights than before: %s", ", ".join(failed))
 
     async def _take_back(self, client: AsyncOpenAI, resident: Resident) -> None:
-        """Unload an adapter that is not proved, and prove the others again: it may have moved them."""
+        """Unload an adapter that failed its proof, and prove all others again: its load may have changed them."""
         await _unload(client, resident.name)
         await self._prove(client, [each for each in self.residents.values() if each is not resident])
 
@@ -169,13 +176,13 @@ class Adapters:
         return resident
 
     def _note(self, model: Released, archive: Archive, project: str) -> None:
-        """Store that the server is about to hold an adapter, so that whoever withdraws it has it unloaded."""
+        """Store a row for an adapter before it is loaded, so that a withdrawal knows that it has to be unloaded."""
         facts = {"project_id": project, "job_id": archive.job_id, "model": model.name, "base": model.base}
         with self._begin() as session:
             served.note_adapter(session, server=str(self._settings.serving_url), sha256=archive.sha256, **facts)
 
     def _unpack(self, archive: Archive) -> tuple[Path, Mode | None]:
-        """Return the folder of an adapter that the server may read, and the mode of thinking it was measured in."""
+        """Unpack an adapter where the server can read it; return the folder and the mode of thinking of its audit."""
         root = self._settings.serving_adapters_dir
         if root is None:
             raise Unavailable("SPARD_SERVING_ADAPTERS_DIR names no folder that the server reads.", code="no_engine")
@@ -188,7 +195,7 @@ class Adapters:
         return folder, (manifest.get("rendering") or {}).get("asked")
 
     async def _place(self, client: AsyncOpenAI, resident: Resident, folder: Path) -> None:
-        """Load an adapter in place of what may have its name; the server answers nobody meanwhile."""
+        """Load an adapter into the server, replacing one of the same name; the caller holds the gate exclusively."""
         if not self._is_rank_known:
             self._max_rank = await ask_rank(client, folder.parent)
             self._is_rank_known = True
@@ -203,7 +210,7 @@ class Adapters:
             raise engine_lost() from None
 
     async def _prove(self, client: AsyncOpenAI, residents: list[Resident]) -> list[str]:
-        """Ask models their most telling probes; forget those that fail, and return their names."""
+        """Probe models with the probes that their adapters change most; forget failed ones and return their names."""
         return [name for name in await asyncio.gather(*(self._fault(client, each) for each in residents)) if name]
 
     async def _fault(self, client: AsyncOpenAI, resident: Resident) -> str | None:
@@ -229,18 +236,18 @@ class Adapters:
         return await ask(client, resident.base, resident.name, rows, self._settings.serving_stall_s)
 
     def _others(self, resident: Resident) -> list[Answers]:
-        """Return what our engine answers with the other adapters to the same probes."""
+        """Return our engine's answers to the same probes with the server's other adapters on the same base model."""
         there = [each for each in self.residents.values() if each.name != resident.name and not each.is_base]
         return [each.own for each in there if each.base == resident.base and each.rows == resident.rows]
 
 
 def resident_name(model: Released) -> str:
-    """Return a model's name in the server."""
+    """Return a model's name in the server: the alias of a base model, else a name made from the digest."""
     return f"spard-{model.adapter[:24]}" if model.adapter else model.base
 
 
 def remove_folder(root: Path | None, digest: str) -> None:
-    """Remove the unpacked files of an adapter."""
+    """Remove an adapter's unpacked files, if there is a folder for them."""
     if root is not None:
         shutil.rmtree(Path(root) / digest, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""What a server and our own engine answer to the probes, as their likeliest first tokens."""
+"""Ask the probes of a vLLM server and of our own engine; an answer is the likeliest first tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from spard.data.rendering import Mode
 
 
 def probe_rows(tokenizer: LightTokenizer, mode: Mode | None) -> list[list[int]]:
-    """Return the probes in tokens."""
+    """Return the probes as token ids."""
     return [prompt_ids(tokenizer, each, mode) for each in probes()]
 
 
 async def expect(engine: Embedded, model: Released, stall_s: float) -> tuple[list[Likely], str]:
-    """Return what our own engine answers to the probes, and the digest of the tensors if it has loaded them."""
+    """Return our own engine's answers to the probes, and the adapter's tensor digest, "" if it was loaded before."""
     found, digest = list[Likely](), ""
     for each in probes():
         stream, _, proof = await engine.start(model, "prover", {**each, "adapter": model.adapter})
@@ -33,7 +33,10 @@ async def expect(engine: Embedded, model: Released, stall_s: float) -> tuple[lis
 
 
 async def ask(client: AsyncOpenAI, base: str, name: str, rows: list[list[int]], timeout_s: float) -> Answers:
-    """Return what a server answers after each row, by its base model and under another name, which may be the same."""
+    """Return a server's answers to each row, by its base model and by the model `name`, which may be the same.
+
+    Raises `NotServed` if the server refuses a probe, and `engine_lost` if it does not answer within `timeout_s`.
+    """
     names = [base] if name == base else [base, name]
     asked = [_likely(client, each, row) for each in names for row in rows]
     try:
@@ -46,7 +49,7 @@ async def ask(client: AsyncOpenAI, base: str, name: str, rows: list[list[int]], 
 
 
 async def _likely(client: AsyncOpenAI, name: str, row: list[int]) -> Likely:
-    """Return the likeliest first tokens after a prompt; an end token is one of them."""
+    """Return the likeliest first tokens after a prompt, end tokens included, with their log probabilities."""
     body = {**PLAIN, "ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
     answer = await client.completions.create(
         model=name, prompt=row, max_tokens=1, temperature=0, logprobs=KNOWN, extra_body=body

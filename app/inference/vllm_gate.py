@@ -1,7 +1,7 @@
-"""Turns at a vLLM server: requests share it, and a load of an adapter has it to itself.
+"""A readers-writer lock for a vLLM server: requests share the server, and loading an adapter is exclusive.
 
-A server that loads an adapter while others decode has answered with another customer's adapter. The turns are file
-locks beside the adapters, so that they hold among all API processes that use one server, and end with a process.
+vLLM servers that loaded an adapter while decoding have answered with another customer's adapter. The locks are files
+beside the adapters, so they work between all API processes that use one server, and are released when a process ends.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ from pathlib import Path
 
 from app.inference.engine_errors import busy
 
-_LOOK_S = 0.01  # between two looks whether a lock is free
-PAUSE_S = 5 * _LOOK_S  # between two loads, in which requests that wait find their turn
+_LOOK_S = 0.01  # between two attempts to take a lock
+PAUSE_S = 5 * _LOOK_S  # between two loads, so that waiting requests get in
 _MODE = 0o600
 
 
 class Gate:
-    """Locks in a folder; None: nothing is ever loaded, and nobody waits."""
+    """The gate of one server, with lock files in `folder`; without a folder no adapter can be loaded and nobody waits.
+
+    A load takes `turn` and then `traffic` exclusively; a request needs `turn` free and shares `traffic`. So a load that
+    waits for running requests already keeps new ones out.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._users, self._traffic = folder, 0, -1
         self._rests_until = 0.0
 
     async def enter(self) -> None:
-        """Use the server beside other requests until `leave`; wait while a load has it, or waits for it."""
+        """Share the server until `leave`; wait while a load has it or waits for it."""
         while self._folder is not None and not self._enter():
             await asyncio.sleep(_LOOK_S)
 
     def leave(self) -> None:
-        """Use the server no longer."""
+        """End one `enter`."""
         if self._folder is not None:
             self._users -= 1
             if not self._users:
@@ -42,7 +46,7 @@ class Gate:
 
     @asynccontextmanager
     async def share(self) -> AsyncIterator[None]:
-        """Use the server beside other requests within the block."""
+        """Share the server with other requests inside the block."""
         await self.enter()
         try:
             yield
@@ -51,10 +55,10 @@ class Gate:
 
     @asynccontextmanager
     async def exclusive(self, patience_s: float) -> AsyncIterator[None]:
-        """Have the server to oneself; 429 `engine_busy` where running replies do not end in time.
+        """Use the server exclusively inside the block, while new requests wait.
 
-        New requests wait meanwhile. After such a failure as much time passes before the next try, so that loads hold
-        requests back for half of the time at most.
+        Raises 429 `engine_busy` if running replies do not end within `patience_s`. After that, no load tries again for
+        as long, so that loads delay requests for at most half of the time.
         """
         if self._folder is None or time.monotonic() < self._rests_until:
             raise _no_turn()
@@ -73,7 +77,7 @@ class Gate:
                 os.close(lock)
 
     def _enter(self) -> bool:
-        """Join the requests that use the server; False where a load has its turn, or waits for one."""
+        """Try to share the server; return False if a load has it or waits for it."""
         turn = self._open("turn")
         try:
             if not _lock(turn, fcntl.LOCK_SH):

@@ -1,4 +1,4 @@
-"""What a vLLM server can be asked for, told when the service starts and not by the first refused request."""
+"""Find out a vLLM server's limits when the service starts, instead of by the first refused request."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from spard.config import Lora
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 30.0  # between two looks at the server
-_ANSWER_S = 20.0  # after which a server counts as away
-_PATIENCE_S = 1.0  # for a moment without replies, in which the largest rank can be asked
+LOOK_S = 30.0  # between two checks of the server
+_ANSWER_S = 20.0  # without an answer for so long, a server counts as away
+_PATIENCE_S = 1.0  # how long to wait for a moment without replies to ask for the largest rank
 _PLACES = re.compile(r'vllm:lora_requests_info\{[^}]*max_lora="(\d+)"')
 _ALWAYS = "models of which all weights were trained, and those on a quantized base model, are refused"
-Positions = Mapping[str, int | None]  # of each base model that is offered; None: not known here
+Positions = Mapping[str, int | None]  # alias -> context length of each offered base model; None: not known here
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits that a server told when it was asked; None stands for a limit that it did not tell.
+    """The limits that a server reported; None for a limit that it did not report.
 
-    no_loading  why it loads no adapters
-    max_rank    of an adapter
-    places      adapters that it computes with at one time
-    is_asked    whether the server was asked for `max_rank`
+    no_loading  why it cannot load adapters
+    max_rank    the largest rank of an adapter
+    places      how many adapters one batch can use (`--max-loras`)
+    is_asked    True if the server could be asked for `max_rank`
     """
 
     server: Server
@@ -52,7 +52,7 @@ class Limits:
     is_asked: bool = True
 
     def describe(self) -> str:
-        """Return all of it in one line."""
+        """Return all limits as one line for the log."""
         contexts = [f"{name} {tokens}" for name, tokens in sorted(self.server.contexts.items())]
         facts = [f"vLLM {self.server.version or 'of unknown version'}"]
         facts.append(f"tokens of context: {', '.join(contexts)}" if contexts else "no model")
@@ -62,7 +62,10 @@ class Limits:
         return "; ".join([*facts, _ALWAYS])
 
     def refusals(self, positions: Positions) -> list[str]:
-        """Return what will be refused that a server with other settings would answer, each with its cure."""
+        """Return a sentence for each kind of request that this server's settings make impossible, with the cure.
+
+        `positions` are the context lengths of the offered base models.
+        """
         found = []
         for alias, most in sorted(positions.items()):
             context = self.server.contexts.get(alias)
@@ -85,14 +88,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ServerReport:
-    """What is known of a server; `facts` is None where it does not answer."""
+    """What the last check of a server found; `facts` is None if it did not answer."""
 
     facts: str | None
     refusals: tuple[str, ...]
 
 
 async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) -> Limits:
-    """Ask a server for what it loads; what it cannot be asked at the moment is unknown."""
+    """Ask a server for its limits; `is_asked` is False if replies keep it from being asked for the rank.
+
+    Raises `Unavailable` if the server does not answer.
+    """
     places = await _ask_places(client)
     folder = settings.serving_adapters_dir
     if folder is None:
@@ -100,7 +106,7 @@ async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) ->
     if server.refuse_adapters():
         return Limits(server, places=places)
     try:
-        async with Gate(folder).exclusive(_PATIENCE_S):  # a load has the server to itself, also one that is refused
+        async with Gate(folder).exclusive(_PATIENCE_S):  # the rank probe is a load, so it needs the server exclusively
             return Limits(server, None, await ask_rank(client, Path(folder).resolve()), places)
     except OSError as error:
         return Limits(
@@ -115,19 +121,19 @@ async def ask_limits(client: AsyncOpenAI, settings: Settings, server: Server) ->
 
 
 def away() -> ServerReport:
-    """Return what is reported while the server does not answer."""
+    """Return the report for a server that does not answer."""
     return ServerReport(None, ("The vLLM server of SPARD_SERVING_URL does not answer; nothing is until it does.",))
 
 
 def offered_positions(engine: Engine) -> dict[str, int | None]:
-    """Return the positions of each base model that is offered."""
+    """Return the context length of each offered base model, by alias; None if it is not known here."""
     with db.read(engine) as session:
         offered = [(each.alias, each.source, each.revision) for each in catalog.base_models(session)]
     return {alias: read_positions(source, revision) for alias, source, revision in offered}
 
 
 class ServerWatch:
-    """Looks at the server of the settings as long as the service runs, and logs what has changed."""
+    """Checks the vLLM server of the settings while the service runs, and logs what has changed."""
 
     def __init__(self, settings: Settings, engine: Engine, clients: Clients) -> None:
         self._settings, self._engine, self._clients = settings, engine, clients
@@ -135,18 +141,18 @@ class ServerWatch:
         self.report: ServerReport | None = None
 
     async def run(self) -> None:
-        """Look at the server now and then until cancelled; one that is away keeps nothing from starting."""
+        """Check the server every 30 s until cancelled; a server that is away only gives a warning."""
         while True:
             try:
                 self._note(await self.look())
             except SQLAlchemyError as error:
                 log.warning("what the vLLM server refuses is not known: %s", db.why(error))
-            except Exception:  # nobody else looks
+            except Exception:  # this task is the only one that checks, so it must go on
                 log.exception("the vLLM server cannot be looked at")
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> ServerReport:
-        """Ask the server for its version and models; ask for its limits too if it was away or has changed."""
+        """Ask the server for its version and models, and again for its limits if it was away or has changed."""
         positions = await to_thread.run_sync(offered_positions, self._engine)
         key = self._settings.serving_api_key
         url = str(self._settings.serving_url)

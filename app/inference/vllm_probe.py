@@ -1,8 +1,8 @@
-"""Whether a server answers with the weights that it should: its first tokens beside our own engine's.
+"""Prove that a server answers with the right weights, by comparing its first tokens with our own engine's.
 
-What decides is what an adapter changes: the server's answers with it less the server's answers without it, beside the
-same of our own engine. So a server that computes in 16 bits is measured by its own rounding, which the base model
-shows, and a gentle adapter is told from none.
+The comparison uses the change that an adapter makes: the server's log probabilities with it minus those without it,
+against the same difference in our own engine. So a server that computes in 16 bits is judged by its own rounding
+error, which the base model's answers show, and even an adapter with a small effect is distinguished from none.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from app.inference.archives import NotServed
 from app.inference.engine_process import Stream
 from app.inference.protocol import Ask
 
-KNOWN = 20  # likeliest first tokens that are told
+KNOWN = 20  # how many of the likeliest first tokens an answer has
 _PROMPTS = (
     "What is 2 + 3?",
     "Write one sentence about the sea.",
@@ -24,11 +24,11 @@ _PROMPTS = (
     "Who are you?",
     "Give me three ideas for dinner.",
 )
-_COMPARED = 5  # of the likeliest tokens of each side
-_TOLERANCE = 0.25  # nats, of the base model's log probabilities: the server may compute in 16 bits
-_SHARE = 0.5  # of the adapter's change, that the server's has to have in its direction at least
-_MOST_SHARE = 1.5
-_NOISE = 2.0  # times the server's own rounding, that its change may be away from ours
+_COMPARED = 5  # how many of each side's likeliest tokens are compared
+_TOLERANCE = 0.25  # nats between base models' log probabilities: the server may compute in 16 bits
+_SHARE = 0.5  # lower bound of the server's change projected on ours, relative to ours
+_MOST_SHARE = 1.5  # upper bound of the same
+_NOISE = 2.0  # allowed distance between the two changes, in multiples of the server's rounding error
 
 Likely = Mapping[str, float]
 """The likeliest first tokens of one prompt, with their log probabilities in nats."""
@@ -36,7 +36,10 @@ Likely = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The likeliest first tokens of each probe, of the base model alone and with an adapter; none: it says nothing."""
+    """The likeliest first tokens for each probe, by the base model and with an adapter.
+
+    An empty mapping means that the reply ended at once.
+    """
 
     base: Sequence[Likely]
     adapter: Sequence[Likely]
@@ -46,12 +49,15 @@ class Answers:
 class Distances:
     """The largest differences of log probabilities, in nats."""
 
-    to_adapter: float  # of the server's answers to our engine's
-    to_base: float  # of the adapter's to the base model's, in our engine
+    to_adapter: float  # between the server's answers with the adapter and our engine's
+    to_base: float  # between our engine's answers with the adapter and without it
 
 
 def check_base(found: Sequence[Likely], own: Sequence[Likely]) -> float:
-    """Return how far the server's base model is from ours, in nats; raise `NotServed` where that is too far."""
+    """Return the largest difference between the server's base model and ours, in nats.
+
+    Raises `NotServed` if it is above the tolerance of 0.25 nats, or if there is nothing to compare.
+    """
     pairs = [(a, b) for a, b in zip(found, own, strict=True) if b]
     if not pairs:
         raise NotServed("The server's base model is not proved: ours ends every reply at once.")
@@ -62,9 +68,12 @@ def check_base(found: Sequence[Likely], own: Sequence[Likely]) -> float:
 
 
 def check_adapter(found: Answers, own: Answers, others: Iterable[Answers] = ()) -> Distances:
-    """Raise `NotServed` unless the server changes its answers as the adapter does, and as none of the `others` does.
+    """Return the distances between a server's answers and our engine's, if they prove the adapter.
 
-    `others` are what our own engine answers with further adapters that the server has, to the same probes.
+    `found` are the server's answers, `own` our engine's, and `others` our engine's answers to the same probes with the
+    other adapters in the server. Let s and o be the changes by the adapter (log probabilities minus the base model's,
+    over all probes and likely tokens) in the server and in our engine. Raises `NotServed` unless s.o / o.o is between
+    0.5 and 1.5, |s - o| is at most max(0.5 |o|, 2 |rounding error|), and no other adapter's change is nearer to s.
     """
     rest = list(others)
     places = [i for i in range(len(own.base)) if own.base[i] and own.adapter[i]]
@@ -92,19 +101,19 @@ def check_adapter(found: Answers, own: Answers, others: Iterable[Answers] = ()) 
 
 
 def strongest_probes(own: Answers, most: int) -> list[int]:
-    """Return the places of the probes to which the adapter changes the answers most."""
+    """Return the indices of the `most` probes whose answers the adapter changes most, in order."""
     places = [i for i in range(len(own.base)) if own.base[i] and own.adapter[i]]
     changed = {i: _largest(*(_values(each, own.base[i], own.adapter[i]) for each in _pair(own, i))) for i in places}
     return sorted(sorted(places, key=lambda i: -changed[i])[:most])
 
 
 def select_probes(answers: Answers, places: Sequence[int]) -> Answers:
-    """Return the answers to some of the probes."""
+    """Return the answers to the probes at `places`."""
     return Answers([answers.base[i] for i in places], [answers.adapter[i] for i in places])
 
 
 def probes() -> list[Ask]:
-    """Return what is asked, of the server and of our own engine."""
+    """Return the probes as engine requests for one greedy token with its alternatives, for the base model."""
     return [_probe(prompt) for prompt in _PROMPTS]
 
 
@@ -129,7 +138,7 @@ def _probe(prompt: str) -> Ask:
 
 
 async def first_tokens(stream: Stream, timeout_s: float) -> dict[str, float]:
-    """Return the likeliest first tokens of a reply; of one that ends at once, none."""
+    """Return the likeliest first tokens of a reply, by id; {} for a reply that ends at once."""
     found: dict[str, float] = {}
     while True:
         said = await stream.next(timeout_s)
@@ -142,7 +151,7 @@ async def first_tokens(stream: Stream, timeout_s: float) -> dict[str, float]:
 def _changes(
     places: Sequence[int], found: Answers, own: Answers, others: Sequence[Answers]
 ) -> tuple[list[float], list[float], list[float], list[list[float]]]:
-    """Return what the adapter changes in the server, in our engine, how the two base models differ, and the others."""
+    """Return four vectors over all probes: the server's change, ours, the base models' difference, others' changes."""
     server, ours, noise, further = list[float](), list[float](), list[float](), [list[float]() for _ in others]
     for i in places:
         every = [*_all(i, found, own), *(each.adapter[i] for each in others if each.adapter[i])]
@@ -172,9 +181,10 @@ def _own_base(place: int, found: Answers, own: Answers) -> list[float]:
 
 
 def _values(likely: Likely, *every: Likely) -> list[float]:
-    """Return the log probabilities of the tokens that are likely in any answer, in one order.
+    """Return one answer's log probabilities of all tokens that are likely in any of the answers, in a fixed order.
 
-    A token that an answer does not tell is at most as likely as the last one that it tells: all are cut there.
+    An answer lists only its likeliest tokens; any other token is at most as likely as the last one listed. So all
+    values are clipped from below at the largest of these last values.
     """
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in every):
         raise NotServed("The server tells too little of its first tokens.")

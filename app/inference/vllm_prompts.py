@@ -1,4 +1,4 @@
-"""Prompts for a vLLM server in tokens, and what bounds its replies, by the model's chat template."""
+"""Render prompts for a vLLM server to token ids with the model's chat template, and find where its replies end."""
 
 from __future__ import annotations
 
@@ -18,32 +18,35 @@ from spard.data.rows import example
 from spard.errors import SpardError
 
 _HALF = "\ufffd"
-_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in Llama 2's tokenizer
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token, as in Llama 2's tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyBounds:
-    """What of a reply the chat template tells: the tokens that end it, and what stands before its words."""
+    """The bounds of a reply by the chat template: the token ids that end it, and the text before its first word."""
 
     ends: list[int]
     opening: str
 
     @classmethod
     def from_ask(cls, tokenizer: LightTokenizer, ask: Ask) -> ReplyBounds:
-        """Return what bounds the replies to a request."""
+        """Return the bounds of the replies to a request."""
         renderer = get_renderer(tokenizer)
         ends = renderer.ends_with_tools if ask["tools"] else renderer.ends
         return cls(sorted(ends), "" if ask["messages"] is None else renderer.opening)
 
 
 def base_tokenizer(model: Released) -> LightTokenizer:
-    """Return the tokenizer of a model's base model; `InvalidState` if its files are not on this machine."""
+    """Return the tokenizer of a model's base model; raise `InvalidState` if its files are not on this machine."""
     entry = BaseModelEntry(alias=model.base, source=model.source, revision=model.revision)
     return open_tokenizer(entry)
 
 
 def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[int]:
-    """Return the tokens of a prompt as the embedded engine and the audit have them."""
+    """Return a request's prompt as token ids, rendered as by the embedded engine and the audit.
+
+    Raises `InvalidRequest` if the chat template refuses the messages.
+    """
     try:
         if ask["messages"] is None:
             ((ids, _),) = pieces(tokenizer, [Shield(tokenizer).mark(ask["prompt"] or "")])
@@ -56,7 +59,7 @@ def prompt_ids(tokenizer: LightTokenizer, ask: Ask, mode: Mode | None) -> list[i
 
 
 def spell(tokenizer: LightTokenizer, token_id: int) -> tuple[str, list[int]]:
-    """Return a token's text and its bytes, which are no valid UTF-8 where it is a part of a character."""
+    """Return a token's text and bytes, which are not valid UTF-8 if the token is only a part of a character."""
     text = tokenizer.piece(token_id)
     name = tokenizer.token_name(token_id) if _HALF in text else ""
     if byte := _FALLBACK.fullmatch(name):
@@ -69,7 +72,7 @@ def spell(tokenizer: LightTokenizer, token_id: int) -> tuple[str, list[int]]:
 
 @cache
 def _bytes_of_letters() -> dict[str, int]:
-    """Return which byte each letter of a vocabulary of bytes stands for, as GPT-2 has them."""
+    """Return GPT-2's mapping from the characters of a byte-level vocabulary to bytes."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("\u00a1"), ord("\u00ac") + 1), *range(ord("\u00ae"), 256)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}

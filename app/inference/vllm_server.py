@@ -1,4 +1,4 @@
-"""What a vLLM server says of itself, and what it can therefore not answer."""
+"""Ask a vLLM server for its version, models and rank limit, and decide which models it can serve."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.inference.released import Released
 OLDEST = (0, 25)  # vllm#47724: 0.22.1 and 0.24.0 answered with another adapter after a load under traffic
 _RANK_LIMIT = re.compile(r"max_lora_rank (\d+)")
 _PROBE_NAME, _PROBE_RANK = "spard-rank-probe", 1_000_000
-_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # they set first values of the adapter alone
+_PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")  # initializations that leave the base model alone
 
 
 class NotServable(InvalidRequest):
-    """A model that the deployment's server would answer otherwise than it was measured, or not at all."""
+    """The vLLM server cannot answer with this model, or not as its audit measured it."""
 
     code = "model_not_servable"
 
@@ -34,20 +34,20 @@ class NotServable(InvalidRequest):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server's version, and the longest context (prompt and reply, in tokens) of each model that it serves."""
+    """A server's version, and the context length (prompt and reply, in tokens) of each model that it serves."""
 
     version: str
     contexts: Mapping[str, int]
 
     def context(self, base: str) -> int:
-        """Return a base model's context; `Unavailable` where the server does not serve it."""
+        """Return a base model's context length; raise `Unavailable` if the server does not serve it."""
         if base not in self.contexts:
             message = f"The server of SPARD_SERVING_URL serves no model '{base}': start it with --served-model-name."
             raise Unavailable(message, code="no_engine")
         return self.contexts[base]
 
     def refuse_adapters(self) -> str | None:
-        """Return why this server may load no adapters; None if it may."""
+        """Return why this server must not load adapters (its version is too old), or None."""
         found = re.match(r"v?(\d+)\.(\d+)", self.version)
         if found and (int(found[1]), int(found[2])) >= OLDEST:
             return None
@@ -56,7 +56,7 @@ class Server:
 
 
 def require_whole(model: Released) -> None:
-    """Raise `NotServable` for a model whose own weights such a server does not have."""
+    """Raise `NotServable` for a fully fine-tuned model, or one on a quantized base model."""
     if model.archive is not None and not model.archive.is_lora:
         raise NotServable("all of its weights were trained, and the server holds the base model's.")
     if model.quantization != "none":
@@ -64,20 +64,20 @@ def require_whole(model: Released) -> None:
 
 
 def server_root(url: str) -> str:
-    """Return the address of a server without the path of its OpenAI interface."""
+    """Return a server's URL without its OpenAI path `/v1`."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/v1"), "", ""))
 
 
 def read_server(models: Any, version: Any) -> Server:
-    """Return what `/v1/models` and `/version` have answered."""
+    """Parse the answers of `/v1/models` and `/version`."""
     cards = models.get("data", ()) if isinstance(models, dict) else ()
     contexts = {str(each["id"]): int(each["max_model_len"]) for each in cards if each.get("max_model_len")}
     return Server(str(version.get("version", "")) if isinstance(version, dict) else "", contexts)
 
 
 async def ask_server(client: AsyncOpenAI) -> Server:
-    """Ask a server what it is; `Unavailable` where nothing answers."""
+    """Ask a server for its version and models; raise `Unavailable` if it does not answer."""
     try:
         models = await client.get("/models", cast_to=object)
         try:
@@ -90,9 +90,10 @@ async def ask_server(client: AsyncOpenAI) -> Server:
 
 
 async def ask_rank(client: AsyncOpenAI, folder: Path) -> int | None:
-    """Return the largest rank that a server loads, which it says of an adapter without weights; None if it does not.
+    """Return the largest rank that a server loads; None if it does not say.
 
-    `Unavailable` where it loads no adapters while it runs.
+    The server names its limit when it refuses an adapter of a huge rank, which is written to `folder` without weights.
+    Raises `Unavailable` if the server does not answer, or loads no adapters at run time.
     """
     probe = folder / _PROBE_NAME
     probe.mkdir(parents=True, exist_ok=True)
@@ -103,6 +104,7 @@ async def ask_rank(client: AsyncOpenAI, folder: Path) -> int | None:
         body = {"lora_name": _PROBE_NAME, "lora_path": str(probe)}
         await client.post("/load_lora_adapter", cast_to=str, body=body)
     except APIStatusError as error:
+        # This refusal is the expected answer.
         if found := _RANK_LIMIT.search(error.message):
             return int(found[1])
         is_off = "not enabled" in error.message  # without --enable-lora
@@ -117,13 +119,16 @@ async def ask_rank(client: AsyncOpenAI, folder: Path) -> int | None:
 
 
 def no_loading() -> Unavailable:
-    """Return the error for a server that loads no adapters while it runs."""
+    """Return the error for a server that cannot load adapters at run time."""
     message = "The server of SPARD_SERVING_URL loads no adapters: start it with --enable-lora and "
     return Unavailable(f"{message}VLLM_ALLOW_RUNTIME_LORA_UPDATING=True.", code="no_engine")
 
 
 def require_loadable(config: Mapping[str, Any], max_rank: int | None) -> None:
-    """Raise `NotServable` for an adapter, by its `adapter_config.json`, that vLLM does not load or loads otherwise."""
+    """Raise `NotServable` if vLLM cannot load an adapter, or loads it differently from PEFT.
+
+    `config` is its `adapter_config.json`, and `max_rank` the server's limit, if it is known.
+    """
     if config.get("use_dora"):
         raise NotServable("vLLM loads no DoRA adapters.")
     if config.get("modules_to_save"):

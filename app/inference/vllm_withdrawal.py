@@ -1,4 +1,4 @@
-"""Which adapters a server is to forget: those that a transaction has condemned, and those whose time is over."""
+"""Unload withdrawn adapters from a vLLM server: those that a transaction has withdrawn, and those that expired."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _LOOK_S = 1.0
 
 
 async def unload_withdrawn(unload: Callable[[], Awaitable[None]]) -> None:
-    """Have servers forget adapters of models that were withdrawn, every second until it is cancelled."""
+    """Call `unload` every second until cancelled; log its errors and go on."""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             await unload()
-        except Exception:  # the server or the database is away: nobody else does it
+        except Exception:  # the server or the database may be away; this task is the only one, so it must go on
             log.exception("adapters of withdrawn models are not unloaded yet; trying again")
 
 
 def withdrawn_digests(begin: Begin, server: str) -> list[str]:
-    """Return the digests of adapters that a server holds and nobody may be answered with.
+    """Return the digests of adapters that a server holds and that are no longer released.
 
-    Those are condemned too that no transaction has: a waiver ends with the time alone.
+    Adapters whose release ended without a transaction, as an expired waiver, are marked as withdrawn here first.
     """
     with begin() as session:
         for row in served.list_adapters(session, server, is_condemned=False):
@@ -40,6 +40,6 @@ def withdrawn_digests(begin: Begin, server: str) -> list[str]:
 
 
 def drop(begin: Begin, server: str, digest: str) -> None:
-    """Forget that a server held an adapter."""
+    """Delete the row that says that a server holds an adapter."""
     with begin() as session:
         served.drop_row(session, server, digest)

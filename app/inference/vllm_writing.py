@@ -1,4 +1,4 @@
-"""A request in a vLLM server's words, and what it writes in the engines' own."""
+"""Send a request to a vLLM server, and convert its chunks to engine messages."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from app.inference.protocol import Alternative, Ask, Finish, Said, Token
 from app.inference.vllm_prompts import ReplyBounds
 from spard.data.opening import Opening
 
-_GREEDY = 1e-5  # of a temperature, as the server and the embedded engine have it
-_LEAST = -9999.0  # of a log probability, as OpenAI tells it
-# Where a request leaves these out, vLLM takes them from the base model's generation_config.json. Audits have none.
+_GREEDY = 1e-5  # a lower temperature is greedy, in the server and in the embedded engine
+_LEAST = -9999.0  # the least log probability, as in OpenAI's API
+# Without these, vLLM takes them from the base model's generation_config.json, which audits do not use.
 PLAIN = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "min_tokens": 0}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Tokens for one model of the server, and what its replies are bound by; `max_tokens` fits the context.
+    """A request to one model of the server.
 
-    `spell` gives the text and the bytes of a token.
+    number      of the stream
+    name        the model's name in the server
+    ids         the prompt as token ids
+    max_tokens  of each reply, within the context length
+    spell       returns the text and the bytes of a token id
     """
 
     number: int
@@ -37,12 +41,12 @@ class Request:
 
     @property
     def copies(self) -> int:
-        """How many times one reply is told: vLLM writes no second greedy reply, which would be the same."""
+        """How many copies of one reply are returned: vLLM refuses n > 1 with greedy decoding, where all are equal."""
         return self.ask["n"] if self.ask["temperature"] < _GREEDY else 1
 
 
 def reply_room(ids: list[int], ask: Ask, context: int) -> int:
-    """Return how many tokens a reply may have; `InvalidRequest` where the prompt fills the context already."""
+    """Return how many tokens a reply may have; raise `InvalidRequest` if the prompt fills the context length."""
     if len(ids) >= context:
         message = f"This model's maximum context length is {context} tokens. Your messages resulted in {len(ids)}"
         raise InvalidRequest(
@@ -55,7 +59,10 @@ def reply_room(ids: list[int], ask: Ask, context: int) -> int:
 
 
 async def write(client: AsyncOpenAI, request: Request) -> AsyncIterator[Said]:
-    """Yield the pieces of the replies and the end, as an engine of our own tells them; raise the server's errors."""
+    """Yield the `piece` messages of the replies and then `done`, as the embedded engine sends them.
+
+    Errors of the openai client pass through; `translate` turns them into API errors.
+    """
     ask = request.ask
     chunks: Any = await client.completions.create(
         model=request.name,
@@ -87,7 +94,7 @@ async def write(client: AsyncOpenAI, request: Request) -> AsyncIterator[Said]:
 
 
 def translate(error: APIStatusError) -> AppError:
-    """Return our error for one of the server's."""
+    """Return the API error for a server's error status."""
     if error.status_code == 429:
         return TooManyRequests("Too many replies are being written at the moment.", code="engine_overloaded")
     if error.status_code in (400, 413, 422):
@@ -100,7 +107,7 @@ def translate(error: APIStatusError) -> AppError:
 
 
 def completion_tokens(logprobs: object, most: int | None = None) -> list[Token]:
-    """Return the tokens of a chunk in the engines' own form, each with the `most` likeliest ones at its place."""
+    """Return a chunk's tokens in the engines' format, each with its `most` likeliest alternatives."""
     names, values = getattr(logprobs, "tokens", None) or [], getattr(logprobs, "token_logprobs", None) or []
     tops = getattr(logprobs, "top_logprobs", None) or [{}] * len(names)
     return [
@@ -118,14 +125,14 @@ def completion_tokens(logprobs: object, most: int | None = None) -> list[Token]:
 
 
 def _body(request: Request) -> dict[str, object]:
-    """Return what the request has beside OpenAI's fields."""
+    """Return the fields of the request that are vLLM's own."""
     ask = request.ask
     body: dict[str, object] = {
         **PLAIN,
         "stop_token_ids": request.bounds.ends,
         "skip_special_tokens": False,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,  # texts of two may be the same, and only one of them would be told
+        "return_tokens_as_token_ids": True,  # keyed by text, one of two tokens with the same text gets lost
     }
     if ask["json_schema"] is not None:
         form = {"name": "reply", "schema": ask["json_schema"]}
@@ -134,7 +141,7 @@ def _body(request: Request) -> dict[str, object]:
 
 
 def _tokens(choice: Any, request: Request) -> tuple[list[Token], int]:
-    """Return the tokens that a chunk tells, and how many it has; the token that ends a reply is none of it."""
+    """Return a chunk's tokens with logprobs, and its number of tokens, both without the token that ends the reply."""
     ask, ids = request.ask, getattr(choice, "token_ids", None)
     tokens = completion_tokens(choice.logprobs, ask["top_logprobs"]) if choice.logprobs else []
     if not ask["as_ids"]:
@@ -162,5 +169,5 @@ def _finish(reason: str | None) -> Finish | None:
             return None
         case "length" | "stop":
             return reason
-        case _:  # such as `abort`: nobody knows whether the reply is whole
+        case _:  # such as `abort`: the reply may be incomplete
             raise engine_lost()

@@ -1,4 +1,4 @@
-"""Looks again and again whether models that answer are released still; ends the replies of those that are not."""
+"""Check repeatedly that the models of running replies are still released, and end the replies of those that are not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.settings import Settings
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.4  # between two looks: a change ends replies within a second
+LOOK_S = 0.4  # between two checks, so that a withdrawal ends replies within a second
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class _Reply:
 
 
 class Watch:
-    """The replies that are being written in this process; one thread looks for all of them."""
+    """The running replies of this process; one thread checks them all."""
 
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self._engine, self._settings = engine, settings
@@ -40,7 +40,10 @@ class Watch:
 
     @contextmanager
     def watch_release(self, caller: Principal, model: Released, end: Callable[[AppError], None]) -> Iterator[None]:
-        """Call `end` with an error as soon as the model is not released to the caller any more, within the block."""
+        """While the block runs, call `end` with an error as soon as the model is not released to the caller.
+
+        `end` is called from another thread.
+        """
         reply = _Reply(caller, model, end)
         with self._lock:
             self._replies.add(reply)
@@ -55,7 +58,7 @@ class Watch:
                 self._replies.discard(reply)
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop checking."""
         self._is_closed = True
         self._begun.set()
 
@@ -73,7 +76,7 @@ class Watch:
             pause.wait(LOOK_S)
 
     def _look(self, replies: list[_Reply]) -> None:
-        """Ask once for the replies of the same caller and model; where the database does not answer, all end."""
+        """Check each pair of caller and model once, and end its replies if the check fails or the database is away."""
         by_what: dict[tuple[Principal, Released], list[_Reply]] = {}
         for reply in replies:
             by_what.setdefault((reply.caller, reply.model), []).append(reply)
@@ -92,7 +95,7 @@ class Watch:
             return error
         except SQLAlchemyError:
             return Unavailable("The database does not answer, so that nobody knows whether this model is released.")
-        except Exception:  # such as a policy of a newer version: this thread is the only one that looks
+        except Exception:  # such as a policy of a newer version; this thread is the only one, so it must go on
             log.exception("it cannot be told whether a model is released")
             return Unavailable("It cannot be told at the moment whether this model is released.")
         return None

@@ -1,7 +1,7 @@
-"""Fully fine-tuned models on their way to an engine: fetched in threads of their own, one at a time for a project.
+"""Fetch the weights of fully fine-tuned models in threads of their own, one at a time for each project.
 
-The storage may be slow or away for minutes. Requests that need no weights from it wait for no such thread, and a
-project that asks for many of its models keeps no other project from fetching one.
+The storage may be slow or away for minutes. That must not delay requests that need no weights from it, and a project
+that requests many of its models must not delay other projects.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from app.inference.engine_process import EngineProcess
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 8  # fetches, each of another project
+_AT_ONCE = 8  # fetches at the same time, each for a different project
 
 
 class WeightFetches:
-    """The fetches of one process, by the digest of the weights."""
+    """The running fetches of one process, by the digest of the weights."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._running: dict[str, tuple[str, Future[EngineProcess]]] = {}
 
     def start(self, digest: str, project: str, work: Callable[[], EngineProcess]) -> Future[EngineProcess]:
-        """Have `work` fetch weights and start their engine; requests for the same weights get the same future.
+        """Run `work`, which fetches weights and starts their engine, in a thread, and return a future of the engine.
 
-        Raise a 429 where the project fetches other weights, or too many projects do.
+        Calls for the same digest share one future. Raises 429 `engine_busy` if the project already fetches other
+        weights, or if too many fetches run.
         """
         with self._lock:
             if digest in self._running:
@@ -49,7 +50,7 @@ class WeightFetches:
             found: EngineProcess | AppError = work()
         except AppError as error:
             found = error
-        except BaseException:  # the service stops, or the disk is full: whoever asked may ask again
+        except BaseException:  # the service stops, or the disk is full; the client may try again
             log.exception("a model was not fetched")
             found = engine_lost()
         with self._lock:

@@ -1,1 +1,1 @@
-"""Launchers: what starts a process for each queued job. The job's row with lease and token stays what decides."""
+"""Launchers start a process for each queued job; which process works on a job, its row's lease and token decide."""

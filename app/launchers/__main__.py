@@ -1,4 +1,4 @@
-"""python -m app.launchers: start a process for each queued job, as `SPARD_LAUNCHER` says, until SIGTERM or SIGINT."""
+"""python -m app.launchers: start a process for each queued job on the cluster, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Look again and again; exit with a message where nothing is to be launched."""
+    """Run the launcher of the settings; exit with a message if it cannot run."""
     try:
         run(read_settings())
     except Unfit as error:
@@ -32,7 +32,10 @@ def main() -> None:
 
 
 def run(settings: Settings) -> None:
-    """Look every `launch_s` seconds until a signal comes. `Unfit` unless all is there that this needs."""
+    """Reconcile jobs and cluster every `launch_s` seconds until a signal comes.
+
+    Raises `Unfit` if SPARD_LAUNCHER is `workers`, or if service account, database or JobSet are missing.
+    """
     if settings.launcher == "workers":
         raise Unfit("SPARD_LAUNCHER is 'workers': they find jobs by themselves, and nothing is launched.")
     http = kubernetes.client()
@@ -49,7 +52,7 @@ def _run_loop(settings: Settings, http: httpx2.Client, stop: Event) -> None:
     engine = make_engine(settings.database())
     names = settings.launch_namespace, settings.launch_queue
     launcher = kubernetes.KubernetesLauncher(http, *names, settings.launch_nodes)
-    with suppress(Away):  # each look says so too
+    with suppress(Away):  # `reconcile.look` will report it
         launcher.check()
     gib = settings.launch_gpu_gib
     gpu_bytes = None if gib is None else int(gib * GIB)

@@ -1,4 +1,4 @@
-"""What a launcher can do, and what it says of the work that it has started."""
+"""The protocol of launchers, and the work that they start."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Protocol
 
 
 class Away(Exception):
-    """The cluster does not answer, or asks to be left alone for now; whether it did what was asked is not known."""
+    """The cluster does not answer or is overloaded; the request may or may not have been carried out."""
 
 
 class Refused(Exception):
-    """The cluster does not do this, however often it is asked."""
+    """The cluster refuses the request, and repeating it will not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One attempt of a job: it may be claimed while its lease's token is `token`. `gpus` None: the template's.
+    """One attempt of a job, which can claim the job only while the lease's token is `token`.
 
-    `gpus` are those of each of its `nodes`.
+    `gpus` is the number of GPUs of each of its `nodes`; None means as many as the pod template has.
     """
 
     job_id: str
@@ -29,7 +29,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Work that the cluster has. `ended_s`: seconds since it ended; `reason`: why it does not start, for its owner."""
+    """Work that the cluster has.
+
+    name, uid  of the cluster's object
+    ended_s    seconds since it ended; None while it has not
+    reason     why it does not start, in words for the job's owner; None if it does
+    """
 
     name: str
     uid: str
@@ -39,13 +44,13 @@ class Started:
 
 
 class Launcher(Protocol):
-    """Every call may raise `Away`; `start` may raise `Refused` too. What is asked twice is done once."""
+    """Starts and stops work on a cluster. All methods are idempotent; all may raise `Away` or `Refused`."""
 
     def list_started(self) -> list[Started]:
-        """Return all work that the cluster has, perhaps as it was some time ago."""
+        """Return all work that the cluster has; the list may be slightly outdated."""
 
     def start(self, work: Work) -> None:
-        """Start work, unless the cluster has it."""
+        """Start work, unless the cluster has it already."""
 
     def stop(self, started: Started) -> None:
         """Stop the process of an attempt with SIGTERM, if the cluster still has it."""

@@ -1,7 +1,7 @@
-"""The JobSet of an attempt that needs several nodes: a leader, which is its worker, and a follower on each other node.
+"""Build the JobSet of an attempt on several nodes: a leader, which is the worker, and a follower on each other node.
 
-All of them end together: nothing in it is ever started a second time, and it has succeeded when its leader has. Its
-pods reach one another by a NetworkPolicy that the JobSet owns, and no other job's.
+They end together: no pod is ever restarted, and the JobSet has succeeded when its leader has. A NetworkPolicy that the
+JobSet owns lets its pods reach each other, but not other jobs' pods.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from app.launchers.base import Work
 from app.launchers.manifest import KEPT_S, ClusterObject, attempt_labels, attempt_name, pod, worker_command, workload
 
 VERSION = "jobset.x-k8s.io/v1alpha2"
-NAME = "jobset.sigs.k8s.io/jobset-name"  # a label of all pods of one
+NAME = "jobset.sigs.k8s.io/jobset-name"  # a label of all pods of a JobSet
 
 _LEADER, _FOLLOWERS = "leader", "followers"
 
 
 def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
-    """Return the JobSet of an attempt, made of two pod templates; with `queue` it is made suspended, for Kueue."""
+    """Return the JobSet of an attempt from two pod templates; with `queue` it is created suspended, for Kueue."""
+    # The DNS name that JobSet gives the leader: SET-JOB-REPLICA-POD in the headless service SET.
     host = f"{attempt_name(work)}-{_LEADER}-0-0.{attempt_name(work)}"
     follow = ["python", "-P", "-m", "worker.follower", "--leader", host, "--job", work.job_id]
     spec = {
@@ -32,7 +33,7 @@ def jobset(leader: ClusterObject, follower: ClusterObject, work: Work, queue: st
 
 
 def policy(work: Work, uid: str) -> ClusterObject:
-    """Return what lets the pods of an attempt reach one another; it goes when the JobSet with that uid does."""
+    """Return the NetworkPolicy that lets an attempt's pods reach each other; it is deleted with the JobSet `uid`."""
     name, labels = attempt_name(work), attempt_labels(work)
     each_other = [{"podSelector": {"matchLabels": labels}}]
     ports = [{"protocol": "TCP"}]
@@ -54,7 +55,7 @@ def policy(work: Work, uid: str) -> ClusterObject:
 
 
 def owner_uid(found: ClusterObject) -> str | None:
-    """Return the uid of the JobSet that a policy was made for."""
+    """Return the uid of the JobSet that owns a policy, or None."""
     return next((str(each["uid"]) for each in found["metadata"].get("ownerReferences", ())), None)
 
 

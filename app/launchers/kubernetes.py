@@ -1,4 +1,4 @@
-"""Kubernetes: one batch/v1 Job for each attempt, or a JobSet on several nodes, through its REST API."""
+"""The launcher for Kubernetes: one batch/v1 Job for each attempt, or a JobSet on several nodes, by the REST API."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ TEMPLATE, LEADER, FOLLOWER = "spard-job", "spard-leader", "spard-follower"
 
 _TIMEOUT_S = 15.0
 _PAGE = 500
-_LISTS = 3  # that may outlive the cluster's memory of their first page, before the cluster counts as away
+_LISTS = 3  # how often a paginated list may expire while it is read, before the cluster counts as away
 _GONE, _CONFLICT, _MISSING, _MANY = 410, 409, 404, 429
 
 
 def client() -> httpx2.Client:
-    """Return a client with the rights of this pod's service account; its token is read anew, as it changes.
+    """Return an HTTP client with the rights of this pod's service account.
 
-    `Unfit` where the account is not there.
+    The token is read for each request, because Kubernetes rotates it. Raises `Unfit` outside a pod.
     """
     if not (ACCOUNT / "token").is_file():
         raise Unfit(f"There is no service account's token at {ACCOUNT}: this runs in a pod of the cluster.")
@@ -45,7 +45,10 @@ def client() -> httpx2.Client:
 
 
 class KubernetesLauncher:
-    """Jobs of one namespace, made of its PodTemplates; JobSets too where a job may have several nodes."""
+    """Implements `Launcher` with Jobs of one namespace, made from its PodTemplates, and JobSets for several nodes.
+
+    `queue` is Kueue's queue, if there is one; `nodes` is the most nodes that a job may have.
+    """
 
     def __init__(self, http: httpx2.Client, namespace: str, queue: str | None = None, nodes: int = 1) -> None:
         self._http, self._queue, self._nodes = http, queue, nodes
@@ -55,13 +58,13 @@ class KubernetesLauncher:
         self._core = f"/api/v1/namespaces/{namespace}"
 
     def check(self) -> None:
-        """Raise `Unfit` where a job may have several nodes and the cluster knows no JobSet."""
+        """Raise `Unfit` if jobs may have several nodes but the cluster has no JobSet API."""
         if self._nodes > 1 and self._ask("GET", self._sets, params={"limit": 1}).status_code == _MISSING:
             text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({jobset.VERSION})."
             raise Unfit(f"{text} Install it (https://jobset.sigs.k8s.io), or set SPARD_LAUNCH_NODES=1.")
 
     def list_started(self) -> list[Started]:
-        """Return all work that the cluster has, perhaps as it was some time ago; what is half made is made whole."""
+        """Return all work that the cluster has, and add NetworkPolicies that JobSets lack; may be slightly outdated."""
         jobs, sets = self._list(self._jobs), self._list(self._sets) if self._nodes > 1 else []
         if sets:
             self._connect(sets)
@@ -73,7 +76,7 @@ class KubernetesLauncher:
         return [_as_started(each, work, pods.get(each["metadata"]["name"], [])) for each, work in found if work]
 
     def start(self, work: Work) -> None:
-        """Make the Job or the JobSet of an attempt, unless there is one of its name."""
+        """Create the Job or JobSet of an attempt, unless one with its name exists."""
         if work.nodes == 1:
             self._make(self._jobs, manifest.job(self._template(TEMPLATE), work, self._queue))
             return
@@ -82,15 +85,16 @@ class KubernetesLauncher:
             self._make(self._policies, jobset.policy(work, made["metadata"]["uid"]))
 
     def stop(self, started: Started) -> None:
-        """Delete the Job or JobSet with this uid, and its pods; one that has taken its name since is left alone."""
+        """Delete the Job or JobSet with this uid, and its pods, but not a newer one with the same name."""
         precise = {"propagationPolicy": "Background", "preconditions": {"uid": started.uid}}
         kind = self._jobs if started.work.nodes == 1 else self._sets
         ended = self._ask("DELETE", f"{kind}/{started.name}", json=precise)
+        # A conflict means that the name belongs to another uid now: this attempt's object is gone already.
         if ended.is_error and ended.status_code not in (_MISSING, _CONFLICT):
             raise Refused(f"The cluster did not delete a Job: {ended.status_code}: {ended.text[:500]}")
 
     def _connect(self, sets: Iterable[ClusterObject]) -> None:
-        """Let the pods of each JobSet reach one another: whoever made it may have ended before it came to that."""
+        """Create missing NetworkPolicies: a launcher may have ended after creating a JobSet and before its policy."""
         owners = {jobset.owner_uid(each) for each in self._list(self._policies)}
         for each in sets:
             work, uid = manifest.read_work(each), each["metadata"]["uid"]
@@ -105,7 +109,7 @@ class KubernetesLauncher:
         return template
 
     def _make(self, path: str, wanted: ClusterObject) -> ClusterObject | None:
-        """Return an object as the cluster has made it; None where there is one of its name."""
+        """Create an object and return it as the cluster has it; None if one with its name exists."""
         made = self._ask("POST", path, json=wanted, params={"fieldValidation": "Strict"})
         if made.status_code == _CONFLICT:
             return None
@@ -122,7 +126,7 @@ class KubernetesLauncher:
         raise Away(f"The cluster forgets the list of {path} before it is read.")
 
     def _pages(self, path: str) -> Iterator[ClusterObject | None]:
-        """Yield the pages of a list, and None last where the cluster no longer knows how it goes on."""
+        """Yield the pages of a list, and None at the end if its continuation token has expired."""
         (label,) = manifest.MANAGED.items()
         asked: dict[str, str | int] = {"labelSelector": "=".join(label), "limit": _PAGE}
         while True:

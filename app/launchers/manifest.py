@@ -1,4 +1,4 @@
-"""The batch/v1 Job of one attempt, made of the provider's pod template; and what a Job and its pods say of it."""
+"""Build the batch/v1 Job of an attempt from the provider's pod template, and read an attempt's state from a Job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ClusterObject = dict[str, Any]
 
 MANAGED = {"app.kubernetes.io/managed-by": "spard-launcher"}
 JOB, TOKEN, QUEUE = "spard/job", "spard/token", "kueue.x-k8s.io/queue-name"
-KEPT_S = 3600  # that an ended Job and its logs are there
+KEPT_S = 3600  # how long an ended Job and its logs are kept
 GPU = "nvidia.com/gpu"
 
 SUSPENDED = "It waits for its turn in the cluster's queue."
@@ -24,14 +24,14 @@ _STUCK = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContain
 
 
 def attempt_name(work: Work) -> str:
-    """Return the one name that an attempt's Job has: asked for twice, it is made once."""
+    """Return the name of an attempt's Job; it is unique, so a Job that is requested twice is created once."""
     return f"{work.job_id}-{work.token}".lower()
 
 
 def job(template: ClusterObject, work: Work, queue: str | None = None) -> ClusterObject:
-    """Return the Job of an attempt; with `queue` it is made suspended, and Kueue starts it.
+    """Return the Job of an attempt; with `queue` it is created suspended, and Kueue starts it.
 
-    It makes one pod and never another: after the pod's end the job's row says whether there is another attempt.
+    It never restarts its pod (`backoffLimit` 0): the job's row decides if there is another attempt.
     """
     own = pod(template, work, worker_command(work))
     spec = {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_S, "template": own}
@@ -39,7 +39,7 @@ def job(template: ClusterObject, work: Work, queue: str | None = None) -> Cluste
 
 
 def workload(version: str, kind: str, work: Work, spec: ClusterObject, queue: str | None) -> ClusterObject:
-    """Return the object that stands for an attempt; with `queue` it is suspended until Kueue starts it."""
+    """Return the Job or JobSet of an attempt; with `queue` it is suspended until Kueue starts it."""
     queued = {} if queue is None else {QUEUE: queue}
     return {
         "apiVersion": version,
@@ -50,7 +50,7 @@ def workload(version: str, kind: str, work: Work, spec: ClusterObject, queue: st
 
 
 def pod(template: ClusterObject, work: Work, command: Sequence[str]) -> ClusterObject:
-    """Return the pod of an attempt that runs a command, made of the provider's template."""
+    """Return an attempt's pod: the provider's template with our labels, command and number of GPUs."""
     made = deepcopy(dict(template))
     labels = {**made.get("metadata", {}).get("labels", {}), **attempt_labels(work)}
     made["metadata"] = {**made.get("metadata", {}), "labels": labels}
@@ -63,17 +63,17 @@ def pod(template: ClusterObject, work: Work, command: Sequence[str]) -> ClusterO
 
 
 def worker_command(work: Work) -> list[str]:
-    """Return what the worker of an attempt runs."""
+    """Return the command line of an attempt's worker."""
     return ["python", "-P", "-m", "worker", "--job", work.job_id, "--token", str(work.token)]
 
 
 def attempt_labels(work: Work) -> dict[str, str]:
-    """Return what all objects of an attempt are found by."""
+    """Return the labels of all objects of an attempt, by which they are found."""
     return MANAGED | {JOB: work.job_id, TOKEN: str(work.token)}
 
 
 def read_work(found: ClusterObject) -> Work | None:
-    """Return the attempt that a Job or a JobSet was made for; None for one without our labels."""
+    """Return the attempt of a Job or JobSet, from its labels; None if it has not ours."""
     labels = found["metadata"].get("labels", {})
     token = labels.get(TOKEN, "")
     if JOB not in labels or not token.isdecimal():
@@ -83,7 +83,7 @@ def read_work(found: ClusterObject) -> Work | None:
 
 
 def end_time(found: ClusterObject) -> datetime | None:
-    """Return when a Job or a JobSet has completed or failed, by the cluster's clock; None before."""
+    """Return when a Job or JobSet completed or failed, by the cluster's clock; None if it has not."""
     for condition in found.get("status", {}).get("conditions", ()):
         if condition["type"] in ("Complete", "Completed", "Failed") and condition["status"] == "True":
             return datetime.fromisoformat(condition["lastTransitionTime"])
@@ -91,7 +91,7 @@ def end_time(found: ClusterObject) -> datetime | None:
 
 
 def why_not(found: ClusterObject, pods: Iterable[ClusterObject]) -> str | None:
-    """Return why a container of a Job or JobSet does not run; its owner reads it: nothing of the cluster is named."""
+    """Return why a Job or JobSet does not run, in words for the job's owner that reveal nothing of the cluster."""
     if found["spec"].get("suspend"):
         return SUSPENDED
     for each_pod in pods:
@@ -112,5 +112,6 @@ def _give(container: ClusterObject, gpus: int, nodes: int) -> None:
     ours = {"SPARD_GPUS_PER_JOB": str(gpus), "SPARD_SHARDING": "full" if gpus * nodes > 1 else "none"}
     if nodes > 1:
         ours["SPARD_NODES_PER_JOB"] = str(nodes)
+    # The template may set these variables, too; ours replace them instead of being second entries of the same name.
     kept = [each for each in container.get("env", []) if each["name"] not in ours]
     container["env"] = kept + [{"name": name, "value": value} for name, value in ours.items()]

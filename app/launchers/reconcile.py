@@ -1,8 +1,8 @@
-"""Holds what a cluster has against the jobs' rows: starts what is missing, stops what is not needed, tells what waits.
+"""Reconcile the cluster with the jobs' rows: start missing work, stop unneeded work, record why jobs wait.
 
-Nothing is remembered between two looks, and any number of processes may look. Which process works on a job its row
-alone decides: a claim needs the token that the work was started for, and each claim raises it. So work that is started
-twice, late or in vain does no harm, and each look mends what the one before it left.
+Nothing is remembered between two calls, and any number of processes may reconcile. Only a job's row decides which
+process works on it: a claim needs the token that the work was started for, and each claim raises the token. So work
+that is started twice or too late does no harm, and each call repairs what the one before left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spard.models.fit import Need
 
 log = logging.getLogger(__name__)
 
-AGAIN_S = 60.0  # after work has ended without a claim, until it is started again
+AGAIN_S = 60.0  # wait before work that ended without a claim is started again
 REFUSED = "The cluster does not take its work."
 TOO_LARGE = "No number of GPUs that a job may have has the memory for it."
 
@@ -33,9 +33,12 @@ _AT_ONCE = 500  # rows of one statement
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How many jobs the cluster has at most, waiting or running, the memory of each GPU, and what one job may get.
+    """The limits of a launcher.
 
-    `gpu_bytes` None: unknown, and each job has what its template says. `gpus` are those of a node.
+    jobs       the most jobs on the cluster, waiting or running
+    gpu_bytes  memory of each GPU; None: unknown, and each job gets the GPUs of its template
+    gpus       the most GPUs of a job on one node
+    nodes      the most nodes of a job
     """
 
     jobs: int = 100
@@ -45,18 +48,19 @@ class Bounds:
 
     @property
     def room(self) -> Room:
-        """What the largest job has."""
+        """The GPU memory that the largest possible job has."""
         return Room(self.gpu_bytes, self.gpus * self.nodes)
 
     @property
     def counts(self) -> list[int]:
-        """How many GPUs of one node a job may have: 1, 2, 4 and so on, and all of them."""
+        """The numbers of GPUs that a job on one node may have: powers of two below `gpus`, and `gpus`."""
         return [*(1 << power for power in range((self.gpus - 1).bit_length())), self.gpus]
 
 
 def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
-    """Look once. The cluster is read before the rows: all that it has was made for a row that was there by then."""
+    """Reconcile once; if the cluster is away, log it and change nothing."""
     try:
+        # The cluster is read before the rows, so every work that it has belongs to a row that existed by then.
         started = launcher.list_started()
         with read(engine) as session:
             rows = _rows(session, {each.work.job_id for each in started})
@@ -77,19 +81,19 @@ def look(engine: Engine, launcher: Launcher, bounds: Bounds) -> None:
 
 
 def is_needed(started: Started, job: Job | None) -> bool:
-    """Whether an attempt's process may hold its job, or may yet claim it; one of an older token can do neither."""
+    """Return True if an attempt's process may hold its job or may still claim it, by status and token."""
     if job is None:
         return False
     if job.status == JobStatus.running:
-        return started.work.token >= job.lease_token - 1
+        return started.work.token >= job.lease_token - 1  # the claim has raised the token by one
     is_over = started.ended_s is not None and started.ended_s > AGAIN_S
     return _is_queued(job) and started.work.token >= job.lease_token and not is_over
 
 
 def next_work(job: Job, bounds: Bounds) -> Work:
-    """Return a job's next attempt on as few GPUs as hold its training: of one node, or else all of several nodes.
+    """Return a job's next attempt on the fewest GPUs whose memory suffices: of one node, or all GPUs of several nodes.
 
-    Where the memory is not known, on one node with the template's.
+    If the memory is not known, it runs on one node with the template's number of GPUs.
     """
     if bounds.gpu_bytes is None or job.memory_bytes is None:
         return Work(job.id, job.lease_token)
@@ -101,7 +105,7 @@ def next_work(job: Job, bounds: Bounds) -> Work:
 
 
 def _start(launcher: Launcher, work: Work) -> str | None:
-    """Start the process of a job's next attempt; return the reason where the cluster refuses it."""
+    """Start a job's next attempt; return the reason for its owner if the cluster refuses it, else None."""
     try:
         launcher.start(work)
         log.info("%s: attempt %d is given to the cluster", work.job_id, work.token)
@@ -130,8 +134,9 @@ def _rows(session: Session, ids: Collection[str]) -> dict[str, Job]:
 
 
 def _tell(engine: Engine, reasons: Mapping[str, str | None], room: Room) -> None:
-    """Keep why queued jobs do not start, and forget it of those that may."""
+    """Store why queued jobs do not start, and clear the reason of jobs that can."""
     with transaction(engine) as session:
+        # Most reasons stay the same from one look to the next; only rows whose reason changes are written.
         for job_id, reason in sorted(reasons.items()):
             is_new = (Job.status == JobStatus.queued) & Job.launch_reason.is_distinct_from(reason)
             session.execute(update(Job).where(Job.id == job_id, is_new).values(launch_reason=reason))

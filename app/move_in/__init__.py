@@ -1,4 +1,4 @@
-"""Moving in from OpenAI: what an account there holds, golden replies, the same jobs here, and a comparison.
+"""Move in from OpenAI: read an account, keep golden replies, create the same jobs here, and compare the models.
 
-Runs on the customer's machine and knows nothing of the server: both APIs are reached through the `openai` client.
+It runs on the customer's machine and uses no server code: both APIs are called through the `openai` client.
 """

@@ -1,4 +1,4 @@
-"""An API of OpenAI's form, called with patience: rate limits, 5xx and broken connections are waited for."""
+"""Call an OpenAI-compatible API with retries for rate limits, 5xx and broken connections."""
 
 from __future__ import annotations
 
@@ -17,19 +17,26 @@ if TYPE_CHECKING:
     from openai import APIStatusError, OpenAI
 
 T = TypeVar("T")
-MOST_ASKED_S = 300.0  # of what an API may ask us to wait
+MOST_ASKED_S = 300.0  # longest wait that an API's `Retry-After` may ask for
 _JITTER = 0.25
 _TIMEOUTS = (408, 429)
 _NOT_IMPLEMENTED = 501
 
 
 class Broken(Exception):
-    """An answer that is not whole: it is asked for again."""
+    """An answer is incomplete or malformed; the request is retried."""
 
 
 @dataclass(slots=True)
 class Api:
-    """`client`, whose own retries are off; `tell` gets a line for each wait."""
+    """An API with retries.
+
+    client        the openai client, with its own retries turned off
+    key_variable  the environment variable of its key, for messages
+    patience      how long to retry
+    tell          called with a line for each wait
+    stopping      set when the command is stopped, which ends all waits
+    """
 
     client: OpenAI
     key_variable: str
@@ -40,20 +47,20 @@ class Api:
 
     @property
     def url(self) -> str:
-        """The address without anything secret."""
+        """The base URL without user, password and query."""
         return shown_url(str(self.client.base_url))
 
     def call(self, request: Callable[[], T]) -> T:
-        """Return what `request` returns, calling it again while what it meets may pass.
+        """Call `request`, retrying on errors that may pass, and return its result.
 
-        `MoveInFailed` when patience is at its end, nothing ever answered, or the key is not taken; other refusals are
-        raised as the client raises them.
+        Raises `MoveInFailed` when the retries are used up, nothing ever answered, or the key is refused; other errors
+        of the client pass through.
         """
         waits = self.patience.waits()
         while True:
             try:
                 found = request()
-            except Exception as error:  # the client's, of whatever HTTP library stands under it
+            except Exception as error:  # of the client or of its HTTP library
                 self._has_answered |= _status(error) is not None
                 wait_s = next(waits, None)
                 if not self._is_worth_waiting(error) or wait_s is None:
@@ -66,21 +73,21 @@ class Api:
                 return found
 
     def wait(self, seconds: float) -> None:
-        """Wait; `MoveInFailed` if the command is stopped meanwhile."""
+        """Wait; raise `MoveInFailed` if the command is stopped meanwhile."""
         if self.stopping.wait(seconds):
             raise MoveInFailed("The command was stopped.")
 
     def get(self, path: str, **params: str | int) -> Record:
-        """Return the JSON object that a GET answers with."""
+        """Send a GET and return its JSON object."""
         return self._object(lambda: self.client.get(path, cast_to=object, options={"params": params}))
 
     def post(self, path: str, body: Record, **headers: str) -> Record:
-        """Return the JSON object that a POST answers with; `idempotency_key=` becomes the header of that name."""
+        """Send a POST and return its JSON object; keywords become headers, as `idempotency_key=` Idempotency-Key."""
         named = {name.replace("_", "-").title(): value for name, value in headers.items()}
         return self._object(lambda: self.client.post(path, body=body, cast_to=object, options={"headers": named}))
 
     def pages(self, path: str, limit: int) -> Iterator[Record]:
-        """Yield every object of a list that comes in pages."""
+        """Yield all objects of a paginated list."""
         after, seen = "", set[str]()
         while True:
             page = self.get(path, limit=limit, **({"after": after} if after else {}))
@@ -88,10 +95,11 @@ class Api:
             yield from data
             if not data or page.get("has_more") is False:
                 return
+            # The last id is the cursor. One that comes a second time means that the server ignores `after`.
             after = str(data[-1]["id"])
             if after in seen:
                 if "has_more" not in page:
-                    return  # a server that knows no pages sends the first one again
+                    return  # a server without pagination sends the first page again
                 raise MoveInFailed(f"{self.url}{path} sends the same page again and again.")
             seen.add(after)
 
@@ -105,10 +113,11 @@ class Api:
         return self.call(whole)
 
     def _is_worth_waiting(self, error: Exception) -> bool:
+        # Until something has answered, the URL is more likely wrong than the server away, so it fails at once.
         return is_passing(error) and (self._has_answered or isinstance(error, Broken))
 
     def _final(self, error: Exception) -> Exception:
-        """Return what ends the command: our words for what nobody else can handle."""
+        """Return the exception to raise after the last try: a MoveInFailed for errors that callers cannot handle."""
         status = _status(error)
         if status == 401:
             return MoveInFailed(f"{self.url} does not know this key; check {self.key_variable}.")
@@ -123,7 +132,7 @@ class Api:
 
 
 def is_passing(error: Exception) -> bool:
-    """Tell whether the same request may be answered later."""
+    """Return True if the same request may succeed later."""
     from openai import APIConnectionError  # takes half a second to import
 
     if isinstance(error, APIConnectionError | Broken):
@@ -136,7 +145,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def refusal(error: APIStatusError) -> Record:
-    """Return what an API refused, as the ledger keeps it."""
+    """Return an API's refusal as the ledger stores it: status, code and message, without keys."""
     body: Any = error.body if isinstance(error.body, dict) else {}
     message = " ".join(without_keys(str(body.get("message") or error)).split())
     return {"status": error.status_code, "code": body.get("code"), "message": message}
@@ -155,7 +164,7 @@ def _why(error: Exception) -> str:
 
 
 def _asked_s(error: Exception) -> float:
-    """Return how many seconds `Retry-After` asks for, as a number or as a date."""
+    """Return the wait that `Retry-After` asks for, a number or a date, in seconds; 0 without one."""
     response = getattr(error, "response", None)
     given = response.headers.get("retry-after", "") if response is not None else ""
     try:

@@ -1,4 +1,4 @@
-"""Asks whole plans: golden replies of old models, and the same of new ones."""
+"""Ask a model all prompts of a plan: golden replies of old models, and replies of new ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from app.move_in.prompts import Prompt
 from app.move_in.replies import Ask, ModelGone, Plan, ask_all, missing
 
 GOLDEN, NEW = "golden", "new"
-_TELL_EVERY = 25  # replies
-_CHARACTERS = 4  # of a token, roughly
+_TELL_EVERY = 25  # replies between two lines of progress
+_CHARACTERS = 4  # per token, roughly
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a plan still costs, roughly."""
+    """The rough cost of the requests that a plan still needs."""
 
     requests: int
     input_tokens: int
-    output_tokens: int | None  # at most; None: nobody set a limit
+    output_tokens: int | None  # upper bound; None: without a limit
 
     def __str__(self) -> str:
         most = f"at most {self.output_tokens}" if self.output_tokens is not None else "an unknown number of"
@@ -30,7 +30,7 @@ class Cost:
 
 
 def cost(todo: list[Ask], prompts: dict[str, Prompt]) -> Cost:
-    """Return what requests cost: a token is taken as four characters."""
+    """Return the cost of requests, counting four characters as a token."""
     sizes = {key: len(json.dumps([each["messages"], each["tools"]])) // _CHARACTERS for key, each in prompts.items()}
     most = [each.sampling.get("max_completion_tokens") for each in todo]
     limit = None if None in most else sum(each for each in most if each is not None)
@@ -48,7 +48,12 @@ def ask_plan(
     again: bool,
     tell: Callable[[str], None],
 ) -> bool:
-    """Ask a model what it has not been asked; whether it answered everything."""
+    """Send a plan's missing requests to a model and store the replies; return True if all are answered.
+
+    kind     `GOLDEN` or `NEW`, under which the ledger stores the replies
+    at_once  requests at the same time
+    again    repeat refused requests too
+    """
     todo = missing(ledger, kind, model, plan, again=again)
 
     def progress(done: int) -> None:

@@ -1,4 +1,4 @@
-"""The comparison of an old and a new model, from what a ledger holds of both."""
+"""Compare an old and a new model by their replies in the ledger."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from app.move_in.replies import Plan, asks, reply_text
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Two models on the same prompts: all replies, each prompt's scores and the agreement by measure."""
+    """The comparison of two models on the same prompts.
+
+    replies     both models' replies, by prompt in the plan's order
+    scores      measure -> scores of each prompt, in the same order
+    measures    measure -> agreement over all prompts
+    unanswered  "golden" and "new" -> number of missing replies
+    """
 
     old: str
     new: str
@@ -25,14 +31,14 @@ class Compared:
     unanswered: dict[str, int]
 
     def changed_replies(self) -> list[tuple[Replies, Scored]]:
-        """Return prompts with the replies that changed most first: least similar to the old ones, given their noise."""
+        """Return the prompts with changed replies, the largest loss of similarity below the noise floor first."""
         pairs = zip(self.replies, self.scores["similarity"], strict=True)
         known = [(replies, found) for replies, found in pairs if found.new_old is not None and found.new_old < 1]
         return sorted(known, key=lambda each: _loss(each[1]), reverse=True)
 
 
 def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) -> Compared:
-    """Compare what the ledger holds of two models under the old one's plan."""
+    """Compare the replies that the ledger has of two models under the old model's plan."""
     plan: Plan = ledger.get("plan", old)
     kept = {kind: _texts(ledger, kind, model, plan) for kind, model in (("golden", old), ("new", new))}
     replies = [
@@ -55,7 +61,7 @@ def compare(ledger: Ledger, old: str, new: str, judge: SameJudge | None = None) 
 
 
 def as_json(found: Compared) -> Record:
-    """Return a comparison as JSON: settings, agreement, and each prompt with both models' replies."""
+    """Return a comparison as a JSON object: plan, agreement, and each prompt with both models' replies."""
     prompts = [
         {**asdict(each), "scores": {name: asdict(scores[place]) for name, scores in found.scores.items()}}
         for place, each in enumerate(found.replies)
@@ -66,7 +72,7 @@ def as_json(found: Compared) -> Record:
 
 
 def _texts(ledger: Ledger, kind: str, model: str, plan: Plan) -> dict[str, list[tuple[str, bool]]]:
-    """Return what a model said to each prompt, and whether a limit of tokens cut it off."""
+    """Return a model's replies by prompt, each with True if the token limit cut it off."""
     known = ledger.all(kind)
     found: dict[str, list[tuple[str, bool]]] = defaultdict(list)
     for ask in asks(model, plan):

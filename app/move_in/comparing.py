@@ -1,4 +1,4 @@
-"""From an old model's golden replies to a report: finds the new model, asks it the same, and writes both down."""
+"""The steps of `spard move-in compare`: find the new models, ask them the same prompts, and write the report."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from app.move_in.judge import SameJudge
 from app.move_in.ledger import Ledger, MoveInFailed
 from app.move_in.replies import missing
 
-_JUDGED = 6  # requests a prompt at most: three pairs in both orders
+_JUDGED = 6  # judge requests for a prompt at most: three pairs, each in both orders
 
 
 def pairs(api: Api, ledger: Ledger, given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the new model for each old one that has golden replies, and why there is none for the others."""
+    """Return old model -> new model for models with golden replies, and old model -> reason for the rest.
+
+    `given` maps old to new models and replaces the search for filed jobs. Raises `MoveInFailed` without golden replies.
+    """
     plans = ledger.all("plan")
     if unknown := [old for old in given if old not in plans]:
         raise MoveInFailed(f"There are no golden replies of {unknown[0]}; keep them with `spard move-in golden`.")
@@ -43,12 +46,12 @@ def pairs(api: Api, ledger: Ledger, given: Mapping[str, str]) -> tuple[dict[str,
 def ask(
     api: Api, ledger: Ledger, old: str, new: str, *, at_once: int, again: bool, tell: Callable[[str], None]
 ) -> bool:
-    """Ask a new model what the old one was asked; whether it answered everything."""
+    """Ask a new model the prompts of the old one's plan; return True if all are answered."""
     return ask_plan(api, ledger, NEW, new, ledger.get("plan", old), at_once=at_once, again=again, tell=tell)
 
 
 def estimate(ledger: Ledger, found: Mapping[str, str], *, again: bool, with_judge: bool) -> Iterator[str]:
-    """Yield what a comparison would ask."""
+    """Yield a line for each pair of models with the cost of comparing them."""
     for old, new in found.items():
         plan = ledger.get("plan", old)
         prompts = {key: ledger.get("prompt", key) for key in plan["prompts"]}
@@ -57,7 +60,7 @@ def estimate(ledger: Ledger, found: Mapping[str, str], *, again: bool, with_judg
 
 
 def report(ledger: Ledger, found: Mapping[str, str], judge: SameJudge | None, show: int) -> Iterator[str]:
-    """Compare, write the report, and yield its answers and where it lies."""
+    """Compare all pairs, write the report, and yield each pair's result in a sentence and the report's paths."""
     if not found:
         return
     compared = [compare(ledger, old, new, judge) for old, new in found.items()]

@@ -1,8 +1,8 @@
-"""How often a new model says what the old one said, beside how often the old one says it again itself.
+"""Measure how often a new model's replies agree with the old model's, compared with the old model's own noise floor.
 
-For each prompt the agreement of two sets of replies is the mean over all pairs of a reply of one and a reply of the
-other; the old model's own is the mean over pairs of different replies of its own: the noise floor. Prompts are the
-units of all intervals: replies to one prompt are no independent evidence.
+For each prompt, the agreement of two models is the mean over all pairs of replies, one of each model. The noise floor
+is the mean over all pairs of the old model's own replies. All intervals are over prompts, because several replies to
+one prompt are not independent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MEASURES: dict[str, Measure] = {"exact": is_exact, "similarity": similarity}
 
 @dataclass(frozen=True, slots=True)
 class Replies:
-    """What both models said to a prompt, in the order of asking; `cut` counts replies that a limit of tokens ended."""
+    """Both models' replies to a prompt, in order; `cut` is how many of the old and the new ones hit the token limit."""
 
     prompt_id: str
     prompt: Prompt
@@ -35,10 +35,15 @@ class Replies:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """One measure: new against old, the old model against itself, the new one against itself, and the difference.
+    """The agreement of two models by one measure, each value with its 95 % interval.
 
-    `difference` is new against old minus old against itself, over the prompts that have both. What cannot be known is
-    None: with one reply to each prompt there is no noise floor.
+    new_old     the new model's replies against the old one's
+    old_old     the old model's replies against each other: the noise floor
+    new_new     the new model's replies against each other
+    difference  new_old minus old_old, over the prompts that have both
+    unscored    prompts without new_old
+
+    A value is None if there are too few replies, as old_old with one reply to each prompt.
     """
 
     prompts: int
@@ -50,13 +55,13 @@ class Agreement:
 
     @property
     def is_below_floor(self) -> bool:
-        """Whether the new model agrees with the old one less than that one with itself, beyond chance."""
+        """Return True if the interval of `difference` is below 0: agreement is significantly below the noise floor."""
         return self.difference is not None and self.difference.high < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One prompt and one measure; None where there are too few replies, or the judge gave no verdict."""
+    """One prompt's scores by one measure; None if there are too few replies, or the judge gave no verdict."""
 
     new_old: float | None
     old_old: float | None
@@ -64,7 +69,7 @@ class Scored:
 
 
 def score(replies: Replies, measure: Measure) -> Scored:
-    """Return the mean agreement of all pairs."""
+    """Return a prompt's scores: the means of a measure over all pairs of replies."""
     return Scored(
         _mean(measure(a, b) for a, b in product(replies.new, replies.old)),
         _mean(measure(a, b) for a, b in combinations(replies.old, 2)),
@@ -73,7 +78,7 @@ def score(replies: Replies, measure: Measure) -> Scored:
 
 
 def judge_pairs(replies: Replies, judge: SameJudge) -> Scored:
-    """Return what a judge says of the first pair of each kind: it costs two requests a pair."""
+    """Return a prompt's scores by a judge, who gets only the first pair of each kind, at two requests a pair."""
 
     def says(pair: list[str]) -> float | None:
         said = judge.says_same(replies.prompt, *pair) if len(pair) == 2 else None
@@ -83,7 +88,7 @@ def judge_pairs(replies: Replies, judge: SameJudge) -> Scored:
 
 
 def agreement(scores: Sequence[Scored]) -> Agreement:
-    """Return one measure over all prompts, with 95 % intervals."""
+    """Return the agreement over all prompts by one measure, with 95 % intervals."""
     differences = [
         each.new_old - each.old_old for each in scores if each.new_old is not None and each.old_old is not None
     ]
@@ -98,20 +103,21 @@ def agreement(scores: Sequence[Scored]) -> Agreement:
 
 
 def _share(values: Sequence[float | None]) -> Interval | None:
-    """Return a mean of values from 0 to 1 with Wilson's interval.
+    """Return the mean of values in [0, 1] with Wilson's interval.
 
-    A value from 0 to 1 varies no more than a yes or no of the same mean, so that the interval is wide enough.
+    The variance of such values is at most that of 0/1 values with the same mean, so the interval is wide enough.
     """
     known = [each for each in values if each is not None]
     return Interval(fmean(known), *wilson(sum(known), len(known))) if known else None
 
 
 def _difference(values: Sequence[float]) -> Interval | None:
-    """Return a mean of values from -1 to 1 with Student's interval; the rule of three's where all values are equal."""
+    """Return the mean of values in [-1, 1] with Student's t interval, or the rule of three's if all are equal."""
     if not values:
         return None
     found = over_seeds(values)
     low, high = found.low, found.high
+    # Equal values have no variance, so Student's interval has no width, however few values there are.
     if min(values) == max(values):
         least = rule_of_three(len(values))
         low, high = min(low, found.value - least), max(high, found.value + least)

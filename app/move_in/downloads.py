@@ -1,4 +1,4 @@
-"""Files of an account, downloaded whole: checked by the size that the account lists, and later by the digest noted."""
+"""Download an account's files, checking the size that the account lists, and later the digest that was noted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from app.move_in.ledger import Record
 from spard.digests import file_sha256
 
 FILES = "files"
-TRIES = 4  # of a file that arrives in another size than the account lists
+TRIES = 4  # downloads of a file whose size differs from the account's list
 
 
 class Download(TypedDict, total=False):
-    """Where a file lies below the folder and what it was, or why it is not there."""
+    """A downloaded file's path below the folder, size and digest; or the `problem` that prevented the download."""
 
     path: str
     bytes: int
@@ -26,7 +26,7 @@ class Download(TypedDict, total=False):
 
 
 def download(api: Api, folder: Path, file_id: str, file: Record) -> Download:
-    """Download a file; under its name it is whole or absent."""
+    """Download a file into the folder `files`; its final name appears only when it is complete."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", str(file.get("filename") or "file"))[-80:]
     target, part = (folder / FILES / each for each in (f"{file_id}-{name}", f"{file_id}.part"))
     part.parent.mkdir(mode=0o700, exist_ok=True)
@@ -41,13 +41,13 @@ def download(api: Api, folder: Path, file_id: str, file: Record) -> Download:
 
 
 def is_whole(folder: Path, known: Download) -> bool:
-    """Tell whether a file lies there as it was downloaded."""
+    """Return True if a downloaded file exists with the size and digest that were noted."""
     path = folder / known.get("path", "")
     return path.is_file() and path.stat().st_size == known.get("bytes") and file_sha256(path) == known.get("sha256")
 
 
 def _fetch(api: Api, file_id: str, part: Path) -> tuple[int, str]:
-    """Write what arrives; its size and digest."""
+    """Download to the file `part` and return its size and SHA-256."""
     digest, size = hashlib.sha256(), 0
     with api.client.files.with_streaming_response.content(file_id) as response, part.open("wb") as out:
         part.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Filing the jobs of an account here: files are uploaded, and each job is made once, whatever is killed."""
+"""File an account's jobs with this service: upload their files and create each job exactly once, even after a crash."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from app.move_in.mapping import NotThere, idempotency_key, map_request, notes
 from app.move_in.read import ENDED
 
 POLL_S = 5.0
-_FILES = 10_000  # of a page
+_FILES = 10_000  # files on a page
 
 
 class Filing(TypedDict, total=False):
-    """A request as it is sent, and what came of it: a job or a refusal."""
+    """A job's request with its idempotency key, and its result: the created job or a refusal.
+
+    `attempt` counts jobs that were filed again after a failure.
+    """
 
     attempt: int
     body: Record
@@ -29,12 +32,15 @@ class Filing(TypedDict, total=False):
 
 
 class NotYet(Exception):
-    """A job is not filed; the message says why."""
+    """A job cannot be filed now; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """Files jobs of a ledger with a service; `models` maps OpenAI's names of models to names here."""
+    """Files the jobs of a ledger with this service.
+
+    `models` maps OpenAI's model names to names here, and `auto` are hyperparameters left to the service.
+    """
 
     api: Api
     ledger: Ledger
@@ -43,20 +49,21 @@ class Desk:
     tell: Callable[[str], None]
 
     def file(self, job: Record, *, again: bool = False) -> Filing:
-        """File a job unless it is; `again` files one anew whose job here has failed or was cancelled.
+        """File a job unless it is filed already, and return the filing.
 
-        `NotYet` if it cannot be filed, or not now.
+        `again` files it again if its job here has failed or was cancelled. Raises `NotYet` if it cannot be filed now.
         """
         known: Filing = self.ledger.get("filing", job["id"]) or Filing()
         if "job" in known and not (again and known["job"]["status"] in ("failed", "cancelled")):
             return known
         if "job" in known or "refused" in known or not known:
             known = self._prepare(job, known.get("attempt", 0) + ("job" in known))
-            self.ledger.put("filing", job["id"], known)  # before it is sent: a kill then sends the same again
+            # Stored before it is sent: after a crash the same request with the same idempotency key is sent again.
+            self.ledger.put("filing", job["id"], known)
         return self._send(job["id"], known)
 
     def refresh(self, old_id: str) -> Filing:
-        """Ask how a filed job stands."""
+        """Update a filing with its job's current state, unless that has ended, and return it."""
         known: Filing = self.ledger.get("filing", old_id)
         if "job" in known and known["job"]["status"] not in ENDED:
             known["job"] = self.api.get(f"/fine_tuning/jobs/{known['job']['id']}")
@@ -64,7 +71,7 @@ class Desk:
         return known
 
     def wait(self, old_ids: Collection[str]) -> None:
-        """Wait until filed jobs have ended, and tell how they stand when that changes."""
+        """Wait until filed jobs have ended, and report each change of status."""
         waiting = dict.fromkeys(old_ids, "")
         while waiting:
             for old_id, before in list(waiting.items()):
@@ -83,7 +90,7 @@ class Desk:
 
         model = start_model(self.ledger, self.models, job)
         try:
-            map_request(job, model, {})  # before anything is uploaded
+            map_request(job, model, {})  # raises for unsupported jobs before any upload
             files = {name: self._upload(job[name]) for name in ("training_file", "validation_file") if job.get(name)}
             body = map_request(job, model, files, self.auto)
         except NotThere as error:
@@ -106,7 +113,7 @@ class Desk:
         return found
 
     def _upload(self, file_id: str) -> str:
-        """Return the id here of a file of the account: of the one that was sent before, if it is still there."""
+        """Return the id here of an account's file, which is uploaded unless an earlier upload still exists."""
         known: Download = self.ledger.get("download", file_id) or Download()
         if "sha256" not in known:
             raise NotYet(f"{file_id} was not downloaded: {known.get('problem', 'read the account first')}")
@@ -121,7 +128,10 @@ class Desk:
         return str(found["id"])
 
     def _found_or_sent(self, file_id: str, known: Download) -> Record:
-        """Look for the file by its name here, which is its old id, before it is sent: an answer may have been lost."""
+        """Return the uploaded file whose name is the old id, else upload it.
+
+        An earlier upload may have succeeded even if its answer was lost.
+        """
         name = f"{file_id}.jsonl"
         for each in self.api.pages("/files", _FILES):
             if (each.get("filename"), each.get("bytes"), each.get("status")) == (name, known["bytes"], "processed"):
@@ -131,7 +141,10 @@ class Desk:
 
 
 def start_model(ledger: Ledger, models: Mapping[str, str], job: Record) -> str:
-    """Return the model here that a job is to start from; `NotYet` if nobody has named it."""
+    """Return the model here that a job starts from: the mapped base model, or the model of an earlier filed job.
+
+    Raises `NotYet` if no model is mapped, or the earlier job has not succeeded here.
+    """
     asked = str(job.get("model"))
     if asked in models:
         return models[asked]
@@ -146,7 +159,10 @@ def start_model(ledger: Ledger, models: Mapping[str, str], job: Record) -> str:
 
 
 def to_file(ledger: Ledger, asked: Collection[str]) -> tuple[list[Record], dict[str, str]]:
-    """Return the jobs to file, oldest first, and why others are not: they did not succeed, nobody asked for them."""
+    """Return the jobs to file, oldest first, and job id -> reason for the others.
+
+    Without `asked` these are the jobs that succeeded. Raises `MoveInFailed` for an unknown id.
+    """
     jobs: dict[str, Record] = ledger.all("job")
     if unknown := [each for each in asked if each not in jobs]:
         raise MoveInFailed(f"The account has no job {unknown[0]}; see `spard move-in status {ledger.folder}`.")
@@ -160,7 +176,10 @@ def to_file(ledger: Ledger, asked: Collection[str]) -> tuple[list[Record], dict[
 
 
 def known_models(ledger: Ledger, given: Mapping[str, str], *, keep: bool) -> dict[str, str]:
-    """Return which model here stands for each of OpenAI's: as said now, else as said before."""
+    """Return the mapping from OpenAI's model names to names here: the `given` one over the stored one.
+
+    `keep` stores the given one for later commands.
+    """
     if keep:
         for old, new in given.items():
             ledger.put("model_here", old, new)
@@ -168,9 +187,9 @@ def known_models(ledger: Ledger, given: Mapping[str, str], *, keep: bool) -> dic
 
 
 def file_all(desk: Desk, jobs: Collection[Record], *, again: bool, wait: bool) -> bool:
-    """File jobs, oldest first, and wait for them if asked; whether all were filed and none has failed.
+    """File jobs, oldest first; return True if all were filed and none has failed or was cancelled.
 
-    A job that starts from another one's model waits for that one.
+    With `wait` each job is awaited before the next is filed, so a job can start from the model of an earlier one.
     """
     is_good = True
     for job in jobs:
@@ -195,7 +214,7 @@ def estimate(
     auto: Collection[str],
     tell: Callable[[str], None],
 ) -> bool:
-    """Tell what filing would do, without asking the service anything; return whether all would be filed."""
+    """Report what filing would do, without any request to the service; return True if all jobs can be filed."""
     files, is_good = set[str](), True
     for job in jobs:
         known = ledger.get("filing", job["id"]) or {}

@@ -1,4 +1,4 @@
-"""Golden replies: what the old model says while it still answers."""
+"""Plan golden replies: which prompts an old model is asked while it still answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from app.move_in.replies import Plan
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which prompts, of a user's file or of the model's own job, and how many of them at most."""
+    """The user's choice: prompts from a file (else from the model's own job), a sample size, and sampling settings.
+
+    `replies` is the number of replies to each prompt.
+    """
 
     file: Path | None
     sample: int | None
@@ -22,12 +25,12 @@ class Choice:
 
 
 def model_jobs(ledger: Ledger) -> dict[str, Record]:
-    """Return the job that made each fine-tuned model of the account."""
+    """Return the account's jobs by the fine-tuned model that they made."""
     return {job["fine_tuned_model"]: job for job in ledger.all("job").values() if job.get("fine_tuned_model")}
 
 
 def plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Prompt]]:
-    """Return what to ask a model; `MoveInFailed` if there are no prompts."""
+    """Return the plan for a model and its prompts by id; raise `MoveInFailed` if there are no prompts."""
     if choice.file is not None:
         prompts, source = read_prompts(choice.file, choice.file.name), choice.file.name
     else:
@@ -45,7 +48,7 @@ def plan(ledger: Ledger, model: str, choice: Choice) -> tuple[Plan, dict[str, Pr
 def plans(
     ledger: Ledger, models: Collection[str], choice: Choice, tell: Callable[[str], None]
 ) -> dict[str, tuple[Plan, dict[str, Prompt]]]:
-    """Return what to ask each model; of several, one whose job has no prompts is told of and left out."""
+    """Return plan and prompts by model; if several models are asked, report and skip those without prompts."""
     if not models:
         raise MoveInFailed("The account has no fine-tuned model; name one with --model.")
     found = {}
@@ -62,7 +65,7 @@ def plans(
 def keep_plan(
     ledger: Ledger, model: str, chosen: Plan, prompts: dict[str, Prompt], tell: Callable[[str], None]
 ) -> None:
-    """Note what a model is asked before it is; a comparison goes by the latest plan."""
+    """Store a model's plan and prompts in the ledger before asking; a comparison uses the latest plan."""
     for key, prompt in prompts.items():
         ledger.put("prompt", key, prompt)
     known = ledger.get("plan", model)

@@ -1,4 +1,4 @@
-"""A language model that says whether two replies say the same; nobody has measured how often it errs."""
+"""A language model that judges if two replies mean the same; its error rate has not been measured."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ _MAX_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class SameJudge:
-    """Asks `model` at `api` twice, in both orders; verdicts are kept in the ledger."""
+    """A judge that compares two replies by asking `model` twice, in both orders; the ledger caches its verdicts."""
 
     api: Api
     model: str
     ledger: Ledger
 
     def says_same(self, prompt: Prompt, first: str, second: str) -> bool | None:
-        """Tell whether both orders are called the same; None if an answer is no verdict. Equal replies are."""
+        """Return True if the model calls the replies the same in both orders, None if an answer has no verdict.
+
+        Equal replies are the same without asking.
+        """
         if first.strip() == second.strip():
             return True
         verdicts = [self._verdict(prompt, *pair) for pair in ((first, second), (second, first))]
@@ -52,6 +55,7 @@ class SameJudge:
             try:
                 known = {"text": reply_text(self.api.post("/chat/completions", body)) or ""}
             except APIStatusError as error:
+                # A refused key or model fails for every pair; other refusals concern this pair only and are cached.
                 if error.status_code in (403, 404):
                     raise
                 known = {"text": "", "refused": refusal(error)}

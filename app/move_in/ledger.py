@@ -1,7 +1,7 @@
-"""The folder of a move: downloaded files, and a ledger in SQLite of all that was read, asked and filed.
+"""The folder of a move: downloaded files, and a ledger in SQLite of everything that was read, asked and filed.
 
-Each entry is one transaction, so that a kill between any two leaves a ledger that the next command goes on from. Keys
-of APIs are never written: where a server's words repeat one, it is blotted out.
+Each entry is written in a transaction of its own, so after a crash the next command continues from the last one. API
+keys are never written: if a server's message repeats one, it is masked.
 """
 
 from __future__ import annotations
@@ -25,36 +25,39 @@ KEY_VARIABLES = ("OPENAI_API_KEY", "SPARD_API_KEY", "SPARD_JUDGE_API_KEY")
 LEDGER = "ledger.sqlite3"
 _SCHEMA = "CREATE TABLE IF NOT EXISTS entries (kind TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, key))"
 _PUT = "INSERT INTO entries VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"
-_SHORTEST_KEY = 8  # characters; a shorter word is no secret, and blotting it out would spoil texts
+_SHORTEST_KEY = 8  # characters; masking a shorter word, which is hardly a secret, could garble texts
 
 
 class MoveInFailed(UserError):
-    """The move cannot go on; the message is all that the user sees."""
+    """The move has failed; the user sees only the message, without a traceback."""
 
 
 class Ledger:
-    """Entries by kind and key, in the order in which they were first put."""
+    """JSON values by kind and key, in the order in which they were first stored.
+
+    Kinds are, among others, `job`, `file`, `download`, `prompt`, `plan`, `golden`, `new`, `filing` and `verdict`.
+    """
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
         self.folder = folder
         self._connection = connection
 
     def put(self, kind: str, key: str, value: object) -> None:
-        """Write an entry, or write it anew; it is on the disk when this returns."""
+        """Insert or replace an entry; it is committed when this returns."""
         self._connection.execute(_PUT, (kind, key, without_keys(json.dumps(value, ensure_ascii=False))))
 
     def get(self, kind: str, key: str) -> Any:
-        """Return an entry, or None if there is none."""
+        """Return an entry's value, or None."""
         found = self._connection.execute("SELECT value FROM entries WHERE kind = ? AND key = ?", (kind, key)).fetchone()
         return json.loads(found[0]) if found else None
 
     def all(self, kind: str) -> dict[str, Any]:
-        """Return all entries of a kind."""
+        """Return all entries of a kind, by key."""
         rows = self._connection.execute("SELECT key, value FROM entries WHERE kind = ? ORDER BY rowid", (kind,))
         return {key: json.loads(value) for key, value in rows}
 
     def has(self, kind: str, key: str) -> bool:
-        """Return whether there is such an entry."""
+        """Return True if there is such an entry."""
         return (
             self._connection.execute("SELECT 1 FROM entries WHERE kind = ? AND key = ?", (kind, key)).fetchone()
             is not None
@@ -63,7 +66,10 @@ class Ledger:
 
 @contextmanager
 def open_ledger(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
-    """Yield the ledger of a folder, for one command at a time; `is_new` makes a folder that is missing."""
+    """Lock a folder for one command and yield its ledger; `is_new` creates a missing folder.
+
+    Raises `MoveInFailed` if the folder has no ledger, cannot be written, or is in use by another command.
+    """
     if not is_new:
         _require(folder)
     try:
@@ -83,7 +89,7 @@ def open_ledger(folder: Path, *, is_new: bool = False) -> Iterator[Ledger]:
 
 @contextmanager
 def open_read_only(folder: Path) -> Iterator[Ledger]:
-    """Yield the ledger of a folder to read, also while another command writes."""
+    """Yield the ledger of a folder for reading, even while another command writes."""
     _require(folder)
     with _connect(folder, "rw") as ledger:
         yield ledger
@@ -93,6 +99,7 @@ def open_read_only(folder: Path) -> Iterator[Ledger]:
 def _connect(folder: Path, mode: str) -> Iterator[Ledger]:
     path = folder / LEDGER
     if mode == "rwc":
+        # SQLite would create the file readable by others, so it is created here.
         os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
     uri = f"{path.resolve().as_uri()}?mode={mode}"
     try:
@@ -112,7 +119,7 @@ def _require(folder: Path) -> None:
 
 
 def without_keys(text: str) -> str:
-    """Return a text in which the keys that the environment holds are blotted out."""
+    """Return the text with all API keys of the environment replaced by `[key]`."""
     for name in KEY_VARIABLES:
         key = os.environ.get(name, "")
         if len(key) >= _SHORTEST_KEY:
@@ -121,14 +128,14 @@ def without_keys(text: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Return an address without user, password and query, any of which may be a secret."""
+    """Return a URL without user, password and query, any of which may be secret."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""
     return f"{parts.scheme}://{parts.hostname}{port}{parts.path.rstrip('/')}"
 
 
 def write_whole(path: Path, pieces: Sequence[str]) -> None:
-    """Write a text file that is whole or absent at any kill."""
+    """Write a text file atomically, readable by its owner only."""
     part = path.with_name(f"{path.name}.part")
     with open(part, "w", encoding="utf-8", opener=_private) as file:
         file.writelines(pieces)

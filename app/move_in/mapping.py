@@ -1,4 +1,4 @@
-"""From a job at OpenAI to the request for the same job here."""
+"""Convert a job at OpenAI to the request for the same job here."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ MOVED_FROM = "moved_from"
 
 
 class NotThere(Exception):
-    """There is nothing of this kind here; the message says what."""
+    """A feature of the job does not exist here; the message names it."""
 
 
 def map_request(job: Record, model: str, files: Record, auto: Collection[str] = ()) -> Record:
-    """Return the body of the same job on another model; hyperparameters in `auto` are left to the service.
+    """Return the request body of the same job on another model.
 
-    `files` has `training_file` and, where there is one, `validation_file`. `NotThere` for a method that has no
-    counterpart.
+    `files` has the ids here of `training_file` and, if there is one, `validation_file`; hyperparameters in `auto` are
+    left to the service. Raises `NotThere` for a method that does not exist here.
     """
     body = {"model": model, **files, "method": _method(job, auto)}
     if suffix := job_suffix(job):
         body["suffix"] = suffix
     if isinstance(job.get("seed"), int):
         body["seed"] = job["seed"]
+    # One pair is left free for `moved_from`.
     kept = dict([*(job.get("metadata") or {}).items()][: _MOST_METADATA - 1])
     return {**body, "metadata": {**kept, MOVED_FROM: job["id"]}}
 
 
 def job_suffix(job: Record) -> str | None:
-    """Return the suffix that the job was made with, said by the job or by its model's name."""
+    """Return a job's suffix, from the job or from its model's name; None if it has none."""
     said = job.get("user_provided_suffix") or job.get("suffix")
     parts = str(job.get("fine_tuned_model") or "").split(":")
     return said or (parts[3] or None if len(parts) == 5 else None)
 
 
 def notes(job: Record) -> list[str]:
-    """Return what is not carried over, or means something else here."""
+    """Return a note for each setting that is not carried over or has another meaning here."""
     found = []
     if _numbers(job, _type(job)).get("learning_rate_multiplier") not in (None, "auto"):
         found.append("learning_rate_multiplier multiplies this service's own rate")
@@ -58,7 +59,7 @@ def notes(job: Record) -> list[str]:
 
 
 def idempotency_key(body: Record, attempt: int) -> str:
-    """Return the key under which the service makes one job of this request, however often it is sent."""
+    """Return the idempotency key of a request, with which the service creates one job however often it is sent."""
     text = json.dumps([body, attempt], sort_keys=True, ensure_ascii=False)
     return f"move-in-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
@@ -76,6 +77,6 @@ def _type(job: Record) -> str:
 
 
 def _numbers(job: Record, kind: str) -> Record:
-    """Return the hyperparameters of a method; jobs of before `method` have them at their top."""
+    """Return a job's hyperparameters; older jobs, without `method`, have them at the top level."""
     given = ((job.get("method") or {}).get(kind) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
     return {name: given[name] for name in _KNOWN.get(kind, ()) if given.get(name) is not None}

@@ -1,4 +1,4 @@
-"""A comparison as Markdown: the answer first, the table, then what changed most, side by side."""
+"""Write a comparison as Markdown: the result in a sentence, the table, then the prompts that changed most."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from spard.evaluation.statistics import Interval
 
 REPORT = "comparison"
 _NAMES = {"exact": "exactly the same", "similarity": "similarity of words (ROUGE-L)", "judge": "the same, by the judge"}
-_SHOWN = 2000  # characters of a text
+_SHOWN = 2000  # shown characters of a text
 
 
 def write(folder: Path, found: list[Compared], show: int) -> list[Path]:
-    """Write a comparison into a folder as JSON and as Markdown; each file is whole or absent."""
+    """Write comparisons into a folder as JSON and as Markdown, atomically, and return both paths."""
     written = [folder / f"{REPORT}.json", folder / f"{REPORT}.md"]
     write_whole(written[0], [json.dumps([as_json(each) for each in found], indent=2, ensure_ascii=False), "\n"])
     write_whole(written[1], page(found, show))
@@ -26,7 +26,7 @@ def write(folder: Path, found: list[Compared], show: int) -> list[Path]:
 
 
 def page(found: list[Compared], show: int) -> list[str]:
-    """Return the lines of the page; `show` prompts of each pair of models are shown."""
+    """Return the parts of the Markdown page, with up to `show` changed prompts for each pair of models."""
     lines = ["# Old model and new model on the same prompts\n"]
     for each in found:
         lines += _section(each, show)
@@ -54,7 +54,7 @@ def _section(found: Compared, show: int) -> Iterator[str]:
 
 
 def answer(found: Compared) -> str:
-    """Return the comparison in a sentence or two."""
+    """Return the result of a comparison in one to three sentences."""
     exact = found.measures["exact"]
     if exact.new_old is None:
         return "Nothing can be compared: no prompt has a reply of both models."
@@ -69,7 +69,7 @@ def answer(found: Compared) -> str:
 
 
 def _remarks(found: Compared) -> Iterator[str]:
-    """Yield remarks on results that would mislead without them."""
+    """Yield remarks on missing, cut and unjudged replies, without which the results mislead."""
     for kind, name in (("golden", "old"), ("new", "new")):
         if missing := found.unanswered[kind]:
             yield f"\n{missing} replies of the {name} model are missing: refused, or not asked yet.\n"
@@ -93,7 +93,7 @@ def _last(replies: Replies) -> str:
 
 
 def _fence(title: str, text: str) -> str:
-    """Return a text between fences that nothing in it can close."""
+    """Return a text in a code block whose fence is longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} [...]"

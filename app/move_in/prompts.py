@@ -1,4 +1,4 @@
-"""Prompts to ask an old and a new model: a user's own, or a sample of a file of training rows."""
+"""Read prompts to ask both models: from a user's own file, or from the rows of a job's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.move_in.ledger import Ledger, MoveInFailed, Record
 
 
 class Prompt(TypedDict):
-    """What a chat completion is asked with; `source` names the file and line."""
+    """The messages and tools of a chat completion; `source` is the file and line that they come from."""
 
     messages: list[Record]
     tools: list[Record]
@@ -19,9 +19,9 @@ class Prompt(TypedDict):
 
 
 def row_prompt(row: Record, source: str) -> Prompt | None:
-    """Return the prompt of a row: all before its last answer; None if the row is no chat.
+    """Return a row's prompt, all messages before its last answer; None if the row has no conversation.
 
-    Rows of chats, of preferences (`input`), and `{"prompt": "..."}` of a user's own list are known.
+    A row is a chat, a preference pair (with `input`), or `{"prompt": "..."}` of a user's own list.
     """
     inside = row.get("input") if isinstance(row.get("input"), dict) else row
     messages = inside.get("messages") if isinstance(inside, dict) else None
@@ -37,16 +37,17 @@ def row_prompt(row: Record, source: str) -> Prompt | None:
 
 
 def prompt_id(prompt: Prompt) -> str:
-    """Return a digest of what is asked; where it comes from does not count."""
+    """Return a digest of a prompt's messages and tools, independent of its source."""
     text = json.dumps([prompt["messages"], prompt["tools"]], sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_prompts(path: Path, name: str) -> dict[str, Prompt]:
-    """Return the prompts of a JSONL file by id, each once; `MoveInFailed` names the first line that is no row."""
+    """Return the distinct prompts of a JSONL file by id; raise `MoveInFailed` for the first line that is no prompt."""
     found: dict[str, Prompt] = {}
     try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not at other ends of lines, which JSON may hold
+        # Not `splitlines`: JSON strings may contain other line separators, such as U+2028.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise MoveInFailed(f"{path} cannot be read: {error}.") from None
     for number, line in enumerate(lines, 1):
@@ -60,13 +61,13 @@ def read_prompts(path: Path, name: str) -> dict[str, Prompt]:
 
 
 def sample(prompts: dict[str, Prompt], n: int) -> dict[str, Prompt]:
-    """Return n prompts, the same ones each time: those whose ids' digests come first."""
+    """Return a deterministic sample of n prompts: those with the smallest digests of their ids."""
     order = sorted(prompts, key=lambda key: hashlib.sha256(key.encode()).hexdigest())
     return {key: prompts[key] for key in order[:n]}
 
 
 def of_job(ledger: Ledger, job: Record) -> dict[str, Prompt]:
-    """Return the prompts of a job's validation file, which its model did not learn, or else of its training file."""
+    """Return the prompts of a job's validation file, on which its model was not trained, else of its training file."""
     for file_id in filter(None, (job.get("validation_file"), job.get("training_file"))):
         known = ledger.get("download", file_id) or {}
         if "sha256" in known:

@@ -1,4 +1,4 @@
-"""Reading an account: models, jobs with their events and checkpoints, and files."""
+"""Read an account into a ledger: models, jobs with their events and checkpoints, and files."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from app.move_in.ledger import Ledger, MoveInFailed, Record
 
 ENDED = ("succeeded", "failed", "cancelled")
 _PURPOSES = ("fine-tune", "fine-tune-results")
-_JOBS, _FILES, _EVENTS, _CHECKPOINTS = 100, 10_000, 100, 100  # objects of a page
+_JOBS, _FILES, _EVENTS, _CHECKPOINTS = 100, 10_000, 100, 100  # objects on a page
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What an account holds, before anything is downloaded."""
+    """The models, jobs and files of an account, before any file is downloaded."""
 
     models: list[Record]
     jobs: list[Record]
     files: dict[str, Record]
 
     def wanted_files(self) -> list[str]:
-        """Return the ids of all files to download: those for fine-tuning, and those that a job names."""
+        """Return the ids of all files to download: files for fine-tuning, and files that a job names."""
         own = [key for key, file in self.files.items() if file.get("purpose") in _PURPOSES]
         return list(dict.fromkeys([*own, *(_check_id(key) for job in self.jobs for key in job_file_ids(job))]))
 
 
 def job_file_ids(job: Record) -> list[str]:
-    """Return the ids of the files that a job read or made."""
+    """Return the ids of a job's training, validation and result files."""
     named = (job.get("training_file"), job.get("validation_file"), *(job.get("result_files") or []))
     return [key for key in named if key]
 
 
 def same_account(api: Api, ledger: Ledger) -> None:
-    """Require that a folder is this account's, or no account's yet."""
+    """Raise `MoveInFailed` if the ledger belongs to an account at another URL."""
     known = ledger.get("account", "url")
     if known is not None and known != api.url:
         raise MoveInFailed(f"{ledger.folder} holds the account at {known}; read {api.url} into another folder.")
 
 
 def list_account(api: Api) -> Listed:
-    """Ask for the lists of models, jobs and files."""
+    """Request the lists of models, jobs and files."""
     models = api.get("/models").get("data") or []
     jobs = [_check_object(job) for job in api.pages("/fine_tuning/jobs", _JOBS)]
     files = {_check_object(file)["id"]: file for file in api.pages("/files", _FILES)}
@@ -53,7 +53,7 @@ def list_account(api: Api) -> Listed:
 
 
 def estimate(listed: Listed) -> str:
-    """Return what reading costs, from the lists alone."""
+    """Return a sentence with the cost of reading an account, from its lists alone."""
     wanted = listed.wanted_files()
     size = sum(listed.files.get(key, {}).get("bytes") or 0 for key in wanted)
     least = len(wanted) + 2 * len(listed.jobs)
@@ -62,7 +62,7 @@ def estimate(listed: Listed) -> str:
 
 
 def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Listed:
-    """Bring the ledger and its folder up to date with an account; what is already there is not asked for again."""
+    """Update the ledger and its folder from an account, without downloading complete files again."""
     same_account(api, ledger)
     listed = list_account(api)
     ledger.put("account", "url", api.url)
@@ -81,7 +81,7 @@ def read_account(api: Api, ledger: Ledger, tell: Callable[[str], None]) -> Liste
 
 
 def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
-    """Read the events and checkpoints of a job; of one that has ended, once."""
+    """Read a job's events and checkpoints, unless they were read after it had ended."""
     from openai import APIStatusError
 
     key = job["id"]
@@ -97,7 +97,7 @@ def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
 
 
 def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
-    """Download a file unless it is there as it was downloaded; a word or a sentence for the user."""
+    """Download a file unless it is complete already; return the outcome as a text for the user."""
     from openai import APIStatusError
 
     known: Download | None = ledger.get("download", file_id)
@@ -109,6 +109,7 @@ def _read_file(api: Api, ledger: Ledger, file_id: str) -> str:
         found = download(api, ledger.folder, file_id, file)
     except APIStatusError as error:
         found = Download(problem=_words(refusal(error)))
+    # A failed download does not replace the entry of an earlier complete one.
     if "problem" not in found or not (known and "sha256" in known):
         ledger.put("download", file_id, found)
     return found.get("problem") or f"{found['bytes']} bytes"
@@ -120,7 +121,7 @@ def _words(refused: Record) -> str:
 
 
 def _check_object(found: Record) -> Record:
-    """Return an object whose id can be a file's name."""
+    """Return the object; raise `MoveInFailed` if its id is not safe as a file name."""
     _check_id(found.get("id"))
     return found
 

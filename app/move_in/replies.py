@@ -1,4 +1,4 @@
-"""Replies of a model to prompts, asked several times each and kept as they came; a kill loses those under way alone."""
+"""Ask a model each prompt several times and store each reply at once, so a crash loses only the running requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GONE = (403, 404, 410)
 
 
 class Plan(TypedDict):
-    """What a model is asked: which prompts, with which settings of sampling, how often each."""
+    """The plan for a model: prompt ids, sampling settings, replies to each prompt, and the prompts' source."""
 
     prompts: list[str]
     sampling: Record
@@ -26,12 +26,12 @@ class Plan(TypedDict):
 
 
 class ModelGone(Exception):
-    """The API does not offer the model to this key; the message is the API's own."""
+    """The API refuses the model to this key; the message is the API's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request for one reply."""
+    """One request: the reply of this number to a prompt."""
 
     model: str
     prompt_id: str
@@ -39,12 +39,12 @@ class Ask:
     number: int
 
     def key(self) -> str:
-        """Return what the ledger knows it by."""
+        """Return the request's key in the ledger."""
         text = json.dumps([self.model, self.prompt_id, self.sampling, self.number], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def body(self, prompt: Prompt) -> Record:
-        """Return the request; with a seed, each of several replies has a seed of its own."""
+        """Return the request body; the reply's number is added to the seed, if there is one."""
         body = {"model": self.model, "messages": prompt["messages"], **self.sampling}
         if prompt["tools"]:
             body["tools"] = prompt["tools"]
@@ -54,14 +54,14 @@ class Ask:
 
 
 def asks(model: str, plan: Plan) -> Iterator[Ask]:
-    """Yield every request of a plan: the first reply to each prompt, then the second."""
+    """Yield all requests of a plan: the first reply to each prompt, then the second, and so on."""
     for number in range(plan["replies"]):
         for prompt_id in plan["prompts"]:
             yield Ask(model, prompt_id, plan["sampling"], number)
 
 
 def missing(ledger: Ledger, kind: str, model: str, plan: Plan, *, again: bool = False) -> list[Ask]:
-    """Return what has not been answered; with `again`, also what was refused."""
+    """Return the plan's requests that were not answered or refused; with `again`, also the refused ones."""
     known = ledger.all(kind)
     return [
         each for each in asks(model, plan) if (entry := known.get(each.key())) is None or (again and "refused" in entry)
@@ -69,7 +69,10 @@ def missing(ledger: Ledger, kind: str, model: str, plan: Plan, *, again: bool = 
 
 
 def ask_all(api: Api, ledger: Ledger, kind: str, todo: list[Ask], *, at_once: int, tell: Callable[[int], None]) -> None:
-    """Ask, keep every reply or refusal, and tell how many are done; `ModelGone` if this key may not ask the model."""
+    """Send requests, `at_once` in parallel, store each reply or refusal, and call `tell` with the number done.
+
+    Raises `ModelGone` if the API refuses the model itself.
+    """
     prompts: Mapping[str, Prompt] = {key: ledger.get("prompt", key) for key in {each.prompt_id for each in todo}}
     pool = ThreadPoolExecutor(at_once)
     try:
@@ -79,7 +82,7 @@ def ask_all(api: Api, ledger: Ledger, kind: str, todo: list[Ask], *, at_once: in
             ledger.put(kind, ask.key(), {"model": ask.model, "prompt": ask.prompt_id, "number": ask.number, **answer})
             tell(done)
     except (KeyboardInterrupt, MoveInFailed):
-        api.stopping.set()  # nobody waits for a rate limit any more
+        api.stopping.set()  # ends the waits of the other threads
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -97,7 +100,7 @@ def _answer(api: Api, ask: Ask, prompt: Prompt) -> Record:
 
 
 def reply_text(response: Record) -> str | None:
-    """Return what a reply says, its calls of tools as JSON with sorted keys; None if it holds no message."""
+    """Return a reply's text, with tool calls as JSON with sorted keys; None if it has no message."""
     choices = response.get("choices")
     message = choices[0].get("message") if isinstance(choices, list) and choices else None
     if not isinstance(message, dict):

@@ -1,4 +1,4 @@
-"""How much two replies say the same, by their words."""
+"""Measures of similarity between two replies, by their words."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def is_exact(first: str, second: str) -> bool:
-    """Tell whether two replies are equal but for white space at their ends."""
+    """Return True if two replies are equal, ignoring white space at their ends."""
     return first.strip() == second.strip()
 
 
 def similarity(first: str, second: str) -> float:
-    """Return ROUGE-L's F1 of two texts (Lin, 2004): 2 L / (m + n), from 0 to 1.
+    """Return the ROUGE-L F1 score of two texts (Lin, 2004): 2 L / (m + n), from 0 to 1.
 
-    L is the length of the longest common subsequence of their m and n words; words are compared in lower case and
-    punctuation marks count as words. Two empty texts are the same.
+    L is the length of the longest common subsequence of their m and n words. Words are compared in lower case, and
+    punctuation marks count as words. Two empty texts have the score 1.
     """
     words, others = (_WORD.findall(text.lower()) for text in (first, second))
     if not words and not others:
@@ -25,9 +25,9 @@ def similarity(first: str, second: str) -> float:
 
 
 def _common(words: list[str], others: list[str]) -> int:
-    """Return the length of the longest common subsequence, bit by bit of one integer (Hyyro, 2004).
+    """Return the length of the longest common subsequence, by bit-parallel dynamic programming (Hyyro, 2004).
 
-    Bit i of `row` is 0 where the subsequence grows at word i.
+    Bit i of `row` is 0 if the subsequence gets longer at word i.
     """
     places: dict[str, int] = {}
     for i, word in enumerate(words):

@@ -1,4 +1,4 @@
-"""How far a move is, from its ledger alone."""
+"""Report the progress of a move, from its ledger alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.move_in.replies import Plan, missing
 
 
 def summary(ledger: Ledger) -> Record:
-    """Return what was read, asked and filed: counts, and an entry for each job."""
+    """Return the move's progress: counts of what was read, and an entry for each job."""
     downloads, jobs = ledger.all("download"), ledger.all("job")
     read = ledger.get("account", "read") or {}
     return {
@@ -25,7 +25,7 @@ def summary(ledger: Ledger) -> Record:
 
 
 def _move(ledger: Ledger, job: Record) -> Record:
-    """Return how far one job is: golden replies of its model, and the job here."""
+    """Return one job's progress: its model's golden replies, and the job here."""
     old, filing = job.get("fine_tuned_model"), ledger.get("filing", job["id"]) or {}
     here = filing.get("job") or {}
     return {
@@ -42,7 +42,7 @@ def _move(ledger: Ledger, job: Record) -> Record:
 
 
 def _golden(ledger: Ledger, model: str) -> str | None:
-    """Return how many of the replies that were planned are there, refused ones not counted."""
+    """Return "N of M" for a model's planned replies, without refused ones; None without a plan."""
     plan: Plan | None = ledger.get("plan", model)
     if plan is None:
         return None
@@ -51,7 +51,7 @@ def _golden(ledger: Ledger, model: str) -> str | None:
 
 
 def next_step(ledger: Ledger, found: Record) -> str:
-    """Return the command that comes next."""
+    """Return the next command to run, with its reason."""
     folder, moves = ledger.folder, found["moves"]
     if found["read_at"] is None:
         return f"the account is not read to its end: spard move-in read {folder}"

@@ -1,1 +1,1 @@
-"""What an operator needs: health, logs, metrics, traces, start-up checks and the supervisor."""
+"""Operations: health, logs, metrics, traces, start-up checks, child processes and the supervisor."""

@@ -1,7 +1,7 @@
-"""Wake-ups: a message that says only "look at the table". Losing, repeating or forging one is harmless.
+"""Wake-ups for workers: a message that only means "look at the table", so losing or forging one is harmless.
 
-A wake-up is written to the outbox in the transaction that makes it true, and sent after the commit. Without a broker
-it is dropped there: workers poll the table anyway.
+A wake-up is written to the outbox in the same transaction as the change it announces, and sent after the commit.
+Without a broker it is dropped: workers poll the table anyway.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def wake(session: Session, job_id: str) -> None:
 
 
 def make_celery(broker_url: str) -> Celery:
-    """Return the Celery application of sender and workers; it carries wake-ups and stores no results.
+    """Return the Celery application that sends and receives wake-ups; it stores no results.
 
-    Raise `Unfit` if the address cannot be used.
+    Raises `Unfit` if the broker's URL cannot be used.
     """
     celery = Celery("spard", set_as_current=False)
     celery.conf.update(
-        accept_content=["json"],  # pickle on a broker would be remote code execution
+        accept_content=["json"],  # accepting pickle lets whoever reaches the broker execute code
         task_serializer="json",
         task_ignore_result=True,
         result_backend=None,
-        task_acks_late=False,  # recovery is the reaper's
+        task_acks_late=False,  # the reaper recovers lost work, not the broker
         task_reject_on_worker_lost=False,
         task_publish_retry_policy={"max_retries": 2, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.5},
         broker_connection_timeout=2,
@@ -60,31 +60,34 @@ def make_celery(broker_url: str) -> Celery:
 
 
 class Dispatcher:
-    """Sends the wake-ups of the outbox to the broker. Two of them may send one twice, which is harmless."""
+    """Sends the outbox's wake-ups to the broker; several dispatchers may send one twice, which is harmless."""
 
     def __init__(self, engine: Engine, broker_url: str | None) -> None:
         self._engine = engine
         self._celery = make_celery(broker_url) if broker_url else None
 
     def send_pending(self) -> int:
-        """Send what is unsent, oldest first, until the broker fails; without one, drop it. Returns how many went."""
+        """Send a batch of unsent wake-ups, oldest first, until the broker fails; return how many were sent.
+
+        Without a broker they are deleted, and 0 is returned.
+        """
         with read(self._engine) as session:
             pending = session.scalars(select(Outbox).where(Outbox.sent_at.is_(None)).order_by(Outbox.id).limit(_BATCH))
             rows = pending.all()
         if self._celery is None:
             return self._drop(rows)
-        sent = self._send(self._celery, rows)  # no session is open while the broker is waited for
+        sent = self._send(self._celery, rows)  # without an open session, as the broker may be slow
         if sent:
             with transaction(self._engine) as session:
                 session.execute(update(Outbox).where(Outbox.id.in_(sent)).values(sent_at=timestamp()))
         return len(sent)
 
     def run(self, stop: Event, every_s: float = 0.5) -> None:
-        """Send until `stop` is set."""
+        """Send wake-ups every `every_s` seconds until `stop` is set."""
         repeat(self.send_pending, stop, every_s, "the outbox cannot be read; trying again")
 
     def _drop(self, rows: Sequence[Outbox]) -> int:
-        """Remove what nobody will be sent. Returns how many were sent: none."""
+        """Delete wake-ups that have no broker to go to, and return 0."""
         if rows:
             with transaction(self._engine) as session:
                 session.execute(delete(Outbox).where(Outbox.id.in_([row.id for row in rows])))

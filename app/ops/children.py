@@ -1,4 +1,4 @@
-"""What child processes that work on customers' bytes get of this one: an environment without a secret, and no key."""
+"""The environment of child processes that handle customers' data, and the paths of secrets that they cannot read."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _SECRET = ("CREDENTIAL", "KEY", "PASSWORD", "SECRET", "TOKEN")  # a name with on
 _FIXED = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_OFFLINE": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait are five times slower on cores that others use
+    "OMP_WAIT_POLICY": "PASSIVE",  # spinning threads are five times slower on cores that other processes use
     "PYTHONUNBUFFERED": "1",
-    "PYTHONWARNINGS": "ignore::FutureWarning",  # for those who program with a library, not for who reads our log
+    "PYTHONWARNINGS": "ignore::FutureWarning",  # meant for developers, not for our log
     "TOKENIZERS_PARALLELISM": "false",
 }
 
 
 def environment(settings: Settings, device: str | None = None) -> dict[str, str]:
-    """Return the variables that a child gets: where programs and models are, its threads, and whether it has a GPU.
+    """Return a child's environment variables: paths, model folders, threads and device, without any secret.
 
-    `device` is what it computes on, in the words of `SPARD_DEVICE`, which else says it.
+    `device` is as in `SPARD_DEVICE`, whose value is the default.
     """
     device = device or settings.device
     passed = {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     passed = {name: value for name, value in passed.items() if not any(word in name for word in _SECRET)}
     passed |= _FIXED | {"OMP_NUM_THREADS": str(settings.worker_threads or max(1, (os.cpu_count() or 1) - 1))}
     if settings.worker_threads:
-        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for, so it holds for small models too
+        passed["SPARD_WORKER_THREADS"] = str(settings.worker_threads)  # asked for: for small models too
     if device == "cpu":
         passed["CUDA_VISIBLE_DEVICES"] = ""
     passed["SPARD_DEVICE"] = device
@@ -43,7 +43,7 @@ def environment(settings: Settings, device: str | None = None) -> dict[str, str]
 
 
 def secret_places(settings: Settings) -> Iterator[Path]:
-    """Yield the paths that hold keys, rows and customers' bytes: no child reads them."""
+    """Yield the paths of keys, database and customers' data, which no child may read."""
     yield settings.data_dir.resolve()
     if settings.signing_key:
         yield settings.signing_key.resolve()

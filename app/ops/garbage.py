@@ -1,8 +1,8 @@
-"""When a process that serves requests collects garbage.
+"""Schedule the garbage collection of a process that serves requests.
 
-A collection of the oldest objects looks at all that the open streams and requests hold, and every request waits for it:
-0.1 s with 600 streams. Python would begin one each second under load. Here the young are collected as ever, and the
-oldest at fixed times.
+A full collection traverses all objects of open streams and requests while every request waits: 0.1 s with 600 streams.
+Under load Python starts one each second. Here young objects are collected as usual, and the oldest generation only
+every two minutes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from threading import Event
 from app.ops.periodic import repeat
 
 _EVERY_S = 120.0
-_NEVER = 1 << 30  # collections of the younger ones before one of the oldest
-_SWITCH_S = 0.0005  # that a thread which computes keeps the event loop waiting; Python's own default is ten times that
+_NEVER = 1 << 30  # threshold of the oldest generation, which is never reached
+_SWITCH_S = 0.0005  # how long a computing thread may delay the event loop; Python's default is ten times as long
 
 
 def spare_requests() -> None:
-    """Exempt what exists now from collection, leave the oldest objects to `run`, and let threads take turns sooner."""
+    """Exempt all current objects from collection, turn off automatic full collections, and switch threads faster.
+
+    Call it once at the start, and leave the full collections to `run`.
+    """
     gc.collect()
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -28,6 +31,6 @@ def spare_requests() -> None:
 
 
 def run(stop: Event) -> None:
-    """Collect the oldest objects every two minutes, where `spare_requests` was called."""
+    """Run a full collection every two minutes until `stop` is set, if `spare_requests` was called."""
     if gc.get_threshold()[2] == _NEVER:
         repeat(gc.collect, stop, _EVERY_S, "garbage could not be collected")

@@ -1,6 +1,6 @@
-"""The GPUs that the driver shows, counted and named without torch, within milliseconds.
+"""Query GPUs through the CUDA driver, without torch, in milliseconds.
 
-Whether one computes is asked of a new process: in one that saw an error of CUDA's nothing works any more.
+Computing on them is tested in a separate process: after a CUDA error a process cannot use the GPU again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _NAME_CHARS = 100
 
 
 def count(driver: str = _DRIVER) -> int:
-    """How many there are; 0 without a driver."""
+    """Return the number of GPUs; 0 without a driver."""
     return _count(_open_driver(driver))
 
 
 def names(driver: str = _DRIVER) -> list[str]:
-    """Return what the driver calls each of them, with its memory; nothing without a driver."""
+    """Return each GPU's name and memory, as "NAME, N GiB"; [] without a driver."""
     cuda, found = _open_driver(driver), list[str]()
     for ordinal in range(_count(cuda)):
         name, memory, device = ctypes.create_string_buffer(_NAME_CHARS), ctypes.c_size_t(0), ctypes.c_int(0)
@@ -38,7 +38,10 @@ def names(driver: str = _DRIVER) -> list[str]:
 def gpu_probe_succeeds(
     probe: Sequence[str], environment: Mapping[str, str], gpus_per_job: int, *, quiet: bool = False
 ) -> bool:
-    """Whether the probe of a job's GPUs comes to its end in time; its error goes to standard error, or nowhere."""
+    """Return True if the GPU probe exits with 0 before its timeout of 120 s.
+
+    Its error output goes to standard error, or is discarded with `quiet`.
+    """
     variables = {**environment, "SPARD_GPUS_PER_JOB": str(gpus_per_job)}
     stderr = subprocess.DEVNULL if quiet else None
     try:
@@ -49,7 +52,7 @@ def gpu_probe_succeeds(
 
 
 def memories(driver: str = _DRIVER) -> list[int]:
-    """Return the bytes of memory of each of them; nothing without a driver."""
+    """Return each GPU's memory in bytes; [] without a driver."""
     cuda, found = _open_driver(driver), list[int]()
     for ordinal in range(_count(cuda)):
         memory, device = ctypes.c_size_t(0), ctypes.c_int(0)
@@ -60,7 +63,7 @@ def memories(driver: str = _DRIVER) -> list[int]:
 
 
 def _open_driver(driver: str) -> Any:
-    """Return the driver's library; None without one, or where it does not start."""
+    """Return the driver's library, initialized; None if there is none or it cannot be initialized."""
     try:
         cuda = ctypes.CDLL(driver)
     except OSError:

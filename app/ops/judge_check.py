@@ -1,4 +1,4 @@
-"""Whether the judge that is set can be asked, as far as its settings tell."""
+"""Check the settings of the configured judge, without asking it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ AT_OPENAI = (
     "sent there. Set SPARD_JUDGE_BASE_URL (of a member, base_url) to https://api.openai.com/v1 if that is meant."
 )
 
-KeyOf = Callable[[JudgeSpec], str | None]  # the key of a judge's endpoint, if it is set
+KeyOf = Callable[[JudgeSpec], str | None]  # returns the API key of a judge's endpoint, if one is set
 
 
 def check_judge(judge: JudgeSpec, key_of: KeyOf) -> None:
-    """Raise `Unfit` for the first setting that a judge lacks."""
+    """Raise `Unfit` for the first missing or wrong setting of a judge."""
     _check(judge, key_of, lambda field: "SPARD_JUDGE" if field == "name" else f"SPARD_JUDGE_{field.upper()}")
 
 
 def is_at_openai(judge: JudgeSpec) -> bool:
-    """Whether the judge, or one that votes in it, is asked at OpenAI's endpoint without being told to."""
+    """Return True if the judge, or a member of it, uses OpenAI's endpoint only because no base_url is set."""
     return any(each.name == "llm" and each.base_url is None for each in judge.with_members())
 
 
 def _check(judge: JudgeSpec, key_of: KeyOf, setting: Callable[[str], str]) -> None:
-    """Check a judge; `setting` gives the name of the variable that sets a field."""
+    """Check a judge and its members; `setting` returns the name of the setting for a field."""
     match judge.name:
         case "llm":
             _check_endpoint(judge, key_of, setting)

@@ -1,6 +1,6 @@
-"""One log for every process: lines on standard error, each with the request and the job that it is about.
+"""Logging for every process: lines on standard error, each with the ids of its request and job.
 
-SPARD_LOG_FORMAT=json makes each line one JSON object, for machines that collect them.
+SPARD_LOG_FORMAT=json writes each line as a JSON object, for log collectors.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def set_up(format: Format = "text") -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # they bring handlers of their own
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # uvicorn installs handlers of its own
         logging.getLogger(name).handlers.clear()
         logging.getLogger(name).propagate = True
-    logging.getLogger("uvicorn.access").disabled = True  # ours says more
+    logging.getLogger("uvicorn.access").disabled = True  # our own request log has more fields
 
 
 def quiet(*names: str) -> None:
-    """Log of these loggers no more than what is wrong."""
+    """Log only warnings and errors of these loggers."""
     for name in names:
         logging.getLogger(name).setLevel(logging.WARNING)
 

@@ -1,7 +1,7 @@
-"""Service metrics for Prometheus: requests of this process and the state of the queue; no ids and no project's names.
+"""Prometheus metrics of an API process: its requests and the state of the queue, without ids or project names.
 
-With PROMETHEUS_MULTIPROC_DIR set to an empty folder, several API processes of one machine are summed up by whichever
-is asked (see prometheus_client's multiprocess mode).
+With PROMETHEUS_MULTIPROC_DIR set to an empty folder, each API process of a machine reports the sum over all of them
+(see prometheus_client's multiprocess mode).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
 class RequestMetrics:
-    """How often each route was asked, how it answered and how long that took."""
+    """Counts of requests by route and status, and their durations."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -51,7 +51,7 @@ class RequestMetrics:
         self._seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus's text format: of all processes where they share a folder."""
+        """Return the metrics in Prometheus's text format, summed over processes that share a folder."""
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self._registry)
         shared = CollectorRegistry()
@@ -60,14 +60,14 @@ class RequestMetrics:
 
 
 def queue_text(session: Session) -> bytes:
-    """Return how many jobs stand in each status, and what waits to be reaped or sent, in Prometheus's text format."""
+    """Return the state of queue, outbox and objects in the database, in Prometheus's text format."""
     registry = CollectorRegistry()
     registry.register(_Queue(session))
     return generate_latest(registry)
 
 
 class _Queue(Collector):
-    """The queue as the database has it at the time of asking."""
+    """Reads the state of the queue from the database each time that metrics are collected."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""Work that is done again and again, in a thread of its own, until the process stops."""
+"""Repeat a task until the process stops."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ log = logging.getLogger(__name__)
 
 
 def repeat(task: Callable[[], object], stop: Event, every_s: float, failure: str) -> None:
-    """Call `task` every `every_s` seconds until `stop` is set.
+    """Call `task` every `every_s` seconds, in the caller's thread, until `stop` is set.
 
-    An exception is logged under the message `failure` and does not end the loop: what went wrong may be a database or
-    a broker that is away for a moment.
+    An exception is logged with the message `failure` and does not end the loop, because a database or a broker may be
+    away for a moment. The first call comes after the first interval.
     """
     while not stop.wait(every_s):
         try:

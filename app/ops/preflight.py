@@ -1,4 +1,4 @@
-"""What has to be there before anything starts: whatever is missing is told in one line that says how to mend it."""
+"""Checks before API and workers start; each raises `Unfit` with one line that names the problem and its cure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.storage import StorageError, open_storage
 log = logging.getLogger(__name__)
 
 _MIN_FREE_BYTES = 64 << 20
-_HINTS = {  # by the kind of database, for one that cannot be used
+_HINTS = {  # backend -> hint for a database that cannot be used
     "postgresql": "Check SPARD_DATABASE_URL and that the server runs.",
     "sqlite": "Restore the file from a backup, or name another one with SPARD_DATA_DIR or SPARD_DATABASE_URL.",
 }
@@ -29,7 +29,7 @@ _BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:pas
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` for the first thing that is wrong: judge, its errors, broker, folder, database, storage."""
+    """Run all checks and raise `Unfit` for the first that fails; log warnings for risky or unknown settings."""
     check_judge(settings.judge, settings.judge_key)
     if is_at_openai(settings.judge):
         log.warning(AT_OPENAI)
@@ -45,7 +45,7 @@ def check(settings: Settings) -> None:
 
 
 def check_policy_keys(settings: Settings) -> None:
-    """Check that each key of an endpoint which policies name has addresses that it may be sent to."""
+    """Check that each API key for endpoints of policies has a list of URLs that it may be sent to."""
     for urls in settings.keys_without_addresses():
         key = urls.replace("_URLS", "_API_KEY")
         addresses = "the base_url of each endpoint that gets this key, as the policy has it, between commas"
@@ -53,7 +53,7 @@ def check_policy_keys(settings: Settings) -> None:
 
 
 def check_measured(settings: Settings) -> None:
-    """Check that what was measured of judge and agent can be read, where it is set: each job takes it along."""
+    """Check that the records of the judge's and the agent's errors are readable, if set: each job copies them."""
     for name in ("judge_errors", "agent_errors"):
         path: Path | None = getattr(settings, name)
         if path and not os.access(path, os.R_OK):
@@ -61,18 +61,18 @@ def check_measured(settings: Settings) -> None:
 
 
 def check_broker(settings: Settings) -> None:
-    """Check that the broker's address can be used by all that connect; one that does not answer yet is waited for."""
+    """Check that the broker's URL is valid, without connecting: a broker may start later than this process."""
     if settings.broker_url and not read_broker_address(settings.broker_url.get_secret_value()).verifies:
         log.warning("SPARD_BROKER_URL has ssl_cert_reqs=none: its password goes to whoever answers there")
 
 
 def check_folder(settings: Settings) -> None:
-    """Check that the data folder takes files and that its disk has room."""
+    """Check that the data folder is writable and that its disk has room."""
     check_takes_files(settings.data_dir)
 
 
 def check_takes_files(folder: Path) -> None:
-    """Check that a folder, made here if it is missing, takes files and that its disk has room."""
+    """Check that a folder, which is created if missing, is writable and that its disk has room."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f".probe-{token_hex(4)}"
@@ -85,7 +85,7 @@ def check_takes_files(folder: Path) -> None:
 
 
 def check_room(folder: Path) -> None:
-    """Check that the disk of a folder has room."""
+    """Check that a folder's disk has at least 64 MiB free."""
     free = shutil.disk_usage(folder).free
     if free < _MIN_FREE_BYTES:
         needed = f"at least {_MIN_FREE_BYTES >> 20} MB are needed"
@@ -101,7 +101,7 @@ def check_schema(settings: Settings) -> None:
 
 
 def check_database(settings: Settings) -> None:
-    """Check that there is a database to work on, with the schema of this version; none is made where there is none."""
+    """Check that the database exists, without creating one, and has the schema of this version."""
     path = _sqlite_file(settings)
     if path and not path.exists():
         raise Unfit(f"There is no database at {path}: name its place with SPARD_DATA_DIR or SPARD_DATABASE_URL.")
@@ -109,7 +109,7 @@ def check_database(settings: Settings) -> None:
 
 
 def check_writable(settings: Settings) -> None:
-    """Check that the file of an SQLite database may be written: one that may not is read, and each write fails."""
+    """Check that an SQLite file is writable: a read-only one opens without an error, and then each write fails."""
     path = _sqlite_file(settings)
     if path and not os.access(path, os.W_OK):
         raise Unfit(f"The database {path} cannot be written. Give it to the user that this process runs as.")
@@ -121,7 +121,10 @@ def _sqlite_file(settings: Settings) -> Path | None:
 
 
 def schema_state(settings: Settings) -> db.SchemaState:
-    """Where the database's schema stands; `Unfit` when the database cannot be asked."""
+    """Return the state of the database's schema: `current`, `behind` or `ahead` of this version.
+
+    Raises `Unfit` if the URL is not valid or the database does not answer.
+    """
     try:
         url = make_url(settings.database())
     except ArgumentError:
@@ -149,7 +152,7 @@ def _hide_password(url: URL) -> str:
 
 
 def check_storage(settings: Settings) -> None:
-    """Check that an object can be written and deleted, so that a missing or read-only bucket is found at the start."""
+    """Check that an object can be written and deleted, to find a missing or read-only bucket at the start."""
     hint = "Check SPARD_STORAGE_URL, SPARD_S3_ENDPOINT_URL and the credentials (AWS_...)."
     try:
         storage = open_storage(settings.storage(), settings.s3_endpoint_url)

@@ -1,4 +1,4 @@
-"""Child processes of ours: which code they run, what they inherit, and that they end with their parent."""
+"""Helpers for our child processes: their command, environment, resource limits, and death with their parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which no Python process looks into the current folder, its own children included."""
+    """Return the environment with a module path that excludes the current folder, also for grandchildren."""
     absolute = [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(each)]
     rest = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     path = {"PYTHONPATH": os.pathsep.join(absolute)} if absolute else {}
@@ -30,14 +30,14 @@ def safe_path(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def keyless_environment(fixed: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process that reads what customers sent: without our keys and addresses."""
+    """Return an environment, for processes that parse customers' data, with harmless variables and `fixed` only."""
     return safe_path({name: value for name, value in os.environ.items() if name in _HARMLESS} | dict(fixed))
 
 
 def end_with_parent(parent: int, number: signal.Signals) -> bool:
-    """Have the kernel send this process a signal when its parent's thread ends; False when the parent is gone already.
+    """Make the kernel send this process a signal when the thread that started it ends; return False if it has ended.
 
-    Linux only; elsewhere a parent that is killed leaves its children behind. The setting outlives an `exec`.
+    Only on Linux; elsewhere children survive a killed parent. The setting survives `exec`.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
@@ -45,19 +45,19 @@ def end_with_parent(parent: int, number: signal.Signals) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent ends; called by a child before anything else."""
+    """Make the kernel kill this process when its parent's thread ends; a child calls this first."""
     if not end_with_parent(parent, signal.SIGKILL):
         os._exit(1)
 
 
 def limit_memory(most: int) -> None:
-    """Have allocations of this process fail beyond so many bytes of addresses."""
+    """Limit this process's address space to `most` bytes; allocations beyond it fail."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def limit_cpu(more_s: float) -> None:
-    """Have the kernel end this process after so many further seconds of CPU."""
+    """Make the kernel end this process after `more_s` further seconds of CPU time."""
     own = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = int(own.ru_utime + own.ru_stime + more_s) + 1

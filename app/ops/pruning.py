@@ -1,4 +1,4 @@
-"""Rows that have done their work are removed: wake-ups, idempotency keys, sign-ins, kept replies, old places."""
+"""Delete expired rows: sent wake-ups, idempotency keys, browser sessions, workers, stored replies, old positions."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from app.db.tables import BrowserSession, DeletedPlace, IdempotencyKey, Outbox, 
 
 _SENT_STAY = timedelta(hours=1)
 KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
-_GONE_S = 86_400.0  # a worker that went without a word
+_GONE_S = 86_400.0  # since a worker was last seen
 _PLACES_STAY = timedelta(days=30)
 _AT_ONCE = 1000
 
 
 def prune(begin: Begin) -> None:
-    """Remove all that is due, a thousand rows in a transaction, so that nobody waits long for one."""
+    """Delete all expired rows, a thousand in a transaction, so that no transaction is long."""
     for removal in (_delete_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
         removed = _AT_ONCE
         while removed == _AT_ONCE:

@@ -1,4 +1,4 @@
-"""Whether a process can serve: asked every few seconds by balancers, and by anybody, so an answer is kept a second."""
+"""Check if an API process can serve requests; anybody may ask, so a result is cached for a second."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from app.settings import Settings
 from app.storage import Storage
 
 KEPT_S = 1.0
-MOST_SKEW_S = 60.0  # of this machine's clock against others'; leases and signatures of S3 bear some minutes
+MOST_SKEW_S = 60.0  # between clocks; leases and S3 signatures tolerate some minutes
 _WAIT_S = 10.0
 
 Checks = asyncio.Task[AppError | None]
 
 
 class Readiness:
-    """Checks schema, storage, disks and saturation: one look at a time, whoever asks."""
+    """Checks schema, storage, disks, clock and saturation; concurrent requests share one run of the checks."""
 
     def __init__(self, settings: Settings, engine: Engine, storage: Storage, saturation: Saturation) -> None:
         self._engine, self._storage, self._saturation = engine, storage, saturation
@@ -36,7 +36,7 @@ class Readiness:
         self._underway: RunVar[Checks] = RunVar("readiness")
 
     async def check(self) -> None:
-        """Raise what is wrong; checks that take too long are themselves what is wrong."""
+        """Raise the error of the first failed check, or `Unavailable` if the checks take too long."""
         if reason := self._saturation.reason(time.monotonic()):
             raise Unavailable(reason)
         if self._found is None or time.monotonic() - self._found[0] > KEPT_S:
@@ -48,7 +48,7 @@ class Readiness:
             raise self._found[1]
 
     def _checks(self) -> Checks:
-        """Return the checks that are underway, or begin them."""
+        """Return the task of the running checks, or start one."""
         underway = self._underway.get(None)
         if underway is None or underway.done():
             underway = asyncio.create_task(self._look())
@@ -64,7 +64,7 @@ class Readiness:
         try:
             for folder in self._folders:
                 _check_disk(folder)
-            if db.schema_state(self._engine) == "behind":  # one that is ahead serves the version before, too
+            if db.schema_state(self._engine) == "behind":  # a newer schema also works with the version before it
                 return Unavailable("The database's schema is older than this version: run `spard migrate`.")
             self._storage.exists("readyz")
             return _skew(self._engine)
@@ -75,11 +75,11 @@ class Readiness:
 
 
 def _skew(engine: Engine) -> AppError | None:
-    """Return what is wrong where this machine's clock is not the database's, by which all processes expire things."""
+    """Return an error if this machine's clock differs too much from the database's, on which expirations are based."""
     began = time.time()
     with db.read(engine) as session:
         theirs = db.clock(session).timestamp()
-    asked_s = time.time() - began
+    asked_s = time.time() - began  # the database read its clock somewhere within this time
     ahead_s = began + asked_s / 2 - theirs
     if abs(ahead_s) - asked_s / 2 <= MOST_SKEW_S:
         return None
@@ -88,7 +88,7 @@ def _skew(engine: Engine) -> AppError | None:
 
 
 def _check_disk(folder: Path) -> None:
-    """Raise for a folder whose disk is full or does not answer; one that is not there yet is made when it is needed."""
+    """Raise an error if a folder's disk is full or does not answer; a missing folder is fine, it is created on use."""
     try:
         if folder.is_dir():
             preflight.check_room(folder)

@@ -1,4 +1,4 @@
-"""Whether a process still gets through its work: what has been full without a break for some seconds."""
+"""Detect that a process is overloaded: threads, lanes or the event loop have been full for several seconds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from anyio import sleep, to_thread
 from app.http.lanes import Lanes
 
 _LOOK_S = 0.5
-_LAG_S = 1.0  # that the event loop comes too late
-_LASTS_S = 5.0
+_LAG_S = 1.0  # delay of the event loop that counts as full
+_LASTS_S = 5.0  # how long something has to be full without a break
 
 
 class Saturation:
-    """Looks at the threads of requests, at the lanes and at the event loop, twice a second."""
+    """Watches the request threads, the lanes and the event loop, twice a second."""
 
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._since: dict[str, float] = {}
 
     async def watch(self) -> None:
-        """Look until it is cancelled."""
+        """Watch until cancelled."""
         while True:
             due = time.monotonic() + _LOOK_S
             await sleep(_LOOK_S)
@@ -30,11 +30,11 @@ class Saturation:
             self.note(now, self._full(lag_s=now - due))
 
     def note(self, now: float, full: Iterable[str]) -> None:
-        """Take down what is full at a time; what is not is free again."""
+        """Record which resources are full at the time `now`; resources not among them count as free."""
         self._since = {name: self._since.get(name, now) for name in full}
 
     def reason(self, now: float) -> str | None:
-        """Say what has been full for too long, if anything."""
+        """Return a sentence naming the resources that have been full for too long, or None."""
         lasting = [name for name, since in self._since.items() if now - since >= _LASTS_S]
         return f"Too much to do for {_LASTS_S:g} s and more: {', '.join(lasting)}." if lasting else None
 

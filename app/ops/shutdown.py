@@ -1,4 +1,4 @@
-"""Stop on SIGINT and SIGTERM. Python runs signal handlers in the main thread only."""
+"""Stop on SIGINT and SIGTERM, whose handlers Python runs in the main thread only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 def until_told(work: Callable[[], Result], end: Callable[[], object]) -> Result:
     """Run `work` in another thread, which no signal interrupts, and return its result; SIGINT and SIGTERM call `end`.
 
-    The main thread waits in short turns: a signal that comes just before a wait, or that the system gives to another
-    thread, as it may while that one starts a thread, does not end the wait. Its handler runs after the turn. The former
-    handlers are restored at the end.
+    The main thread waits in intervals of a second: a signal that comes just before a wait, or that the system delivers
+    to another thread, does not end the wait, so its handler runs after the interval. The former handlers are restored
+    at the end.
     """
     before = {number: signal.signal(number, lambda number, frame: end()) for number in _SIGNALS}
     try:
@@ -35,9 +35,9 @@ def until_told(work: Callable[[], Result], end: Callable[[], object]) -> Result:
 
 
 def when_told_to_stop(tell: Callable[[], object]) -> None:
-    """Call `tell` on SIGINT and SIGTERM, and then the former handler. Do nothing outside the main thread.
+    """Call `tell` on SIGINT and SIGTERM, before the former handler; do nothing outside the main thread.
 
-    A server waits for open answers before it tells the application that it stops; `tell` is called before that.
+    A server tells the application that it stops only after all open responses have ended; this comes before that.
     """
     if threading.current_thread() is not threading.main_thread():
         return

@@ -1,6 +1,7 @@
-"""Keeps the worker of the embedded mode running beside the HTTP service, and ends it with it.
+"""Keep the worker of the embedded mode running beside the HTTP service, and stop it with the service.
 
-`python -m app.ops.supervisor PARENT MODULE` becomes `python -m MODULE` and gets SIGTERM when its parent dies.
+`python -m app.ops.supervisor PARENT MODULE` replaces itself by `python -m MODULE`, which gets SIGTERM when its parent
+dies.
 """
 
 from __future__ import annotations
@@ -20,24 +21,28 @@ from app.ops.processes import end_with_parent, python, safe_path
 
 log = logging.getLogger(__name__)
 
-READY_FD = "SPARD_READY_FD"  # the descriptor to which a supervised process writes a byte when it is at work
-_STEADY_S = 60.0  # a worker that lived this long counts as steady: the wait is short again
+READY_FD = "SPARD_READY_FD"  # variable with the descriptor to which a supervised process writes a byte when ready
+_STEADY_S = 60.0  # after a run this long, the wait before a restart is short again
 _MIN_WAIT_S, _MAX_WAIT_S = 1.0, 30.0
 _LOOK_S = 0.2
 
 
 class Supervisor:
-    """Runs `python -m module` inside a `with` block: restarts it when it dies, asks it to stop at the end."""
+    """Runs `python -m module` inside a `with` block, restarting it when it dies.
+
+    At the end of the block it gets SIGTERM, and SIGKILL `grace_s` seconds later. Waits before restarts double from 1 s
+    to 30 s.
+    """
 
     def __init__(self, module: str, grace_s: float) -> None:
         self._module, self._grace_s = module, grace_s
         self._stop, self._is_at_work = Event(), False
-        # The kernel ends the process with the thread that started it, so one thread starts every one and waits.
+        # The kernel ends the process with the thread that started it, so one long-lived thread starts them all.
         self._keeper = Thread(target=self._keep, name=f"{module} supervisor")
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the process runs and has said that it is ready."""
+        """Return True if the process runs and has reported that it is ready."""
         return self._is_at_work
 
     def __enter__(self) -> Self:
@@ -64,7 +69,7 @@ class Supervisor:
         return None
 
     def _run_until_it_ends(self) -> subprocess.Popen[bytes]:
-        """Start the process and wait until it has ended, or is to end."""
+        """Start the process and wait until it has ended or `_stop` is set."""
         ready, announce = os.pipe()
         os.set_blocking(ready, False)
         process = _start(self._module, announce)
@@ -78,7 +83,7 @@ class Supervisor:
 
 
 def announce_ready() -> None:
-    """Tell the supervisor, if there is one, that this process is at work."""
+    """Report to the supervisor, if there is one, that this process is ready."""
     descriptor = os.environ.pop(READY_FD, None)
     if descriptor is not None:
         os.write(int(descriptor), b"1")
@@ -86,7 +91,7 @@ def announce_ready() -> None:
 
 
 def _start(module: str, announce: int) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C at the terminal reaches us alone, and we pass it on in order."""
+    """Start the process in a session of its own, so that Ctrl-C reaches only us and we stop it in order."""
     command = python(__name__, str(os.getpid()), module)
     environment = safe_path(os.environ) | {READY_FD: str(announce)}
     return subprocess.Popen(  # noqa: S603 - the command is ours

@@ -1,8 +1,8 @@
-"""Traces in OpenTelemetry's words: a request, the attempts of the job that it made, and the stages of each.
+"""OpenTelemetry traces: a request, the attempts of the job that it created, and the stages of each attempt.
 
-FastAPI makes the spans of requests. All spans cost next to nothing until a process calls `set_up` and
-OTEL_EXPORTER_OTLP_ENDPOINT names a collector. A job's row carries the request's `traceparent`, so that who works on it
-hours later continues the same trace. Children send no spans: their parent sees their stages begin and end.
+FastAPI creates the spans of requests. Spans cost almost nothing until a process calls `set_up` and
+OTEL_EXPORTER_OTLP_ENDPOINT names a collector. A job's row stores the request's `traceparent`, so a worker that runs the
+job hours later continues the same trace. Children send no spans: their parent sees their stages begin and end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _FIELD = "traceparent"
 
 
 def set_up(service: str) -> None:
-    """Send this process's spans to the collector that the environment names, if it names one."""
+    """Export this process's spans to the collector of OTEL_EXPORTER_OTLP_ENDPOINT, if it is set.
+
+    Raises `Unfit` if the exporter's packages are not installed.
+    """
     if not os.environ.get(_ENDPOINT):
         return
     try:  # an extra: most deployments have no collector
@@ -40,7 +43,7 @@ def set_up(service: str) -> None:
 
 @contextmanager
 def continue_trace(name: str, traceparent: str | None, job_id: str, attempt: int) -> Iterator[Span]:
-    """Open a span for work on a job that was requested in another process."""
+    """Open a span for an attempt, in the trace of the job's request, or in a new trace without a `traceparent`."""
     attributes: dict[str, AnyValue] = {"spard.job_id": job_id, "spard.attempt": attempt}
     parent = TraceContextTextMapPropagator().extract({_FIELD: traceparent} if traceparent else {})
     with tracer().start_as_current_span(name, parent, SpanKind.CONSUMER, attributes) as span:
@@ -48,7 +51,7 @@ def continue_trace(name: str, traceparent: str | None, job_id: str, attempt: int
 
 
 def traceparent() -> str | None:
-    """Return the header that names the current span to other processes; None if nothing is recorded."""
+    """Return the `traceparent` header of the current span; None if nothing is recorded."""
     carrier: dict[str, str] = {}
     TraceContextTextMapPropagator().inject(carrier)
     return carrier.get(_FIELD)

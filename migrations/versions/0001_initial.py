@@ -1,7 +1,4 @@
-"""The first schema.
-
-A trigger holds what no code may break: a job that has ended never changes.
-"""
+"""The first schema; a trigger keeps jobs that have ended from ever changing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns between tenants, a priority within one, a deadline, and where a job failed last."""
+"""Add job priority, deadline and last failure, and an index by project and priority for fair scheduling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A running job can be asked to pause."""
+"""Add the time at which a running job was asked to pause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that come in parts."""
+"""Add tables of uploads in parts."""
 
 from __future__ import annotations
 

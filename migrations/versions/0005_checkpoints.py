@@ -1,4 +1,4 @@
-"""Checkpoints that customers can list, and who may know of them."""
+"""Add tables of checkpoints, which customers can list, and of permissions to see them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Models and jobs that their owner takes back.
+"""Add deleted models and tombstones of erased jobs.
 
-A trigger holds what no code may break: a job's row goes only when its tombstone stands.
+A trigger keeps a job's row from being deleted before its tombstone exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A log of acts that only grows: triggers refuse to change, delete or empty it."""
+"""Add the audit log, which is append-only: triggers refuse updates, deletes and truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the provider's policy."""
+"""Add the versions of the provider's policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Adapters that are held back, and waivers that release them.
+"""Add adapters that the gate held back, and waivers that release them.
 
-The trigger that holds ended jobs as they are lets one thing through: an approved waiver makes a job succeeded.
+The trigger that protects ended jobs gets one exception: an approved waiver makes a job succeeded.
 """
 
 from __future__ import annotations

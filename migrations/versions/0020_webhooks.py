@@ -1,4 +1,4 @@
-"""Where customers want to be told that a job has ended, and what is still to be told."""
+"""Add tables of webhook endpoints and of deliveries to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What projects may take up, and what jobs have used; an erased job's use stays with its tombstone."""
+"""Add quotas of projects and the usage of jobs; an erased job's usage stays in its tombstone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that end, and when each was used last."""
+"""Add expiration and last use of API keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Revoke expired keys: older code would accept them again."""
+    """Revoke expired keys, which older code accepts because it knows no expiry."""
     op.execute("UPDATE api_keys SET revoked_at = expires_at WHERE revoked_at IS NULL AND expires_at IS NOT NULL")
     op.drop_column("api_keys", "last_used_at")
     op.drop_column("api_keys", "expires_at")

@@ -1,4 +1,4 @@
-"""Bytes on their way out, and jobs whose abandoned attempts are gone."""
+"""Add tables of objects to delete, and of jobs whose abandoned attempts were swept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue's index in the whole order of the queue, so that a claim reads one job and sorts none."""
+"""Index the queue in its full order, so that a claim reads one job and sorts none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a key; of the keys made before, nobody knows."""
+"""Add the owner of an API key; unknown (null) for existing keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the policy only grow: triggers refuse to change, delete or empty them."""
+"""Make policy versions append-only: triggers refuse updates, deletes and truncation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of pools and suites that the provider has deleted: the row stays, so that no number is given out twice."""
+"""Mark deleted versions of pools and suites; their rows stay, so that no version number is used twice."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Older code would offer a version whose bytes are gone."""
+    """Delete the rows of deleted versions, which older code offers although their bytes are gone."""
     op.execute("DELETE FROM corpora WHERE deleted_at IS NOT NULL")
     op.drop_column("corpora", "deleted_at")

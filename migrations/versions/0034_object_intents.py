@@ -1,4 +1,4 @@
-"""Objects on their way in and out as rows, and what the comparison of database and storage has found."""
+"""Add rows for objects that are being written or deleted, and findings of comparing database and storage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0033"
 
 
 def upgrade() -> None:
-    """Older versions go on with condemned_objects, which this version empties into the new table as it sweeps."""
+    """Keep condemned_objects for older versions; this version moves its rows into the new table as it sweeps."""
     op.create_table(
         "object_intents",
         sa.Column("storage_key", sa.String(), nullable=False),
@@ -50,7 +50,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Older code deletes what is condemned, and knows of nothing that is being written."""
+    """Copy pending deletions back for older code, which does not know about objects that are being written."""
     op.drop_column("tombstones", "deleted_files")
     op.execute(
         "INSERT INTO condemned_objects (storage_key, created_at) SELECT storage_key, created_at FROM object_intents "

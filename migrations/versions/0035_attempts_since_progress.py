@@ -1,4 +1,4 @@
-"""Attempts that count from where a job came furthest, waits for what is around it, and a worker that it avoids."""
+"""Count attempts since a job's last progress, count waits for services, and let a job avoid a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of tools a base model's chat template renders, and where in a file tools first stand."""
+"""Add which parts of tool use a base model's template renders, and the first line of a file with tools."""
 
 from __future__ import annotations
 

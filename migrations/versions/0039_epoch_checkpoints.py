@@ -1,4 +1,4 @@
-"""Checkpoints at the ends of epochs: what their audits found, and where the archives of those that passed are."""
+"""Add audits of checkpoints at the ends of epochs, and the archives of checkpoints that passed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a training file's rows, by which preference pairs are told from conversations."""
+"""Add the row format of training files, which distinguishes preference pairs from conversations."""
 
 from __future__ import annotations
 

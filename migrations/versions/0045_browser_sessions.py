@@ -1,4 +1,4 @@
-"""Browsers that are signed in with a key."""
+"""Add sessions of browsers that are signed in with a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies of models: a row for each request, and limits in tokens."""
+"""Add a row for each inference request, and token limits of projects."""
 
 from __future__ import annotations
 

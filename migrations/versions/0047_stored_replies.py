@@ -1,4 +1,4 @@
-"""Prompts and replies where a policy has them kept, and which replies came from a server that proves nothing."""
+"""Add stored prompts and replies, and mark requests that an unattested server answered."""
 
 from __future__ import annotations
 

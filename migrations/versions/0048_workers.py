@@ -1,4 +1,4 @@
-"""The workers that are there, and the jobs of all projects in the order of their making."""
+"""Add the table of workers, and an index of all projects' jobs by creation time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A project's fine-tuned model found by its name, however many jobs it has: every new job looks for one."""
+"""Index fine-tuned models by project and name, which each new job looks up."""
 
 from __future__ import annotations
 

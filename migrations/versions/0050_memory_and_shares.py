@@ -1,4 +1,4 @@
-"""The GPU memory that jobs need and workers have, and the GPU time by which projects take turns."""
+"""Add the GPU memory of jobs and workers, and the GPU time by which projects share the GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Later audits: what today's audit found of models that an older one had released."""
+"""Add later audits: results of today's audit on models that an older audit released."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a launcher's cluster does not start a queued job."""
+"""Add the reason why a cluster does not start a queued job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantization: whether the provider allows a base model to be held in NF4."""
+"""Add when a base model is held in NF4."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Embedding shards: the embeddings of pools in storage, made once for each base model."""
+"""Add embedding shards: stored embeddings of pools, computed once for each base model."""
 
 from __future__ import annotations
 

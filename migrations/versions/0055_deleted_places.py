@@ -1,4 +1,4 @@
-"""Deleted places: where rows stood in their lists, for who goes on after one that was deleted."""
+"""Add the list positions of deleted rows, so that pagination can continue after one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows of a pool are benign; null of suites, and of pools that were imported before."""
+"""Add the number of benign rows of a pool; null for suites and for existing pools."""
 
 from __future__ import annotations
 

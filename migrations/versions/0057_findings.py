@@ -1,4 +1,4 @@
-"""Findings: each fault of a file once, with how many rows have it."""
+"""Add findings of a file: each problem once, with the number of affected rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digest: of a base model's files as they were when the provider offered it."""
+"""Add the digest of a base model's files at the time when it was added."""
 
 from __future__ import annotations
 

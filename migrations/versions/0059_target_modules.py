@@ -1,4 +1,4 @@
-"""Target modules: what adapters of a base model change by default, and how much of the model that reaches."""
+"""Add a base model's default target modules of adapters, and the share of the model that they cover."""
 
 from __future__ import annotations
 

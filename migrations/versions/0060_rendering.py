@@ -1,4 +1,4 @@
-"""How the chat template of a base model is rendered; null of those that were offered before."""
+"""Add how a base model's chat template is rendered; null for existing models."""
 
 from __future__ import annotations
 

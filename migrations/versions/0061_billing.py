@@ -1,4 +1,4 @@
-"""Chat requests with an owner and a reservation; jobs that count their stops and say what they wait for."""
+"""Add owner, lease and reserved tokens of inference requests; stops and wait reason of jobs."""
 
 from __future__ import annotations
 

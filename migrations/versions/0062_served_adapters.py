@@ -1,4 +1,4 @@
-"""Adapters that a vLLM server has loaded, so that erasure, pauses and revocations unload them."""
+"""Add the adapters that a vLLM server has loaded, so that withdrawn ones can be unloaded."""
 
 from __future__ import annotations
 

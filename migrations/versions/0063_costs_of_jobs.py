@@ -1,4 +1,4 @@
-"""What the stages of jobs took, how fast base models are, and jobs that audit their last epochs when cancelled."""
+"""Add costs of a job's stages, speed of base models, and the wish to audit the last epochs of a cancelled job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedder that jobs on a base model choose safe rows by; null: the default."""
+"""Add a base model's default embedder for selecting safe rows; null means the service's default."""
 
 from __future__ import annotations
 

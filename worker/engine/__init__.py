@@ -1,1 +1,1 @@
-"""An engine: the process that holds one base model with its adapters, and writes replies behind the API."""
+"""The embedded engine: the process behind the API that holds one base model with its adapters and writes replies."""

@@ -1,7 +1,7 @@
 """python -m worker.engine ORDER PARENT: one base model behind the API.
 
-Its libraries are loaded before it reads, from standard input, which folder is its own. What it says goes to the
-descriptor that was its standard output; whatever else prints ends up in its log, on standard error.
+It imports its libraries before it reads the name of its folder from standard input. Its messages go to the descriptor
+that was its standard output; everything else that is printed goes to its log, on standard error.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ with light_imports():
     from worker.engine.serve import Engine, read_lines
     from worker.engine.watched import Watched
 
-_FIRST_TO_GO = "1000"  # among processes that the kernel ends for want of memory
+_FIRST_TO_GO = "1000"  # oom_score_adj: when memory runs out, the kernel kills an engine before anything else
 
 
 def main() -> None:
-    """Load the model that the order names, and answer until standard input ends."""
+    """Load the base model that the order names, and answer requests until standard input ends."""
     die_with_parent(int(sys.argv[2]))
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
@@ -52,6 +52,7 @@ def main() -> None:
     if order["threads"]:
         torch.set_num_threads(order["threads"])
     lines: SimpleQueue[Any] = SimpleQueue()
+    # Both fork a process, so they come before the model: a process forked later would share its memory and device.
     long_prompts = LongPrompts(order["source"], order["revision"], lines, said)
     forms = Forms(order["source"], order["revision"], order["rows"], said)
     watched = Watched(Path(order["source"])) if order["device"] == "cpu" and Path(order["source"]).is_dir() else None

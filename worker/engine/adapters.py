@@ -1,4 +1,4 @@
-"""The adapters beside one base model: each verified before it is loaded, proved after, the least used ones dropped."""
+"""The loaded adapters of one base model: verified before loading, probed after, dropped when least recently used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """An adapter in memory. `system` and `mode` are the prompt and the mode of thinking that it was measured with."""
+    """An adapter in memory; `system` and `mode` are the system prompt and mode of thinking that its audit used."""
 
     name: str
     bytes: int
@@ -34,12 +34,16 @@ class Loaded:
 
 
 def measured_conditions(adapter: Loaded | None) -> tuple[str | None, Mode | None]:
-    """Return the system prompt and the mode of thinking that an adapter has to be served with."""
+    """Return the system prompt and mode of thinking that an adapter has to be served with, as in its audit."""
     return (adapter.system, adapter.mode) if adapter else (None, None)
 
 
 class Adapters:
-    """By the digest of their archive; at most `limit_bytes` of weights, unless rows in the batch need more."""
+    """The adapters in memory, by the digest of their archive.
+
+    Their weights take at most `limit_bytes`, unless rows in the batch need more. `model` is the base model, or a PEFT
+    model once there is an adapter, so read it again after each `load`.
+    """
 
     def __init__(self, base: Base, limit_bytes: int) -> None:
         self._base, self._limit = base, limit_bytes
@@ -47,16 +51,17 @@ class Adapters:
         self.model: Any = base.model  # a PEFT model as soon as there is an adapter
 
     def find(self, digest: str) -> Loaded | None:
-        """Return an adapter that is loaded, which is now the one used last; None if it is not."""
+        """Return a loaded adapter and mark it as used, or None if it is not loaded."""
         found = self._held.get(digest)
         if found:
             self._held.move_to_end(digest)
         return found
 
     def load(self, digest: str, folder: Path, manifest_sha256: str, needed: Collection[str]) -> Proof:
-        """Load an adapter from a folder; raise `NotProved` or `AdapterNotProved` if it is not what was signed.
+        """Load an adapter from a folder and return the proof that the engine answers with its signed weights.
 
-        `needed` are the names of adapters that rows are being written with: these are not dropped.
+        `needed` are the names of the adapters that current replies use; they are not dropped to make room. Raises
+        `NotProved` or `AdapterNotProved` if the signature, the base model, the weights or the logits differ.
         """
         proved = verify(folder)
         if proved.manifest_sha256 != manifest_sha256:
@@ -94,11 +99,11 @@ class Adapters:
                 self._drop(each.name)
 
     def _drop(self, name: str) -> None:
-        """Remove an adapter, or the part of it that a failed load has added; remove PEFT's layers with the last one."""
+        """Remove an adapter, even a partly loaded one; with the last adapter, remove PEFT's layers too."""
         base, others = self._base.model, [each.name for each in self._held.values()]
         layers = {path: each for path, each in base.named_modules() if isinstance(each, BaseTunerLayer)}
         if others:
-            self.model.set_adapter(others[0])  # it must not be the active one; rows name theirs
+            self.model.set_adapter(others[0])  # PEFT cannot delete the active adapter; each pass names its own anyway
             for layer in layers.values():
                 layer.delete_adapter(name)
             self.model.peft_config.pop(name, None)
@@ -111,5 +116,5 @@ class Adapters:
 
 
 def adapter_names(rows: Collection[str]) -> set[str]:
-    """Return the adapters among the names of rows."""
+    """Return the rows' names without `BASE`, which marks rows of the base model alone."""
     return {name for name in rows if name != BASE}

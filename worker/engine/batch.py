@@ -1,8 +1,8 @@
-"""Replies that are written together, a token each at every step; any may join or leave between two steps.
+"""Continuous batching: each step adds one token to every reply, and replies join or leave between two steps.
 
-Rows stand at the right end of one key-value cache, padded on the left, as in the audit's generation. Each has the base
-model or an adapter of its own, which PEFT applies row by row. Where all rows have the same, it is made PEFT's active
-adapter instead: told row by row, PEFT walks over all modules at every token.
+Rows share one key-value cache and are padded on the left, as in the audit's generation. Each row uses the base model or
+an adapter of its own, which PEFT applies row by row. If all rows use the same one, it becomes PEFT's active adapter
+instead, because with names per row PEFT walks over all modules at every token.
 """
 
 from __future__ import annotations
@@ -22,16 +22,22 @@ from spard.models.peft import PeftModel
 BASE = "__base__"  # PEFT's name for rows without an adapter
 Names = Mapping[str, Sequence[str]]  # arguments of a forward pass that name adapters
 _JOINABLE = {"full_attention", "sliding_attention", "chunked_attention"}
-CHUNK = 512  # tokens of a prompt that are read in one step, so that other replies wait for no more
+CHUNK = 512  # tokens of a prompt that one step reads; other replies wait no longer than that
 
 
 class PromptUnread(Exception):
-    """The model fails on a prompt; nothing was added to the batch."""
+    """The forward pass failed on a prompt; nothing was added to the batch."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """A prompt that is being read, and is not in the batch yet; `at` of its tokens are done, in `rows` equal rows."""
+    """A prompt that is being prefilled and is not in the batch yet.
+
+    ids        its tokens, of which the first `at` are in the cache
+    name       the adapter, or `BASE`
+    rows       the number of identical rows that the cache has
+    logits_BV  the logits after the last token that was read
+    """
 
     ids: Sequence[int]
     name: str
@@ -42,13 +48,13 @@ class Reading:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the prompt was read."""
+        """Return True if the whole prompt was read."""
         return self.at == len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
 class PausedRows:
-    """Rows outside of the batch, with all that is needed to go on; in main memory where the cache can be cut."""
+    """Rows taken out of the batch, with the state to continue them; in main memory, except for recurrent models."""
 
     names: list[str]
     states: Any  # keys and values of each layer, without padding; or the whole cache of a recurrent model
@@ -57,10 +63,17 @@ class PausedRows:
 
 
 class Batch:
-    """`names` are the adapters of its rows; `logits_BV` is what each row's next token is chosen from."""
+    """The rows that are written together.
+
+    `names` are the rows' adapters, and `logits_BV` [B, V] (float32, on the CPU) the logits for each row's next token.
+
+        batch.join(prompt_ids, BASE, 1)
+        batch.step([int(logits_V.argmax()) for logits_V in batch.logits_BV])
+        batch.keep([0])  # drop all other rows
+    """
 
     def __init__(self, model: Any) -> None:
-        self.model = model  # another one when the first adapter comes
+        self.model = model  # replaced by a PEFT model when the first adapter is loaded
         self.names: list[str] = []
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -72,27 +85,28 @@ class Batch:
 
     @property
     def is_cut(self) -> bool:
-        """Whether rows join and leave one by one: states other than keys and values are not put together."""
+        """Return True if rows can join and leave one by one, which recurrent states do not allow."""
         return self._config is None
 
     def join(self, ids: Sequence[int], name: str, count: int) -> None:
-        """Read a prompt to its end, and add `count` rows that go on from it; raise as `read` does."""
+        """Read a whole prompt and add `count` rows that continue it; raise as `read` does."""
         reading = self.start_reading(ids, name, count)
         while not reading.is_done:
             self.read(reading)
         self.add(reading, count)
 
     def start_reading(self, ids: Sequence[int], name: str, count: int) -> Reading:
-        """Return a prompt of which nothing was read yet, for `count` rows."""
+        """Return a reading of a prompt, at its first token, for `count` rows."""
         if self._config is None:
-            return Reading(ids, name, 1, DynamicCache())
+            return Reading(ids, name, 1, DynamicCache())  # read once; `add` repeats the cache
         return Reading(ids, name, count, DynamicCache(config=self._config))
 
     @torch.inference_mode()
     def read(self, reading: Reading) -> None:
-        """Read the next part of a prompt; recurrent models read it whole.
+        """Read the next `CHUNK` tokens of a prompt; recurrent models read the whole prompt at once.
 
-        Raise `PromptUnread` where the model fails on the prompt: the rows that are there are as they were.
+        Raises `PromptUnread` if the model fails on the prompt; the batch's rows are unchanged then. GPU errors pass
+        through, because they affect all rows.
         """
         part = reading.ids[reading.at : reading.at + CHUNK] if self._config is None else reading.ids
         input_BT = torch.tensor([list(part)] * reading.rows, device=self.device)
@@ -100,14 +114,14 @@ class Batch:
         try:
             reading.logits_BV = self._forward(input_BT, reading.cache, adapters, None, None)
         except Exception as error:
-            if is_gpu_error(error) or is_gpu_out_of_memory(error):  # of the others' rows as well
+            if is_gpu_error(error) or is_gpu_out_of_memory(error):  # not the prompt's fault alone
                 raise
             raise PromptUnread from error
         reading.at += len(part)
 
     @torch.inference_mode()
     def add(self, reading: Reading, count: int) -> None:
-        """Add `count` rows that go on from a prompt that was read."""
+        """Add `count` rows that continue a prompt whose reading is done."""
         logits_BV = reading.logits_BV
         if logits_BV is None:
             raise ValueError("the prompt was not read")
@@ -119,7 +133,7 @@ class Batch:
 
     @torch.inference_mode()
     def pause(self, places: Sequence[int]) -> PausedRows:
-        """Remove rows and return them; of a recurrent model, whose states are not cut, only all rows at once."""
+        """Remove the rows at `places` and return them for `resume`; a recurrent model can pause only all rows."""
         if self._config is not None:
             if len(places) < len(self.names):
                 raise ValueError("rows of a recurrent model are paused all at once")
@@ -141,7 +155,7 @@ class Batch:
 
     @torch.inference_mode()
     def resume(self, paused: PausedRows) -> None:
-        """Add rows that were paused, as they were."""
+        """Add paused rows to the batch again."""
         cache = paused.states
         if self._config is None:
             cache = DynamicCache()
@@ -151,25 +165,26 @@ class Batch:
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> None:
-        """Write a token into each row, and read what comes after it."""
+        """Append one token to each row and compute the logits for the next one."""
         token_B1 = torch.tensor(tokens, device=self.device).unsqueeze(1)
         position_B1 = self._mask_BT.sum(dim=1, keepdim=True)
         self._mask_BT = pad(self._mask_BT, (0, 1), value=True)
+        # Only padded rows need a mask, and attention without one costs less.
         mask_BT = None if bool(self._mask_BT.all()) else self._mask_BT
         adapters = apply_adapters(self.model, self.names)
         self.logits_BV = self._forward(token_B1, self._cache, adapters, mask_BT, position_B1)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Let all rows but those at `places` leave, and give up the columns that only they filled."""
+        """Drop all rows except those at `places`, and trim columns that are only padding now."""
         if len(places) == len(self.names):
             return None
         self.names = [self.names[i] for i in places]
         if not places:
             return self._clear()
         index = torch.tensor(places, device=self.device)
-        self._cache.reorder_cache(index)  # states of a recurrence have no other way
+        self._cache.reorder_cache(index)  # the only way to select rows that also works for recurrent states
         self._mask_BT = self._mask_BT[index]
-        self.logits_BV = self.logits_BV[list(places)]  # which are in main memory
+        self.logits_BV = self.logits_BV[list(places)]  # on the CPU, unlike `index`
         free = self._mask_BT.shape[1] - int(self._mask_BT.sum(dim=1).max())
         if free and self._config is None:
             self._mask_BT = self._mask_BT[:, free:]
@@ -215,12 +230,15 @@ class Batch:
 
 
 def row_by_row(model: Any, names: Sequence[str]) -> Names:
-    """Return what a forward pass takes to have each row's adapter applied."""
+    """Return the keyword arguments with which a forward pass applies each row's adapter."""
     return {"adapter_names": names} if isinstance(model, PeftModel) else {}
 
 
 def apply_adapters(model: Any, names: Sequence[str]) -> Names:
-    """Return the same; rows that all have one adapter, or none, get it as PEFT's active one and need nothing."""
+    """Return the keyword arguments with which a forward pass applies the rows' adapters.
+
+    If all rows have the same adapter, or none, it becomes PEFT's active adapter and no arguments are needed.
+    """
     only = set(names)
     if len(only) > 1 or not isinstance(model, PeftModel):
         return row_by_row(model, names)

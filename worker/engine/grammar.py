@@ -1,8 +1,8 @@
-"""Replies in the form of a JSON schema: tokens that the form has no place for are not chosen, row by row.
+"""Constrain replies to a JSON schema: for each token, mask the logits of tokens that the schema does not allow.
 
-llguidance says after each token which ones may follow; it runs in processes of its own (`grammar_process`), so that the
-engine waits for no schema. Rows of other requests in the same batch are not touched. There is one white space after
-commas and colons, as `json.dumps` writes it: where any number is allowed, small models write nothing else.
+llguidance computes the allowed tokens after each token. It runs in separate processes (`grammar_process`), so the
+engine never waits for a schema, and other rows of the batch are not affected. Exactly one space is allowed after commas
+and colons, as `json.dumps` writes it: if any number is allowed, small models write nothing but spaces.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spard.errors import SpardError
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.grammar_process import COMPILE_CPU_S, FIRST, LAST, STEP, Header, serve_schemas
 
-_AT_ONCE = 2  # schemas that are compiled at a time, each of another project
+_AT_ONCE = 2  # schemas that are compiled at the same time, each for a different project
 _BITS = torch.arange(8, dtype=torch.uint8)
 _COSTLY = (
     f"This schema takes more than {COMPILE_CPU_S:g} s of CPU time, or too much memory, to prepare. Make it simpler: "
@@ -33,7 +33,7 @@ _COSTLY_LATER = (
 
 
 class Unwritable(SpardError):
-    """A schema that no reply can be held to here; the code is what the client gets."""
+    """A schema that replies cannot be constrained to; `code` is the error code for the client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,10 @@ class Unwritable(SpardError):
 
 
 class Form:
-    """The process that follows a request's replies; `error` is set where it was refused or has ended."""
+    """A request's compiled schema: the connection to the process that computes the masks of its replies.
+
+    `error` is set when the schema was refused or the process has ended.
+    """
 
     def __init__(self, end: Connection, project: str, logits: int) -> None:
         self.end, self.project, self._logits = end, project, logits
@@ -50,7 +53,7 @@ class Form:
         self._masks: dict[int, bytes] = {}
 
     def receive(self) -> None:
-        """Read what the process has said; call it when `end` can be read."""
+        """Read one message of the process; call it when `end` is readable."""
         try:
             line = self.end.recv_bytes()
         except (EOFError, OSError):
@@ -66,19 +69,22 @@ class Form:
             self.error = Unwritable(answer["code"], message)
 
     def has_mask(self, index: int) -> bool:
-        """Whether the next token of a reply can be chosen, or never will be."""
+        """Return True if a reply's next mask has arrived, or an error means that none will."""
         return index in self._masks or self.error is not None
 
     def send(self, index: int, token: int) -> None:
-        """Tell the newest token of a reply, or `FIRST` or `LAST`; the next mask is that behind it."""
+        """Send a reply's newest token, or `FIRST` or `LAST`, and drop the old mask; the next mask answers it."""
         self._masks.pop(index, None)
         try:
             self.end.send_bytes(STEP.pack(index, token))
-        except OSError:  # which `receive` finds out, too
+        except OSError:  # the process has ended
             self._end_costly()
 
     def mask_logits(self, index: int, logits_V: Tensor) -> Tensor:
-        """Return the logits, those of tokens that may not come next at minus infinity; raise `Unwritable`."""
+        """Return a reply's logits [V] with those of forbidden tokens at minus infinity.
+
+        Raises `Unwritable` if the process has ended or the schema has become too costly to follow.
+        """
         if self.error is not None:
             raise self.error
         mask = self._masks[index]
@@ -89,12 +95,12 @@ class Form:
         return logits_V.masked_fill(~may_V, float("-inf"))
 
     def _end_costly(self) -> None:
-        """Note that the process has ended, which it does by its limits."""
+        """Set the error for a process that has ended, as one does when it exceeds its CPU or memory limit."""
         self.error = self.error or Unwritable("schema_too_costly", _COSTLY_LATER if self.is_compiled else _COSTLY)
 
 
 class FormOfReply:
-    """The form of one of a request's replies."""
+    """The schema state of one reply of a request."""
 
     def __init__(self, form: Form, index: int) -> None:
         self._form, self._index = form, index
@@ -102,27 +108,28 @@ class FormOfReply:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next token can be chosen without waiting."""
+        """Return True if the next token can be chosen without waiting."""
         return self._form.has_mask(self._index)
 
     def mask_logits(self, logits_V: Tensor) -> Tensor:
-        """Return the logits, those of tokens that may not come next at minus infinity; raise `Unwritable`."""
+        """Return the logits [V] with those of forbidden tokens at minus infinity; raise `Unwritable`."""
         return self._form.mask_logits(self._index, logits_V)
 
     def note(self, token: int) -> None:
-        """Move on past a token."""
+        """Advance the schema state by a token that was written."""
         self._form.send(self._index, token)
 
     def close(self) -> None:
-        """Note that the reply has ended."""
+        """Free the state of a reply that has ended."""
         self._form.send(self._index, LAST)
 
 
 class Forms:
-    """Has schemas compiled, a few at a time and one of a project, and hears from the processes that follow replies.
+    """Compiles schemas, a few at a time and one for each project, and receives the masks from their processes.
 
-    Make it before the model is loaded, which a process that is forked later would share with its device. A project has
-    at most `most` forms that are compiled or followed; further requests wait.
+    Create it before the model is loaded: it forks a process, which must not share the model's memory and device. A
+    project has at most `most` compiled schemas in use; its further requests wait. `own` is a file descriptor of the
+    engine that the forked process closes.
     """
 
     def __init__(self, source: str, revision: str | None, most: int, own: int | None = None) -> None:
@@ -133,27 +140,27 @@ class Forms:
         )
         process.start()
         other.close()
-        self.pid = process.pid  # of the process that compiles
+        self.pid = process.pid  # of the process that forks the compilers
         self._most, self._queue = most, FairQueue()
         self._ends: dict[int, Collection[int]] = {}
         self._compiling: dict[int, tuple[Waiting, Form]] = {}
         self._followed: dict[int, Form] = {}
-        self.logits = 0  # of the model, which is read later
-        self.is_lost = False  # whether the process that compiles has ended
+        self.logits = 0  # the model's number of logits; set once it is loaded
+        self.is_lost = False  # the process that forks the compilers has ended
 
     @property
     def is_busy(self) -> bool:
-        """Whether a schema waits or is compiled."""
+        """Return True if a schema waits to be compiled or is being compiled."""
         return bool(self._queue or self._compiling)
 
     def add(self, waiting: Waiting, ends: Collection[int]) -> None:
-        """Have a request's schema compiled when its project's turn comes; `ends` are the tokens that end a reply."""
+        """Queue a request's schema for compilation; `ends` are the token ids that end a reply."""
         self._queue.add(waiting)
         self._ends[waiting.id] = ends
         self._start()
 
     def drop(self, number: int) -> None:
-        """End the processes of a request, which compile or follow for it."""
+        """End a request's process and forget its schema, at any stage."""
         self._queue.drop(number)
         self._ends.pop(number, None)
         _, form = self._compiling.pop(number, (None, None))
@@ -169,13 +176,13 @@ class Forms:
         self._requests.close()
 
     def form(self, number: int) -> Form | None:
-        """Return the form that the replies to a request are held to."""
+        """Return the compiled schema of a request; None if it has none."""
         return self._followed.get(number)
 
     def receive(self, timeout_s: float) -> list[tuple[Waiting, Unwritable | None]]:
-        """Wait until a process says something, and read all that was said.
+        """Wait up to `timeout_s` for messages of the processes, and read those that have come.
 
-        Return the requests whose schemas were compiled, or refused with an error.
+        Return the requests whose schemas are compiled now, with None, or were refused, with the error.
         """
         forms = {each.end: each for each in self._all() if each.error is None}
         for end in wait(list(forms), timeout_s):
@@ -195,14 +202,14 @@ class Forms:
         return [*(form for _, form in self._compiling.values()), *self._followed.values()]
 
     def _start(self) -> None:
-        """Start to compile for projects that compile nothing, as many as may at a time."""
+        """Start compilations up to `_AT_ONCE`, for projects that have none running."""
         while len(self._compiling) < _AT_ONCE:
             waiting = self._queue.take_first(self._may_compile)
             if waiting is None:
                 return
             end, other = get_context("fork").Pipe()
             header = Header(sorted(self._ends.pop(waiting.id)), self.logits)
-            # In a file: a pipe that holds less than the schema would keep the engine until a process reads it.
+            # By a file, not a pipe: a schema larger than the pipe's buffer blocks the engine until it is read.
             with other, os.fdopen(os.memfd_create("schema"), "wb") as schema:
                 schema.write(json.dumps(waiting.ask["json_schema"]).encode())
                 schema.flush()

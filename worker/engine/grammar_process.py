@@ -1,13 +1,13 @@
-"""Schemas compiled behind limits: a process for each request, which then says which tokens may come next.
+"""Compile schemas under CPU and memory limits: one process for each request, which then computes the token masks.
 
-What llguidance computes for a schema is bounded neither in time nor in memory, so none of it runs in the engine. One
-process, forked before the model is loaded, has the tokenizer; it forks one child for each request. The kernel ends a
-child whose compilation takes more CPU time or memory than allowed, and its request alone ends with it.
+llguidance bounds neither the time nor the memory that a schema takes, so none of it runs in the engine. One process,
+forked before the model is loaded, has the tokenizer and forks one child for each request. The kernel ends a child that
+exceeds its CPU time or memory, and only its request fails.
 
-A child gets the schema as a file and says first, in JSON, {"error": null} or what is wrong. After that each message to
-it is a `STEP`: the index of a reply, and its newest token, or `FIRST`, or `LAST` for one that has ended. Each but
-the last is answered with the index and the mask of the next token, one bit for each, or with nothing behind the index
-where the schema has become too costly to follow.
+A child gets the schema as a file and first sends JSON: {"error": null}, or an error and its code. Then each message to
+it is a `STEP`: the index of a reply and its newest token, or `FIRST`, or `LAST` for a reply that has ended. It answers
+all but `LAST` with the index and the mask of the next token, one bit for each logit, or with the index alone if the
+schema has become too costly to follow.
 """
 
 from __future__ import annotations
@@ -29,34 +29,38 @@ from spard.models.base import read_tokenizer
 STEP = struct.Struct("=ii")
 FIRST, LAST = -1, -2
 COMPILE_CPU_S, STEP_CPU_S = 2.0, 1.0
-_MEMORY = 512 << 20  # bytes that a child may take beyond what it was forked with
-_GRAMMAR_SYMBOLS, _LEXER_STATES = 200_000, 50_000  # of a compiled schema; a state takes one or two KiB
-_BEHIND = 5  # steps of priority that a child has less than the engine
+_MEMORY = 512 << 20  # bytes that a child may allocate beyond its size at the fork
+_GRAMMAR_SYMBOLS, _LEXER_STATES = 200_000, 50_000  # limits of a compiled schema; a state takes one or two KiB
+_BEHIND = 5  # nice value of a child, so that the engine goes first
 _WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _HEADER = 1 << 16  # bytes that a request's header has at most
 
 
 class Header(NamedTuple):
-    """What a child is forked with: the tokens that end a reply, and how many logits the model has."""
+    """The header of a request: the token ids that end a reply, and the model's number of logits."""
 
     ends: list[int]
     logits: int
 
 
 class Uncompiled(Exception):
-    """A schema that llguidance refuses; the text says why."""
+    """llguidance refuses a schema; the text says why."""
 
     code = "invalid_json_schema"
 
 
 class Unsupported(Uncompiled):
-    """An engine that can hold no reply to a schema."""
+    """This engine cannot constrain any reply to a schema."""
 
     code = "unsupported_parameter"
 
 
 def serve_schemas(requests: socket.socket, source: str, revision: str | None, parent: int) -> None:
-    """Be the process with the tokenizer: fork a child for each request until the engine ends."""
+    """Run the process that has the tokenizer: fork a child for each request until the engine ends.
+
+    A request is one message on the socket: a JSON `Header`, with the descriptors of the child's connection and of the
+    schema's file.
+    """
     die_with_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need no one to wait for them
@@ -74,13 +78,13 @@ def serve_schemas(requests: socket.socket, source: str, revision: str | None, pa
                 die_with_parent(own)
                 _answer(Connection(descriptors[0]), descriptors[1], vocabulary)
             finally:
-                os._exit(0)  # never back into the loop above
+                os._exit(0)  # a child must never return into the parent's loop
         for each in descriptors:
             os.close(each)
 
 
 def compile_schema(vocabulary: Any, schema: str) -> Any:
-    """Return the matcher of a schema; raise `Uncompiled` where llguidance refuses it."""
+    """Return llguidance's matcher for a schema; raise `Uncompiled` if llguidance refuses it."""
     import llguidance
 
     try:
@@ -97,7 +101,7 @@ def compile_schema(vocabulary: Any, schema: str) -> Any:
 
 
 def _vocabulary(known: dict[frozenset[int], Any], source: str, revision: str | None, header: Header) -> Any:
-    """Return the tokenizer as llguidance reads it, once for each set of ends, or the error that keeps it from that."""
+    """Return llguidance's form of the tokenizer, cached for each set of end tokens, or the error if there is none."""
     ends = frozenset(header.ends)
     if ends in known:
         return known[ends]
@@ -114,7 +118,7 @@ def _vocabulary(known: dict[frozenset[int], Any], source: str, revision: str | N
 
 
 def _answer(end: Connection, schema_file: int, vocabulary: Any) -> None:
-    """Be the child: compile a schema, and follow the replies that are held to it."""
+    """Run a child: compile its schema, send the result, and compute masks until the engine closes the connection."""
     os.nice(_BEHIND)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     limit_memory(_address_space() + _MEMORY)
@@ -134,14 +138,15 @@ def _answer(end: Connection, schema_file: int, vocabulary: Any) -> None:
 
 
 def _end_with_engine_side(end: Connection, *, is_on: bool) -> None:
-    """Have the kernel end this process when the engine closes its side, as it does when nobody waits any more.
+    """Make the kernel end this process when the engine closes the connection, as it does for a cancelled request.
 
-    A compilation does not look for itself. The signal, SIGIO, comes with data too, which the engine does not send then.
+    A compilation cannot check that itself. The signal is SIGIO, whose default action ends the process; it also comes
+    with data, but the engine sends none during a compilation.
     """
     fcntl.fcntl(end.fileno(), fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(end.fileno(), fcntl.F_GETFL)
     fcntl.fcntl(end.fileno(), fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
-    if is_on and end.poll(0):  # it was closed before
+    if is_on and end.poll(0):  # it was closed before the signal was armed
         os._exit(0)
 
 
@@ -168,7 +173,7 @@ def _mask(matcher: Any, token: int) -> bytes:
 
 
 def _run_limited(cpu_s: float, work: Callable[[], Any]) -> Any:
-    """Do some work; the kernel ends this process when it takes more CPU time (SIGPROF, which nothing here handles)."""
+    """Return the result of `work`; if it takes more CPU time, SIGPROF, which nothing handles, ends this process."""
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
     try:
         return work()

@@ -1,6 +1,7 @@
-"""Long prompts become tokens in a process of their own, one at a time, while replies are written on.
+"""Tokenize long prompts in a separate process, one at a time, while the engine continues its replies.
 
-A prompt of a MiB takes seconds, also where it is refused then. A thread would hold Python's lock for much of that.
+Tokenizing a prompt of 1 MiB takes seconds, even if it is then refused as too long. A thread holds the GIL for much of
+that time, so it is a process.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from worker.engine.prompts import Prompts
 
 
 class LongPrompts:
-    """Make it before the model is loaded, which a process that is forked later would share with its device.
+    """Tokenizes prompts in a forked process, in which projects take turns.
 
-    What was read comes as a line into `lines`, and None where the process has ended. It reads its tokenizer when the
-    first prompt comes.
+    Create it before the model is loaded: the forked process must not share the model's memory and device. Each
+    tokenized prompt arrives as a line in `lines`; None arrives when the process has ended. `own` is a file descriptor
+    of the engine that the process closes.
     """
 
     def __init__(self, source: str, revision: str | None, lines: SimpleQueue[Any], own: int | None = None) -> None:
@@ -42,21 +44,21 @@ class LongPrompts:
         Thread(target=self._hear, args=(lines,), daemon=True).start()
 
     def add(self, waiting: Waiting, system: str | None, mode: Mode | None, positions: int) -> None:
-        """Have a prompt read when its project's turn comes."""
+        """Queue a prompt; `system`, `mode` and `positions` are as in `Prompts`."""
         self._turns.add(waiting)
         self._asked_with[waiting.id] = system, mode
         self._positions = positions
         self._start_next()
 
     def drop(self, number: int) -> None:
-        """Let a request wait no longer; what is read of it already is of no use to anybody."""
+        """Drop a request; if its prompt is being tokenized, the result will be ignored."""
         self._turns.drop(number)
         self._asked_with.pop(number, None)
         if self._read and self._read.id == number:
             self._is_wanted = False
 
     def take(self, line: Any) -> Waiting | None:
-        """Return the request whose prompt a line holds, None if it was dropped; the next one is read from now on."""
+        """Return the request that a line of tokens belongs to, or None if it was dropped; start the next prompt."""
         waiting, is_wanted = self._read, self._is_wanted
         self._read, self._is_wanted = None, True
         self._start_next()
@@ -77,7 +79,7 @@ class LongPrompts:
 
 
 def _read(source: str, revision: str | None, end: Connection, others: list[int], parent: int) -> None:
-    """Be the process: read prompts until nobody asks any more."""
+    """Run the process: tokenize prompts until the engine closes the connection."""
     die_with_parent(parent)
     for each in others:
         os.close(each)

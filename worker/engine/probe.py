@@ -1,9 +1,9 @@
-"""A loaded adapter is proved before its first answer: it is the signed weights, and the model answers with them.
+"""Probe a loaded adapter before its first answer: the engine has the signed weights and answers with them.
 
-Two things are compared. The tensors that PEFT holds under the adapter's name have the digest that the manifest names.
-And the logits of fixed prompts, asked in one batch with the base model and another adapter, and alone, are those that
-the very tensors of the file give when they are added to the base model's layers without PEFT. In 16 bits PEFT rounds
-what is added before it adds it, or after, by the kind of layer and batch: the nearer of the two is what counts.
+Two things are checked. The tensors that PEFT holds under the adapter's name have the digest in the manifest. And the
+logits of fixed prompts, both alone and in one batch with the base model and another adapter, equal the logits that the
+file's tensors give when B A x is added to the base model's layers without PEFT. In 16 bits PEFT rounds the added term
+either before or after the sum, depending on the kind of layer and batch, so the nearer of the two counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,12 @@ _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, others: Sequence[str]) -> Proof:
-    """Raise `AdapterNotProved` unless the adapter `name` of a PEFT model is the one in `folder`, of digest `wanted`."""
+    """Prove that the adapter `name` of a PEFT model is the signed adapter in `folder`.
+
+    `wanted` is the digest of its tensors from the manifest, and `others` are the names of other loaded adapters, of
+    which the first joins the mixed batch. Raises `AdapterNotProved` if the digest differs, if the logits differ by more
+    than the dtype's tolerance (relative to the largest logit), or if they equal the base model's.
+    """
     held = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     digest = tensor_digest({key: each.contiguous() for key, each in held.items()})
     if digest != wanted:
@@ -58,7 +63,7 @@ def probe(model: Any, tokenizer: Any, name: str, folder: Path, wanted: str, othe
 
 @torch.inference_mode()
 def _together(model: Any, row: Sequence[int], names: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Return the logits of the first and of the last name, all asked in one batch."""
+    """Return the logits [T, V] of one prompt for the first and the last adapter, from one batch with all of them."""
     ids_BT = torch.tensor([list(row)] * len(names), device=model.device)
     logits_BTV = model(input_ids=ids_BT, adapter_names=list(names)).logits.float()
     return logits_BTV[0], logits_BTV[-1]
@@ -66,7 +71,7 @@ def _together(model: Any, row: Sequence[int], names: Sequence[str]) -> tuple[Ten
 
 @torch.inference_mode()
 def _alone(model: Any, row: Sequence[int], name: str) -> Tensor:
-    """Return the logits of a name that all rows have."""
+    """Return the logits [T, V] of one prompt in a batch of its own, where the adapter is PEFT's active one."""
     ids_1T = torch.tensor([list(row)], device=model.device)
     logits_TV: Tensor = model(input_ids=ids_1T, **apply_adapters(model, [name])).logits[0].float()
     return logits_TV
@@ -84,7 +89,7 @@ def _expected_logits(
 
 @contextmanager
 def _add_adapter(model: Any, tensors: Mapping[str, Tensor], scale: float, *, rounds_first: bool) -> Iterator[None]:
-    """Add B A x to what each of the base model's own layers gives, within the block."""
+    """Add `scale` * B A x to the output of each adapted layer of the base model, by hooks, inside the block."""
     hooks = []
     try:
         for key in tensors:

@@ -1,4 +1,4 @@
-"""Prompts in tokens, as the audit has them."""
+"""Turn requests into token ids, with the same rendering as the audit's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spard.pipeline.messages import Message
 
 
 class Refused(SpardError):
-    """A request that this model cannot answer; the code is what the client gets."""
+    """A request that this model cannot answer; `code` is the error code for the client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -23,16 +23,17 @@ class Refused(SpardError):
 
 
 class Prompts:
-    """Turns requests into tokens; a prompt leaves room for a token at least in a model's `positions`."""
+    """Turns requests into token ids; a prompt has to be shorter than the model's `positions`, in tokens."""
 
     def __init__(self, tokenizer: Any, positions: int) -> None:
         self._tokenizer, self._positions = tokenizer, positions
         self._support = tool_support(tokenizer)
 
     def ids(self, ask: Ask, system: str | None, mode: Mode | None = None) -> list[int]:
-        """Return the tokens of a prompt; raise `Refused` where the template does not take it or it is too long.
+        """Return the token ids of a request's messages or prompt.
 
-        `system` and `mode` are what the model was measured with; None is no system prompt, and the base model's mode.
+        `system` and `mode` are the system prompt and mode of thinking of the model's audit; None means no system prompt
+        and the base model's own mode. Raises `Refused` if the prompt is empty or too long, or the chat template fails.
         """
         messages = ask["messages"]
         row = self._text(ask["prompt"] or "", system) if messages is None else self._conversation(ask, system, mode)
@@ -54,7 +55,7 @@ class Prompts:
         try:
             found = example(cast(Message, raw), 1)
             return render_conversation(self._tokenizer, found.messages, system, found.tools, mode=mode)
-        except Exception as error:  # a template is a program: whatever it does with these messages ends them alone
+        except Exception as error:  # a template is a program and may raise anything; only this request fails
             why = (str(error).splitlines() or [type(error).__name__])[0][:300]
             raise Refused("invalid_messages", f"The model's chat template refuses these messages: {why}") from error
 

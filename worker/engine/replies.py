@@ -1,4 +1,4 @@
-"""Replies as the engine works on them: they grow by a token at each step."""
+"""The state of one reply while the engine writes it, token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CALL_TOKENS = ("[TOOL_CALLS]", "<|python_tag|>", "<|tool_call|>")  # control to
 
 
 class Rules:
-    """What all replies of a base model keep to: where they end, and how many tokens a conversation may have."""
+    """A base model's limits for all replies: the tokens that end one, its context length and its number of logits."""
 
     def __init__(self, base: Base) -> None:
         self._tokenizer = base.tokenizer
@@ -29,7 +29,7 @@ class Rules:
         self._stated = set(stated) if isinstance(stated, list) else {stated} - {None}
 
     def ends(self, ask: Ask) -> frozenset[int]:
-        """Return the tokens that end a reply; where tools are offered, those of a call do not."""
+        """Return the token ids that end a reply; if tools are offered, tokens that begin a call are not among them."""
         renderer = get_renderer(self._tokenizer)
         ends = {*self._stated, *(renderer.ends_with_tools if ask["tools"] else renderer.ends)}
         if ask["tools"]:
@@ -40,7 +40,15 @@ class Rules:
 
 @dataclass(eq=False)
 class Reply:
-    """One reply that is being written."""
+    """One reply that is being written.
+
+    id, index   the request's number, and which of its `n` replies this is
+    ends        the token ids that end it
+    limit       the most tokens that it may have
+    form        the schema that it is constrained to, if any
+    written     its tokens so far
+    finish      why it ended, or None
+    """
 
     id: int
     index: int
@@ -60,7 +68,10 @@ class Reply:
         self.sampler, self.text = Sampler(self.ask, self.index), Text(self.tokenizer, self.ask["stop"], opening)
 
     def advance(self, logits_V: Tensor) -> tuple[int, Said | None]:
-        """Choose the next token; return it with what is to be told, if anything is. Raise where logits allow none."""
+        """Choose the next token from the logits [V]; return it with the message for the client, if there is one.
+
+        Raises ValueError if a logit is NaN or none is finite, and `Unwritable` if the schema cannot be followed.
+        """
         if not logits_V.amax().isfinite():
             raise ValueError("of the logits for a reply, one is no number, or none is finite")
         token = self.sampler.next(logits_V if self.form is None else self.form.mask_logits(logits_V))
@@ -82,7 +93,7 @@ class Reply:
         return token, self._piece(more) if more or self.finish else None
 
     def close(self) -> None:
-        """Note that no more of it is written."""
+        """Free the schema state of a reply that has ended."""
         if self.form is not None:
             self.form.close()
 
@@ -96,7 +107,10 @@ class Reply:
 def make_replies(
     base: Base, number: int, ask: Ask, ids: Sequence[int], rules: Rules, form: Form | None = None
 ) -> list[Reply]:
-    """Return the empty replies to a request, one for each of its `n`, held to a form if it has one."""
+    """Return the `n` empty replies to a request; `ids` are its prompt's tokens, and `form` its schema, if any.
+
+    A reply may have `max_tokens` tokens, or as many as the context length leaves after the prompt.
+    """
     room, asked = rules.positions - len(ids), ask["max_tokens"]
     limit = room if asked is None else min(room, asked)
     ends = rules.ends(ask)

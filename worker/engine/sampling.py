@@ -1,4 +1,4 @@
-"""From logits to the next token of one reply, and what could have stood there."""
+"""Choose a reply's next token from its logits, and describe it with its alternatives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from transformers import TemperatureLogitsWarper, TopPLogitsWarper
 from app.inference.protocol import Alternative, Ask, Token
 from worker.engine.texts import token_bytes
 
-_GREEDY = 1e-5  # below it the likeliest token is the only one, and logits that are divided by it may be too large
-_LEAST = -9999.0  # of a log probability, as OpenAI tells it
+_GREEDY = 1e-5  # a lower temperature means greedy: the logits divided by it may overflow
+_LEAST = -9999.0  # the least log probability, as in OpenAI's API
 
 
 class Sampler:
-    """Chooses the tokens of one reply. Greedy near temperature 0; a seed gives the same tokens for the same logits."""
+    """Chooses the tokens of one reply by its request's temperature, top_p, penalties and seed.
+
+    Temperatures near 0 are greedy. With a seed, equal logits give equal tokens; `index` varies it within a request.
+    """
 
     def __init__(self, ask: Ask, index: int) -> None:
         self._temperature = 0.0 if ask["temperature"] < _GREEDY else float(ask["temperature"])
@@ -32,7 +35,7 @@ class Sampler:
         self._written: Counter[int] = Counter()
 
     def next(self, logits_V: Tensor) -> int:
-        """Return the id of the next token."""
+        """Return the id of the next token, chosen from logits [V]."""
         logits_V = self._penalize(logits_V)
         if self._temperature == 0:
             return int(logits_V.argmax())
@@ -57,7 +60,10 @@ class Sampler:
 
 
 def describe_token(tokenizer: Any, logits_V: Tensor, token: int, count: int, *, as_ids: bool) -> Token:
-    """Return a token with its log probability, and the `count` likeliest ones at its place."""
+    """Return a token with its log probability and bytes, and the `count` likeliest tokens in its place.
+
+    `as_ids` gives tokens as `token_id:N` instead of text.
+    """
     logprobs_V = logits_V.log_softmax(dim=-1)
 
     def alternative(number: int) -> Alternative:

@@ -1,4 +1,4 @@
-"""The engine's loop: requests in, pieces of replies out, and between two steps whoever waits may join."""
+"""The engine's main loop: receive requests, send pieces of replies, and let waiting requests join between steps."""
 
 from __future__ import annotations
 
@@ -32,17 +32,22 @@ _FULL = "There is no memory for so many replies, or such long ones, at the momen
 _STOPPED = "The model could not go on with its replies; ask again."
 _NO_FORMS = "response_format: this engine holds no reply to a schema."
 
-_LONG = 8 << 10  # characters of a line: what is shorter becomes tokens in a tenth of a second, whatever it says
-_STEPPED_S = 1.0  # between two lines that say that the loop goes round
-_MASK_S = 0.05  # that a step waits at most for what a schema allows
-_OTHERS_S = 0.01  # likewise where other projects write; they go on without that reply
+_LONG = 8 << 10  # characters of a request's line; a shorter one is tokenized within 0.1 s, whatever its text
+_STEPPED_S = 1.0  # between two messages that show that the loop is alive
+_MASK_S = 0.05  # how long a step waits at most for the masks of schemas
+_OTHERS_S = 0.01  # the same if several projects have rows; then the step goes on without the late reply
 
 
 class Engine:
-    """One base model, its adapters, and the replies that are being written; `rows` is how many at once.
+    """One base model with its adapters, and the replies that it is writing.
 
-    Prompts that a line calls long are left to `long_prompts`, and schemas to `forms`, where these are given. The engine
-    ends when the folder that is `watched` has changed.
+    base           the loaded model
+    tell           sends a message to the API
+    rows           the most replies that are written at the same time
+    adapter_bytes  the most bytes of adapter weights to keep in memory
+    long_prompts   tokenizes long prompts; without it the engine does so itself
+    watched        the base model's folder; the engine ends when its files change
+    forms          compiles JSON schemas; without it requests with one are refused
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class Engine:
         tell({"kind": "ready", "digest": base.digest, "positions": self._rules.positions})
 
     def run(self, lines: SimpleQueue[Any]) -> None:
-        """Serve what comes until it ends with None, or the base model is no longer what was read."""
+        """Serve the lines of a queue until None comes, the base model's files change, or a helper process ends."""
         while not self._has_ended:
             self._tell_stepped()
             try:
@@ -80,7 +85,7 @@ class Engine:
             self.take(line)
 
     def take(self, line: Any) -> None:
-        """Do or note what a line says."""
+        """Handle one line: load an adapter, or accept, continue or cancel a request."""
         match line["op"]:
             case "load":
                 self._load(line["adapter"], Path(line["folder"]), line["manifest_sha256"])
@@ -94,7 +99,10 @@ class Engine:
                 self._cancel(line["id"])
 
     def step(self) -> None:
-        """Let requests join if there is room, and write a token into every reply."""
+        """Let waiting requests join if there is room, and write one token of every reply.
+
+        A failed step ends the requests in the batch. GPU errors other than lack of memory are raised.
+        """
         if self._watched and self._watched.has_changed(plain_digest(self._base.digest)):
             return self._end_if_base_changed()
         try:
@@ -103,7 +111,7 @@ class Engine:
             if is_gpu_out_of_memory(error):
                 log.exception("the GPU has too little memory for the replies that are being written")
                 self._fail_all("engine_busy", _FULL)
-            elif is_gpu_error(error):  # after which nothing works on it in this process
+            elif is_gpu_error(error):  # after it, no GPU call works in this process any more
                 raise
             else:
                 log.exception("the replies that are being written cannot go on")
@@ -112,17 +120,17 @@ class Engine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether replies are being written or wait for it."""
+        """Return True if any request is being answered or waits to be; long prompts being tokenized do not count."""
         return self._writer.is_busy or bool(self._waiting) or bool(self._forms and self._forms.is_busy)
 
     def _tell_stepped(self) -> None:
-        """Tell once in a while that the loop goes round: an engine that says nothing is ended."""
+        """Send `stepped` once a second: the API kills an engine that stays silent."""
         if time.monotonic() - self._stepped_at >= _STEPPED_S:
             self._stepped_at = time.monotonic()
             self._tell({"kind": "stepped"})
 
     def _end_if_base_changed(self) -> None:
-        """End all requests: the weights may be others by now than those that adapters were proved on."""
+        """Fail all requests and end: the weights may differ by now from the ones that the adapters were proved on."""
         log.error("the folder of the base model has changed since it was read: the engine ends")
         self._writer.fail(
             {seat.replies[0].id for seat in self._writer.turns.seats}, "base_model_changed", BASE_MODEL_CHANGED
@@ -137,10 +145,10 @@ class Engine:
         while not self._writer.is_ready and (left := deadline - time.monotonic()) > 0:
             self._receive_forms(left)
         if not self._writer.step():
-            self._receive_forms(_MASK_S)  # whoever is there waits for a schema
+            self._receive_forms(_MASK_S)  # every reply waits for a mask: do not spin
 
     def _receive_forms(self, timeout_s: float) -> None:
-        """Hear what the processes of schemas say, and let requests wait for rows whose schema was compiled."""
+        """Receive messages of the schema processes; queue requests whose schema is compiled, fail refused ones."""
         if self._forms is None:
             return
         for waiting, error in self._forms.receive(timeout_s):
@@ -163,7 +171,7 @@ class Engine:
         return self._compile(waiting)
 
     def _note_read(self, line: Any) -> None:
-        """Let a request whose long prompt was read wait for its turn, or end it where the prompt was refused."""
+        """Continue with a request whose long prompt is tokenized: fail it, compile its schema, or queue it."""
         waiting = self._long.take(line) if self._long else None
         if waiting and waiting.ids is None:
             self._fail(waiting.id, line["code"], line["message"])
@@ -178,7 +186,7 @@ class Engine:
         return self._forms.add(waiting, self._rules.ends(waiting.ask))
 
     def _begin(self, project: str) -> list[Seat]:
-        """Return the seats of a project's next request; none where it cannot be answered, which is told."""
+        """Return the seats of a project's next request; if it cannot be answered, fail it and return none."""
         waiting = self._waiting.pop(project)
         ask, digest = waiting.ask, waiting.ask["adapter"]
         adapter = self._adapters.find(digest) if digest else None
@@ -194,11 +202,11 @@ class Engine:
         except SpardError as error:
             self._fail(waiting.id, error.code, error.message)
             return []
-        except Exception:  # nothing of it is with the others yet
+        except Exception:  # it is not in the batch yet, so the other requests go on
             log.exception("a request cannot be begun")
             self._fail(waiting.id, "reply_failed", UNREAD)
             return []
-        # Told before the prompt is read: whoever asked checks meanwhile that the model is released still.
+        # Sent before the prompt is read: meanwhile the API checks that the model is still released.
         self._tell({"kind": "started", "id": waiting.id, "prompt_tokens": len(ids)})
         self._writer.batch.model = self._adapters.model
         prompt = Prompt(ids, adapter.name if adapter else BASE)
@@ -206,24 +214,24 @@ class Engine:
         return [Seat(group, project, prompt) for group in groups]
 
     def _require_known(self, ids: list[int]) -> None:
-        """Refuse a prompt with a token that the weights have no embedding for: a GPU would be lost to all by it."""
+        """Raise `Refused` for a token without an embedding: on a GPU it ends in an error that breaks the process."""
         unknown = self._base.unknown_id(ids)
         if unknown is not None:
             token = self._base.tokenizer.decode([unknown])
             raise Refused("invalid_messages", f"The model's chat template writes {token!r}, which it does not know.")
 
     def _fail_all(self, code: str, message: str) -> None:
-        """End all replies in the batch as failed: after an error in a step it may hold only some of their tokens."""
+        """Fail all requests in the batch: after an error within a step, its rows may be inconsistent."""
         self._writer.fail(self._writer.numbers, code, message)
         torch.cuda.empty_cache()
 
     def _fail(self, number: int, code: str, message: str) -> None:
-        """End a request that has no seats."""
+        """Fail a request that has no seats."""
         self._forget(number)
         self._tell({"kind": "failed", "id": number, "code": code, "message": message})
 
     def _forget(self, number: int) -> None:
-        """End what is kept for a request beside its replies."""
+        """Free a request's schema process."""
         if self._forms:
             self._forms.drop(number)
 
@@ -247,7 +255,7 @@ class Engine:
 
 
 def read_lines(stream: Any, lines: SimpleQueue[Any]) -> None:
-    """Put what the API says into a queue, and None at its end."""
+    """Put the API's lines into a queue, each marked if it is long, and None at the end."""
     for line in stream:
         lines.put(json.loads(line) | {"is_long": len(line) > _LONG})
     lines.put(None)

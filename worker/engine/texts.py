@@ -1,4 +1,4 @@
-"""Tokens become text as they come: no half of a character is shown, and nothing from a stop string on."""
+"""Decode a reply's tokens incrementally: never show a part of a character, nor a stop string or what follows it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from spard.data.opening import Opening
 
 _HALF = "\ufffd"
 _BYTE_OF = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]  # as GPT-2
-_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte that is no token's, as in Llama 2's tokenizer
+_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")  # a byte-fallback token, as in Llama 2's tokenizer
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """Return a token's bytes. Where the token is only part of a character they are not valid UTF-8 by themselves."""
+    """Return a token's bytes, which are not valid UTF-8 if the token is only a part of a character."""
     text: str = tokenizer.decode([token])
     piece: str = tokenizer.convert_ids_to_tokens(token) if _HALF in text else ""
     if byte := _FALLBACK.fullmatch(piece):
@@ -27,26 +27,28 @@ def token_bytes(tokenizer: Any, token: int) -> bytes:
 
 
 class Text:
-    """The text of one reply. What may be the beginning of a stop string is held back until it is known.
+    """The text of one reply, decoded token by token.
 
-    `opening` is what the model writes before the words of an answer; where a reply begins with it, it is not shown.
+    Characters that may begin one of the stop strings `stops` are held back until that is decided. `opening` is text
+    that the model writes before an answer; a reply that begins with it is shown without it.
     """
 
     def __init__(self, tokenizer: Any, stops: Sequence[str], opening: str = "") -> None:
         self._tokenizer, self._stops = tokenizer, [each for each in stops if each]
         self._opening = Opening(opening)
         self._ids: list[int] = []
-        self._seen = 0  # tokens before which everything is text already
+        self._seen = 0  # number of tokens that are decoded into `_text`
         self._text, self._shown, self._followed = "", 0, 0
         self._begun = [_Begun(stop) for stop in self._stops]
         self.is_stopped = False
 
     def add(self, token: int) -> str:
-        """Return what the reply grows by with a token; nothing any more after a stop string."""
+        """Add a token and return the text that can be shown now; "" after a stop string."""
         if self.is_stopped:
             return ""
         self._ids.append(token)
         before, after = self._decode()
+        # An incomplete character decodes to U+FFFD: wait for the tokens that complete it.
         if after.endswith(_HALF) or not after.startswith(before):
             return ""
         self._text += self._opening.cut(after[len(before) :])
@@ -54,7 +56,7 @@ class Text:
         return self._shown_now(is_last=False)
 
     def end(self) -> str:
-        """Return what is left to show of a reply that has ended."""
+        """Return the rest of the text of a reply that has ended."""
         if not self.is_stopped:
             before, after = self._decode()
             more = after[len(before) :] if after.startswith(before) else ""
@@ -62,8 +64,8 @@ class Text:
         return self._shown_now(is_last=True)
 
     def _decode(self) -> tuple[str, str]:
-        """Return the last tokens that are text already, as text, and these with the new ones."""
-        start = max(0, self._seen - 4)  # some decoders look at the tokens before
+        """Return the text of the last few decoded tokens, and the text of these with the new tokens."""
+        start = max(0, self._seen - 4)  # some decoders depend on the tokens before, for spaces for example
         return self._tokenizer.decode(self._ids[start : self._seen]), self._tokenizer.decode(self._ids[start:])
 
     def _shown_now(self, *, is_last: bool) -> str:
@@ -77,7 +79,7 @@ class Text:
         return found
 
     def _held_back_length(self) -> int:
-        """How many characters at the end could be the beginning of a stop string."""
+        """Return how many characters at the end of the text could begin a stop string."""
         for letter in self._text[self._followed :]:
             for begun in self._begun:
                 begun.follow(letter)
@@ -86,9 +88,10 @@ class Text:
 
 
 class _Begun:
-    """How much of a stop string the text ends with, letter by letter; each costs about as much however long both are.
+    """The length of the longest beginning of a stop string that the text ends with, updated in amortized O(1).
 
-    Knuth, Morris and Pratt's search: `_shorter` is, for each beginning of the string, the longest that it ends with.
+    Knuth-Morris-Pratt: `_shorter[n]` is the longest proper prefix of the stop string that its first n characters end
+    with.
     """
 
     def __init__(self, stop: str) -> None:
@@ -97,7 +100,7 @@ class _Begun:
             self._shorter.append(self._longer(self._shorter[-1], letter))
 
     def follow(self, letter: str) -> None:
-        """Take in the next letter of the text."""
+        """Update `length` with the next character of the text."""
         length = self.length if self.length < len(self._stop) else self._shorter[self.length]
         self.length = self._longer(length, letter)
 

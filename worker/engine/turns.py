@@ -1,9 +1,9 @@
-"""Which replies have rows in the batch, and which wait: projects share the rows, and long replies take turns.
+"""Decide which replies have rows in the batch and which wait: projects share the rows, and long replies take turns.
 
-While others write or wait, and for some steps after, a project has at most half of the rows. What it has beyond that
-is paused at once when another project comes. A reply that has written many tokens since its turn began gives its row to
-a project with fewer rows. A project's own replies do not push each other out. What was begun goes on before anything of
-the same project is begun, so that what is paused stays bounded.
+While other projects write or wait, and for some steps after, a project has at most half of the rows; its rows beyond
+that are paused as soon as another project comes. A reply that has written many tokens in its turn gives its row to a
+project with fewer rows. Replies of the same project never displace each other. Within a project paused replies continue
+before new ones begin, which bounds the number of paused rows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from worker.engine.batch import PausedRows, Reading
 from worker.engine.replies import Reply
 
-TURN_TOKENS = 64  # that a reply writes before it may have to wait for others
-_PROJECTS = 1000  # whose turns are remembered
-_PAUSED = 3  # times the rows of the batch: so many may be paused before nothing more is begun by pausing others
+TURN_TOKENS = 64  # tokens that a reply may write before it can be paused for other projects
+_PROJECTS = 1000  # how many projects' turns are remembered
+_PAUSED = 3  # paused rows at most, in multiples of the batch's rows; beyond it no new reply pauses others
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class Prompt:
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """Replies that have rows, or wait for rows, together: one, or for recurrent models all of a request."""
+    """Replies that get and lose their rows together: one reply, or for recurrent models all replies of a request."""
 
     replies: list[Reply]
     project: str
@@ -40,18 +40,18 @@ class Seat:
 
     @property
     def rows(self) -> int:
-        """How many rows it takes."""
+        """The number of rows that it takes."""
         return len(self.replies)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next tokens can be chosen now."""
+        """Return True if no reply waits for the mask of its schema."""
         return all(reply.form is None or reply.form.is_ready for reply in self.replies)
 
 
 @dataclass(eq=False, slots=True)
 class SeatedReading:
-    """A prompt that is being read for seats of one request."""
+    """A prompt that is being read for one request's seats, which have their rows reserved."""
 
     reading: Reading
     seats: list[Seat]
@@ -59,35 +59,42 @@ class SeatedReading:
 
 @dataclass(eq=False)
 class Turns:
-    """Who has rows: `seated` in the order of the batch's rows, `readings` whose rows are kept free, `lines` wait."""
+    """The seats of all replies and the rules by which they get rows.
+
+    most      the number of rows in the batch
+    is_whole  seats join and leave only all together, as a recurrent model needs it
+    seated    seats with rows, in the order of the batch's rows
+    readings  seats whose prompt is being read; their rows are reserved
+    lines     waiting seats by project, in order
+    """
 
     most: int
-    is_whole: bool  # whether seats leave and join only all together, as a recurrent model needs it
+    is_whole: bool
     seated: list[Seat] = field(default_factory=list)
     readings: list[SeatedReading] = field(default_factory=list)
     lines: dict[str, deque[Seat]] = field(default_factory=dict)
     _steps: int = 0
     _shared_at: int = -TURN_TOKENS  # the last step at which several projects wrote or waited
-    _turn_ends: dict[str, int] = field(default_factory=dict)  # counted, by project
+    _turn_ends: dict[str, int] = field(default_factory=dict)  # project -> sequence number of its last turn
 
     @property
     def replies(self) -> list[Reply]:
-        """The replies that have rows, in the order of the rows."""
+        """The replies with rows, in the order of the rows."""
         return [reply for seat in self.seated for reply in seat.replies]
 
     @property
     def seats(self) -> list[Seat]:
-        """All seats, with rows or without."""
+        """All seats, with or without rows."""
         reading = [seat for each in self.readings for seat in each.seats]
         return [*self.seated, *reading, *(seat for line in self.lines.values() for seat in line)]
 
     @property
     def adapters(self) -> set[str]:
-        """The adapters that replies are written with, or will be."""
+        """The adapters that current and waiting replies use."""
         return {seat.prompt.adapter for seat in self.seats}
 
     def places(self, seats: Collection[Seat]) -> list[int]:
-        """Return the rows of seats in the batch."""
+        """Return the indices of the seats' rows in the batch."""
         found, at = list[int](), 0
         for seat in self.seated:
             if seat in seats:
@@ -96,7 +103,7 @@ class Turns:
         return found
 
     def wait(self, seat: Seat) -> None:
-        """Add a seat to the end of its project's line, or to the front where it was begun."""
+        """Add a seat to the end of its project's line, or to the front if it was begun before."""
         line = self.lines.setdefault(seat.project, deque())
         if seat.paused:
             line.appendleft(seat)
@@ -104,11 +111,14 @@ class Turns:
             line.append(seat)
 
     def next_seat(self, project: str) -> Seat | None:
-        """Return the first seat in a project's line that could go on now."""
+        """Return the first seat in a project's line that can continue now, or None."""
         return next((seat for seat in self.lines.get(project, ()) if seat.is_ready), None)
 
     def take(self, project: str, room: int) -> list[Seat]:
-        """Remove and return the next seats of a project that go on together, of `room` rows at most."""
+        """Remove and return the project's next seats that start together, with at most `room` rows.
+
+        These are either paused seats, or new seats that share one prompt.
+        """
         line, found = self.lines[project], list[Seat]()
         for seat in [each for each in line if each.is_ready]:
             is_alike = not found or (seat.paused is None and found[0].paused is None and seat.prompt is found[0].prompt)
@@ -122,7 +132,7 @@ class Turns:
         return found
 
     def drop(self, numbers: Collection[int]) -> None:
-        """Remove the seats of requests that are read or wait; those with rows leave with their rows."""
+        """Remove the waiting and reading seats of requests; seats with rows are removed with their rows elsewhere."""
         self.readings = [each for each in self.readings if each.seats[0].replies[0].id not in numbers]
         for project, line in list(self.lines.items()):
             self.lines[project] = stays = deque(seat for seat in line if seat.replies[0].id not in numbers)
@@ -130,27 +140,27 @@ class Turns:
                 del self.lines[project]
 
     def end_turn(self, project: str) -> None:
-        """Let all other projects come before this one."""
+        """End a project's turn, so that all other projects come before it."""
         ends = self._turn_ends
         ends[project] = max(ends.values(), default=0) + 1
         if len(ends) > _PROJECTS:
             del ends[min(ends, key=self.last_turn)]
 
     def last_turn(self, project: str) -> int:
-        """Return a number that is the larger the later a project has got rows; 0 if it never has."""
+        """Return the sequence number of a project's last turn; 0 if it had none."""
         return self._turn_ends.get(project, 0)
 
     def count_rows(self, project: str) -> int:
-        """Return how many rows a project has, those that are kept for prompts being read included."""
+        """Return how many rows a project has, including the rows reserved for prompts that are being read."""
         return sum(seat.rows for seat in self._with_rows() if seat.project == project)
 
     @property
     def free(self) -> int:
-        """How many rows nobody has."""
+        """The number of free rows."""
         return self.most - sum(seat.rows for seat in self._with_rows())
 
     def begin_step(self, waiting: Collection[str]) -> list[Seat]:
-        """Return the seats that are paused because their projects have more than half of the rows.
+        """Count a step, and return the seats to pause because their projects have more than half of the rows.
 
         `waiting` are the projects that wait for rows.
         """
@@ -175,7 +185,7 @@ class Turns:
         return max(1, self.most // 2)
 
     def plan_rows(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
-        """Return how many of the `wanted` rows a project gets now, and which seats are paused for it."""
+        """Return how many of the `wanted` rows a project gets now, and the seats to pause for it."""
         if self.is_whole:
             return self._whole_room(project, wanted)
         half, mine = self._half, self.count_rows(project)
@@ -186,7 +196,7 @@ class Turns:
         return min(most, self.free + len(paused)), paused
 
     def _whole_room(self, project: str, wanted: int) -> tuple[int, list[Seat]]:
-        """Return the same for a model whose batch is one request's: they take turns as a whole."""
+        """Return the same for a recurrent model, whose batch holds one request at a time: all rows or none."""
         if not self._with_rows():
             return wanted, []
         over = not self.readings and all(each.turn >= TURN_TOKENS and each.project != project for each in self.seated)
@@ -194,7 +204,11 @@ class Turns:
         return (wanted, list(self.seated)) if over else (0, [])
 
     def _choose_paused(self, project: str, needed: int, half: int) -> list[Seat]:
-        """Return seats of other projects that make room: what is beyond their half, then whose turn is over."""
+        """Return up to `needed` seats of other projects to pause: of those with the most rows, longest turn first.
+
+        A seat qualifies if its project has more than half of the rows, or if its turn is over and its project has more
+        rows than this one. A project without any row gets one in any case from a project that has several.
+        """
         if self._is_full(project):
             return []
         held = {each: self.count_rows(each) for each in {seat.project for seat in self.seated} - {project}}
@@ -210,7 +224,7 @@ class Turns:
         return found
 
     def _is_full(self, project: str) -> bool:
-        """Whether so much is paused that nothing of a project may be begun by pausing more."""
+        """Return True if too many rows are paused for a new reply of this project to pause more."""
         first = self.next_seat(project)
         paused = sum(seat.rows for line in self.lines.values() for seat in line if seat.paused)
         return (first is None or first.paused is None) and paused >= _PAUSED * self.most

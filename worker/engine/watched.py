@@ -1,6 +1,6 @@
-"""The folder that an engine has read its base model from, looked at while it serves.
+"""Watch the folder of an engine's base model for changes.
 
-Weights on a CPU are mapped from their files: whatever is written into these is what answers from then on.
+Weights on a CPU are memory-mapped from their files, so a write to a file changes the model that answers.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ _EVERY_S = 1.0
 
 
 class Watched:
-    """Make it before the model is read: a file that changes meanwhile is noticed, too."""
+    """A watched model folder; create it before the model is read, so that changes during the read are noticed."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
         self._seen, self._looked_at = file_identities(folder), clock()
 
     def look_next_time(self) -> None:
-        """Have the files looked at the next time, however short the last look is ago."""
+        """Make the next `has_changed` check the files, even if the last check was less than a second ago."""
         self._looked_at = -_EVERY_S
 
     def has_changed(self, digest: str) -> bool:
-        """Tell whether the files are others than those of the digest, which is that of the model as it was read.
+        """Return True if the files no longer have `digest`, the digest of the model as it was read.
 
-        Once a second sizes, inodes and times are compared; where these are others, the files are read again, so that
-        one that was only touched or copied changes nothing.
+        Sizes, inodes and times are compared at most once a second; only if they differ are the files hashed again, so
+        files that were merely touched or copied do not count as changed.
         """
         if self._clock() - self._looked_at < _EVERY_S:
             return False
@@ -39,7 +39,7 @@ class Watched:
             if found == self._seen:
                 return False
             is_same = folder_digest(self._folder) == digest
-        except OSError:  # a file went between two looks
+        except OSError:  # a file was removed
             return True
         if is_same:
             self._seen = found

@@ -1,4 +1,4 @@
-"""The replies of all requests that were begun: who has rows, prompts read part by part, a token at each step."""
+"""Write the replies of all begun requests: assign rows, read prompts in chunks, and add one token per step."""
 
 from __future__ import annotations
 
@@ -22,9 +22,12 @@ Tell = Callable[[Said], None]
 
 
 class Writer:
-    """Writes the replies to requests; `begin` makes the seats of a project's next request, or none where it fails.
+    """Writes the replies to requests.
 
-    `forget` is called with the number of each request that has ended.
+    rows     the number of rows in the batch
+    waiting  the requests that were not begun
+    begin    removes a project's next request from `waiting` and returns its seats, or none if it fails
+    forget   called with the number of each request that has ended
     """
 
     def __init__(
@@ -39,31 +42,35 @@ class Writer:
         self.batch = Batch(model)
         self.turns = Turns(rows, is_whole=not self.batch.is_cut)
         self._tell, self._waiting, self._begin, self._forget = tell, waiting, begin, forget
-        self._done: dict[int, int] = {}  # tokens of ended replies, by request
+        self._done: dict[int, int] = {}  # request -> tokens of its replies that have ended
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request was begun and has not ended."""
+        """Return True if a request was begun and has not ended."""
         return bool(self.turns.seats)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next token of every row can be chosen."""
+        """Return True if no row waits for the mask of its schema."""
         return all(seat.is_ready for seat in self.turns.seated)
 
     @property
     def is_shared(self) -> bool:
-        """Whether several projects have rows."""
+        """Return True if several projects have rows."""
         return len({seat.project for seat in self.turns.seated}) > 1
 
     @property
     def numbers(self) -> set[int]:
-        """The requests whose replies are in the batch, or are being read into it."""
+        """The requests with replies in the batch or a prompt that is being read."""
         reading = {reply.id for each in self.turns.readings for seat in each.seats for reply in seat.replies}
         return {reply.id for reply in self.turns.replies} | reading
 
     def step(self) -> bool:
-        """Give rows to whose turn it is, read a part of a prompt, write a token into every row; False if none can."""
+        """Assign rows, read a chunk of one prompt, and write one token into every row.
+
+        Returns False if nothing was read or written. Rows that wait for a mask are paused so that the others go on; in
+        a recurrent model, whose rows cannot be paused singly, all rows wait.
+        """
         self._give_rows()
         has_read = self._read()
         ready = [seat for seat in self.turns.seated if seat.is_ready]
@@ -75,13 +82,13 @@ class Writer:
         return has_read or can_write
 
     def fail(self, numbers: Collection[int], code: str, message: str) -> None:
-        """End requests as failed, with all of their replies."""
+        """Report requests as failed and remove all their replies."""
         for number in sorted(numbers):
             self._tell({"kind": "failed", "id": number, "code": code, "message": message})
         self.drop(numbers)
 
     def drop(self, numbers: Collection[int]) -> None:
-        """End requests without a word."""
+        """Remove requests with all their replies, without a message."""
         self._keep([reply.id not in numbers for reply in self.turns.replies])
         self.turns.drop(numbers)
         for number in numbers:
@@ -89,14 +96,14 @@ class Writer:
             self._forget(number)
 
     def pause(self, seats: Collection[Seat]) -> None:
-        """Take the rows of seats out of the batch; they wait for their turn."""
+        """Take the seats' rows out of the batch and put the seats in line."""
         for seat in seats:
             seat.paused = self.batch.pause(self.turns.places([seat]))
             self.turns.seated.remove(seat)
             self.turns.wait(seat)
 
     def _give_rows(self) -> None:
-        """Let one project have more rows: the first one, in the order of turns, that may."""
+        """Give more rows to one project: the first, in order of turns, that may have some."""
         turns = self.turns
         pending = [each for each in self._projects() if turns.next_seat(each) or self._waiting.peek(each)]
         self.pause(turns.begin_step(pending))
@@ -106,7 +113,7 @@ class Writer:
                 wanted = sum(seat.rows for seat in turns.lines[project])
             elif next_request and project not in turns.lines:
                 wanted = next_request.ask["n"]
-            else:  # what was begun waits for its next token's mask
+            else:  # its begun replies wait for masks, and come before its new requests
                 continue
             room, paused = turns.plan_rows(project, wanted)
             if room <= 0:
@@ -123,12 +130,12 @@ class Writer:
             return
 
     def _projects(self) -> list[str]:
-        """Return all projects with seats or requests that wait; those whose turn was longest ago come first."""
+        """Return the projects with waiting seats or requests, the one whose turn was longest ago first."""
         found = dict.fromkeys([*self.turns.lines, *self._waiting.projects])
         return sorted(found, key=self.turns.last_turn)
 
     def _seat(self, seats: list[Seat]) -> None:
-        """Give rows to seats that go on together."""
+        """Start reading the prompt of new seats, or put paused seats back into the batch."""
         if seats[0].paused is None:
             count = sum(seat.rows for seat in seats)
             prompt = seats[0].prompt
@@ -142,7 +149,7 @@ class Writer:
             self.turns.seated.append(seat)
 
     def _read(self) -> bool:
-        """Read a part of one prompt, each prompt in turn; what was read to its end joins the batch."""
+        """Read a chunk of one prompt, round robin; add a finished prompt to the batch. Return False without prompts."""
         readings = self.turns.readings
         if not readings:
             return False
@@ -175,7 +182,7 @@ class Writer:
             except SpardError as error:
                 broken[reply.id] = error
                 continue
-            except Exception:  # numbers of one row, in main memory: whatever is wrong with them ends its request alone
+            except Exception:  # sampling works on one row's logits, on the CPU: only this row's request fails
                 log.exception("a reply cannot go on")
                 broken[reply.id] = None
                 continue
@@ -194,13 +201,13 @@ class Writer:
             self.batch.step([tokens[reply] for reply in self.turns.replies])
 
     def _tell_done(self, number: int) -> None:
-        """Tell the end of a request once all of its replies have ended."""
+        """Report a request as done once all its replies have ended."""
         if all(reply.id != number for seat in self.turns.seats for reply in seat.replies):
             self._tell({"kind": "done", "id": number, "reply_tokens": self._done.pop(number)})
             self._forget(number)
 
     def _keep(self, stays: list[bool]) -> None:
-        """Let the rows leave that do not stay, and their replies with them."""
+        """Drop the rows, and their replies, for which `stays` is False."""
         self.batch.keep([i for i, each in enumerate(stays) if each])
         left = {reply for reply, each in zip(self.turns.replies, stays, strict=True) if not each}
         for seat in self.turns.seated:

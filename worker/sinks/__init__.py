@@ -1,6 +1,6 @@
-"""Where step metrics and audits go beside our own database: trackers that a provider turns on, a process for each.
+"""Metric sinks: trackers, each in a process of its own, that get step metrics and audits if the provider wants it.
 
-`worker.sinks.feed` starts one and feeds it; `worker.sinks.base` says what a sink is. Other packages add theirs:
+`worker.sinks.feed` starts and feeds them; `worker.sinks.base` defines the protocol. Other packages add their own:
 
     [project.entry-points."spard.sinks"]
     mine = "my_package.sink:open_sink"

@@ -1,7 +1,7 @@
-"""python -m worker.sinks NAME PARENT: feeds one tracker from standard input, a JSON object a line, until that ends.
+"""python -m worker.sinks NAME PARENT: feed one tracker from standard input, one JSON object a line, until it ends.
 
-The first line is the run's facts, then come steps, the audit and the end. What the tracker prints goes nowhere; of an
-error the last line goes to standard output.
+The first line is the run's facts; steps, the audit and the end follow. The tracker's own output is discarded; an
+error's type and text go to standard output.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NICE = 10
 
 
 def main() -> int:
-    """Feed the sink; 0 if it took everything."""
+    """Feed the sink; return 0 if it took everything, else 1."""
     if not end_with_parent(int(sys.argv[2]), signal.SIGKILL):
         return 1
     os.nice(_NICE)

@@ -1,4 +1,4 @@
-"""What a metric sink is, and what it is told of a run. No row, prompt or reply of anybody is ever among it."""
+"""The protocol of a metric sink and the facts of a run that it gets; they never contain rows, prompts or replies."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-PROJECT = "spard"  # where the integration names none
+PROJECT = "spard"  # the tracker's project, if the integration names none
 Status = Literal["finished", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """One job.
+    """The facts of one job that its sinks get.
 
-    id       of the job; a later attempt of it goes on with the same run
-    name     that a person knows the run by
-    params   what was asked for, flat
-    folder   where a sink that writes files may do so
-    project, entity, tags  of the customer's integration; `entity` is None and there are no tags in the provider's own
+    id       the job's id; a later attempt continues the same run
+    name     the run's name for people
+    params   the requested model, seed, defense and hyperparameters, flat
+    folder   the folder for sinks that write files
+    project, entity, tags  from the customer's integration; the provider's own sinks get the default, None and no tags
     """
 
     id: str
@@ -31,14 +31,14 @@ class RunFacts:
 
 
 class Sink(Protocol):
-    """A tracker's run, in a process of its own: what it raises ends that process and nothing else."""
+    """A tracker's run, in a process of its own: an exception ends only that process."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of a step; steps may come twice when an attempt goes on."""
+        """Record the metrics of a step; a step may come twice when a later attempt repeats it."""
         ...
 
     def audit(self, figures: Mapping[str, float], gate: str) -> None:
-        """Take what the audit measured, and the gate's decision."""
+        """Record the audit's rates and the gate's decision."""
         ...
 
     def close(self, status: Status) -> None:

@@ -1,7 +1,7 @@
-"""A job's metric sinks, fed from the worker: nothing here raises, and nobody ever waits for a tracker.
+"""Feed a job's metric sinks from the worker, without ever raising into the job or waiting for a tracker.
 
-Each sink is a process that reads what it is told from a pipe. One that is missing, fails or hangs is logged and left
-behind; what it has not taken is dropped. It gets the tracker's own variables and no secret of ours.
+Each sink is a process that reads lines from a pipe. A sink that is missing, fails or hangs is logged and given up, and
+its remaining lines are dropped. It gets the tracker's own environment variables, and no secret of ours.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spard.release.step_metrics import rename_metrics
 from worker.sinks import SINKS
 from worker.sinks.base import PROJECT, RunFacts, Status
 
-_QUEUED = 10_000  # lines that wait for a sink that is slower than the training
+_QUEUED = 10_000  # lines that wait at most for a sink that is slower than the training
 _NAMES = frozenset(
     {"HOME", "LANG", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "TMPDIR", "TZ", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"}
     | {"REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"}
@@ -40,7 +40,7 @@ Line = Mapping[str, Any]
 
 
 def check(settings: Settings) -> None:
-    """Raise `Unfit` for a tracker that has no such name: every job would go on without it."""
+    """Raise `Unfit` if a setting names an unknown tracker; at run time it is only logged, job after job."""
     known = SINKS.names()
     for variable, names in (("SPARD_SINKS", settings.sinks), ("SPARD_INTEGRATIONS", settings.integrations)):
         if unknown := [name for name in names or () if name not in known]:
@@ -48,19 +48,19 @@ def check(settings: Settings) -> None:
 
 
 class Sinks:
-    """Those of one attempt: the provider's, and the customer's where the provider passes them on."""
+    """The sinks of one attempt: the provider's own, and the customer's integrations that the provider allows."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:
         self._feeds = list(feeds)
         self._status: Status = "interrupted"
 
     def step(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """Tell a step's metrics, in the names of the metrics file; numbers that are not finite are left out."""
+        """Send a step's metrics, named as in the metrics file; None values are left out."""
         known = {name: value for name, value in rename_metrics(metrics).items() if value is not None}
         self._tell({"step": step, "metrics": known})
 
     def audit(self, report: Mapping[str, Any]) -> None:
-        """Tell what a safety report says, of base model and adapter."""
+        """Send the rates of a safety report, for base model and adapter, and the gate's decision."""
         figures = {
             f"safety/{name}/{who}": report[name][who]
             for name in _FIGURES
@@ -70,17 +70,17 @@ class Sinks:
         self._tell({"audit": figures, "gate": report["gate"]["decision"]})
 
     def hear_end(self, report: Path, last_word: Mapping[str, Any] | None) -> None:
-        """Tell how the child has ended, and what its safety report says if it is done."""
+        """Note how the child ended, from its last message; if it is done, send the rates of its safety report."""
         match last_word:
             case {"kind": "done"} if self._feeds:
-                with suppress(OSError, ValueError, KeyError, TypeError):  # whoever publishes the report will say so
+                with suppress(OSError, ValueError, KeyError, TypeError):  # publishing the report will raise the error
                     self.audit(json.loads(report.read_text()))
                 self._status = "finished"
             case {"kind": "failed", "retryable": False}:
                 self._status = "failed"
 
     def close(self) -> None:
-        """Say that the attempt is over; what is still on its way goes on without us, for a while."""
+        """End all sinks; they get some time to take the lines that are still queued, but nobody waits for them."""
         for feed in self._feeds:
             feed.close(self._status)
 
@@ -90,7 +90,10 @@ class Sinks:
 
 
 class Feed:
-    """One sink's process, and the thread that writes to it; started by the first line."""
+    """One sink's process and the thread that writes to it, started by the first line.
+
+    `timeout_s` is how long the process may run after `close`; `command` replaces the default command in tests.
+    """
 
     def __init__(self, name: str, facts: RunFacts, timeout_s: float, command: Sequence[str] | None = None) -> None:
         self._name, self._facts, self._timeout_s = name, facts, timeout_s
@@ -102,7 +105,7 @@ class Feed:
         self._is_over = False
 
     def tell(self, line: Line) -> None:
-        """Have a line written; it is dropped where the sink is too far behind, or gone."""
+        """Queue a line for the sink; drop it if the queue is full or the sink has ended."""
         if self._is_over:
             return
         if not self.thread.ident:
@@ -110,12 +113,12 @@ class Feed:
         self._put(line)
 
     def close(self, status: Status) -> None:
-        """Have it end, and end it by force if it does not."""
+        """Queue the end of the run, and kill the process if it still runs `timeout_s` later."""
         if self._is_over or not self.thread.ident:
             return
         self.tell({"end": status})
         while not self._put(None):
-            with suppress(Empty):  # the end comes through, whatever else does not
+            with suppress(Empty):  # the queue is full: drop the oldest line, so that the end gets through
                 self._lines.get_nowait()
         timer = Timer(self._timeout_s, self._kill)
         timer.daemon = True
@@ -138,7 +141,7 @@ class Feed:
             self._log.warning("a metric sink did not take everything", error=error)
 
     def _feed(self) -> str:
-        """Write lines until the end; return what went wrong."""
+        """Start the process and write lines until the end; return the error text, or "" if there was none."""
         self._process = process = subprocess.Popen(  # noqa: S603 - the command is ours
             self._command,
             stdin=subprocess.PIPE,
@@ -165,16 +168,16 @@ class Feed:
 
 
 def open_sinks(job: Job, settings: Settings) -> Sinks:
-    """Return the sinks of a job; there are none unless the provider has turned some on."""
+    """Return the sinks of a job; none, unless the provider has turned some on."""
     wanted = list(_wanted_sinks(job, settings))
     if wanted:
-        with suppress(OSError):  # those that need the folder will say so
+        with suppress(OSError):  # a sink that needs the folder will report it
             settings.sinks_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
     return Sinks([Feed(name, facts, settings.sink_timeout_s) for name, facts in wanted])
 
 
 def environment() -> dict[str, str]:
-    """Return the variables that a sink gets: those of trackers, and where programs are."""
+    """Return a sink's environment: the trackers' variables, paths, locale, proxies and certificates."""
     return safe_path(
         {name: value for name, value in os.environ.items() if name in _NAMES or name.startswith(_PREFIXES)}
     )

@@ -1,4 +1,4 @@
-"""MLflow; the server is that of its own variable, MLFLOW_TRACKING_URI."""
+"""Metric sink for MLflow; its own variable MLFLOW_TRACKING_URI names the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _MLflow:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Begin the run, or go on with the one that has the job's id as a tag."""
+    """Create a run, or continue the one that is tagged with the job's id."""
     client = MlflowClient()
     found = client.get_experiment_by_name(facts.project)
     experiment = found.experiment_id if found else client.create_experiment(facts.project)

@@ -1,4 +1,4 @@
-"""TensorBoard: event files, a folder for each job."""
+"""Metric sink for TensorBoard: writes event files, with a folder for each job."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ class _TensorBoard:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Write below the sinks' folder, in `tensorboard/JOB`."""
+    """Return a sink that writes to `tensorboard/JOB` in the sinks' folder."""
     return _TensorBoard(Path(facts.folder) / "tensorboard" / facts.id)

@@ -1,4 +1,4 @@
-"""Trackio; its files lie where its own variable TRACKIO_DIR says."""
+"""Metric sink for Trackio; its own variable TRACKIO_DIR names the folder of its files."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ class _Trackio:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Begin the run, or go on with it: its name is the job's id."""
+    """Create or continue the run that has the job's id as its name."""
     trackio.init(project=facts.project, name=facts.id, resume="allow", config=dict(facts.params), embed=False)
     return _Trackio()

@@ -1,4 +1,4 @@
-"""Weights & Biases; account and mode are those of its own variables, such as WANDB_API_KEY and WANDB_MODE."""
+"""Metric sink for Weights & Biases; its own variables, as WANDB_API_KEY and WANDB_MODE, set account and mode."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Wandb:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Begin the run, or continue it."""
+    """Create or continue the run that has the job's id."""
     run = wandb.init(
         id=facts.id,
         resume="allow",

@@ -1,4 +1,4 @@
-"""`spard doctor`: look at everything that can be wrong, and name the cure of each fault in a line."""
+"""`spard doctor`: check the connection, the machine and the deployment, and print each problem with its cure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Side(StrEnum):
-    """Who asks: somebody who uses a service, or somebody who runs one."""
+    """What is checked: a customer's connection to a service, or the service on this machine."""
 
     client = "client"
     service = "service"
@@ -40,10 +40,10 @@ def doctor(
     side: Annotated[Side | None, typer.Option("--only", help="Check this side only.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the service on this machine and the connection to it; each fault is one line with its cure.
+    """Check the service on this machine and the connection to it; each problem is one line with its cure.
 
-    Looks at the client's side where SPARD_BASE_URL or SPARD_API_KEY is set, and at the service's where there is one, or
-    at both. Changes nothing but a probe that it writes to the storage and deletes. Exits 1 if there is a problem.
+    Checks the client's side if SPARD_BASE_URL or SPARD_API_KEY is set, and the service's side if there is one here; if
+    neither, both. Changes nothing, except a probe that it writes to the storage and deletes. Exits 1 on a problem.
     """
     found = []
     for finding in _checks(side, port):

@@ -1,4 +1,4 @@
-"""A customer's side: the address, the key, and the service that they lead to."""
+"""Checks of a customer's side: the address, the service behind it, and the key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIKE = f"export SPARD_BASE_URL={client.DEFAULT_URL}, with the host and port of 
 
 
 def checks() -> Iterator[Finding]:
-    """Look at the address, then at who answers there, then at the key."""
+    """Check the address, then the service that answers there, then the key."""
     url = client.service_url()
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -75,7 +75,7 @@ def _masked_key() -> str:
 
 
 def _warnings(answer: httpx2.Response) -> list[str]:
-    """Return what a service that is ready says of its limits."""
+    """Return the warnings in a service's readiness answer."""
     try:
         warnings = answer.json()["warnings"]
     except (ValueError, KeyError, TypeError):
@@ -84,7 +84,7 @@ def _warnings(answer: httpx2.Response) -> list[str]:
 
 
 def _word(answer: httpx2.Response, *keys: str) -> str | None:
-    """Return a text in the JSON of an answer, if there is one."""
+    """Return the value at a path of keys in an answer's JSON, as text; None if there is none."""
     try:
         found = answer.json()
         for key in keys:

@@ -1,4 +1,4 @@
-"""What a deployment offers and does: keys, models, pools, suites, the judge, workers, wake-ups."""
+"""Checks of a deployment: keys, judge, models, pools, suites, workers, wake-ups and the vLLM server."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WAIT_S = 5.0
 
 
 def checks(settings: Settings) -> Iterator[Finding]:
-    """Look at what needs no rows first, then at the rows."""
+    """Check what needs no database first, then what the database says."""
     if settings.is_embedded() and not settings.data_dir.is_dir():
         return  # there is no deployment
     yield signing_key(settings)
@@ -64,7 +64,7 @@ def checks(settings: Settings) -> Iterator[Finding]:
 
 
 def signing_key(settings: Settings) -> Finding:
-    """Look at the key that adapters are signed with; none is made."""
+    """Check the key that adapters are signed with, without creating one."""
     path = settings.signing_key or settings.data_dir / OWN_KEY
     if not path.is_file():
         made = (
@@ -86,7 +86,7 @@ def signing_key(settings: Settings) -> Finding:
 
 
 def judge(settings: Settings) -> Iterator[Finding]:
-    """Look at the judge's settings, its endpoint, and what is known of its errors."""
+    """Check the judge's settings, its endpoint, and the record of its measured errors."""
     spec = settings.judge
     try:
         check_judge(spec, settings.judge_key)
@@ -108,13 +108,13 @@ def _unreachable(url: str) -> str | None:
         with urlopen(Request(url, method="HEAD"), timeout=_WAIT_S):  # noqa: S310 - the provider's own address
             return None
     except HTTPError:
-        return None  # whatever it says, somebody is there
+        return None  # any answer means that a server is there
     except (OSError, HTTPException, ValueError) as error:
         return str(getattr(error, "reason", error))
 
 
 def _check_judge_record(path: Path, name: str) -> Finding:
-    """Look at what `spard judge --json` has written; reading it as jobs do would load torch."""
+    """Check the record that `spard judge --json` has written; the reader that jobs use is avoided: it loads torch."""
     again = f"measure it: spard judge --json > {path}"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ def _check_judge_record(path: Path, name: str) -> Finding:
 
 
 def admin_key(session: Session) -> Finding:
-    """Look for somebody who can give out keys."""
+    """Check that there is a valid key with the admin scope."""
     now = db.clock(session)
     found = [each for each in session.scalars(select(ApiKey)) if "admin" in each.scopes and keys.is_good(each, now)]
     if not found:
@@ -144,7 +144,7 @@ def admin_key(session: Session) -> Finding:
 
 
 def models(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Look whether each base model that is offered is there, whole, and can be decided on."""
+    """Check that each offered base model is complete, and that the judge's errors on it are known."""
     offered = catalog.base_models(session)
     if not offered:
         yield problem("models", "No base model is offered.", "spard models add NAME FOLDER_OR_HUB_ID")
@@ -173,7 +173,7 @@ def _model_fault(entry: BaseModelEntry) -> str | None:
 
 
 def corpora(session: Session) -> Iterator[Finding]:
-    """Look for the pool that defenses need, and the attacks that audits need."""
+    """Check that there is a safety pool, which defenses need, and that there are suites, which audits need."""
     pool = catalog.pool(session, None)
     if pool is None:
         yield problem("pool", "No safety pool is imported.", "spard pool import POOL.jsonl --name general-safe")
@@ -194,7 +194,7 @@ def corpora(session: Session) -> Iterator[Finding]:
 
 
 def work(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Look for workers, for jobs that nobody takes or has left, and for wake-ups that are not sent."""
+    """Check for troubled workers, jobs that wait or have lost their worker, and wake-ups that are not sent."""
     late = select(Job).where(Job.status == JobStatus.queued, Job.created_at < utc_now() - _LATE)
     waiting = session.scalar(select(func.count()).select_from(late.subquery())) or 0
     running = session.scalars(select(Job.lease_expires_at).where(Job.status == JobStatus.running)).all()
@@ -215,7 +215,7 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
 
 
 def serving(settings: Settings, engine: Engine) -> Iterator[Finding]:
-    """Ask the vLLM server that answers, if there is one, what it is and what it will refuse."""
+    """Check the vLLM server of SPARD_SERVING_URL, if it is set: its version, and what it has to refuse."""
     clients = Clients()
     watch = server_watch(settings, engine, clients)
     if watch is None:

@@ -1,4 +1,4 @@
-"""What a check finds: one line that says what was looked at, and how to mend what is wrong."""
+"""The result of a check: one line, and the cure if there is a problem."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `cure` is there where the state is `problem`."""
+    """The result of one check; `cure` says how to solve a `problem`, and is empty otherwise."""
 
     name: str
     state: Literal["ok", "problem", "note"]
@@ -17,15 +17,15 @@ class Finding:
 
 
 def ok(name: str, text: str) -> Finding:
-    """Return a finding that nothing is wrong."""
+    """Return a finding without a problem."""
     return Finding(name, "ok", text)
 
 
 def note(name: str, text: str) -> Finding:
-    """Return a finding that is worth knowing, with nothing to mend."""
+    """Return a finding that is worth knowing but needs no action."""
     return Finding(name, "note", text)
 
 
 def problem(name: str, text: str, cure: str) -> Finding:
-    """Return a finding that something is wrong, in one line, and how to mend it."""
+    """Return a finding with a problem, in one line, and its cure."""
     return Finding(name, "problem", " ".join(text.split()), cure)

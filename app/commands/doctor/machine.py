@@ -1,4 +1,4 @@
-"""This machine: what is installed, its GPU, its port, its walls."""
+"""Checks of this machine: installed packages, GPU, port and sandbox."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _THIS_MACHINE = ("127.0.0.1", "::1", "localhost", "0.0.0.0")  # noqa: S104 - wha
 
 
 def checks(settings: Settings, port: int | None) -> Iterator[Finding]:
-    """Look at packages, GPU, port and walls."""
+    """Check versions, packages, GPU, port and sandbox."""
     yield versions()
     yield packages()
     yield gpu(settings)
@@ -36,7 +36,7 @@ def checks(settings: Settings, port: int | None) -> Iterator[Finding]:
 
 
 def versions() -> Finding:
-    """Compare library and service, which are built from one commit."""
+    """Check that library and service have the same version."""
     found = {}
     for name in ("spard", "spard-service"):
         try:
@@ -50,7 +50,7 @@ def versions() -> Finding:
 
 
 def packages() -> Finding:
-    """Look for torch and its like: a worker needs them, a machine with the API alone does not."""
+    """Check that the packages that a worker needs are installed; a machine with only the API needs none."""
     missing = [name for name in _WORKER if find_spec(name) is None]
     if missing:
         cure = "pip install 'spard-service[worker]' where workers run; the API alone needs none of it"
@@ -59,7 +59,7 @@ def packages() -> Finding:
 
 
 def gpu(settings: Settings) -> Finding:
-    """Compare what is asked for with what the driver shows, and have torch compute there if it is installed."""
+    """Compare the settings with the GPUs that the driver shows; if torch is installed, run the GPU probe."""
     found = gpus.count()
     if settings.device == "cuda" and not found:
         cure = "install the NVIDIA driver, give the container a GPU, or set SPARD_DEVICE=cpu"
@@ -78,7 +78,7 @@ def _computes(settings: Settings) -> bool:
 
 
 def own_port(settings: Settings) -> int:
-    """Return the port of the service on the data folder, else of SPARD_BASE_URL on this machine, else the usual."""
+    """Return the port of the running service, else of SPARD_BASE_URL if that is this machine, else 8000."""
     running = running_service(settings.data_dir)
     for url in (running[0] if running else "", os.environ.get("SPARD_BASE_URL", "")):
         with suppress(ValueError):
@@ -89,7 +89,7 @@ def own_port(settings: Settings) -> int:
 
 
 def free_port(port: int) -> Finding:
-    """Look who listens on the port of `spard up`."""
+    """Check that the port of `spard up` is free, or that a SPARD service listens on it."""
     try:
         with socket.create_server(("127.0.0.1", port)):
             return ok("port", f"{port} is free")
@@ -104,7 +104,7 @@ def free_port(port: int) -> Finding:
 
 
 def _listening(port: int) -> Finding:
-    """Look whether the service on a port bounds its connections."""
+    """Check that the service on a port limits its connections."""
     with suppress(httpx2.TransportError, ValueError, AttributeError):
         ready = httpx2.get(f"http://127.0.0.1:{port}/readyz", timeout=_WAIT_S).json()
         if UNBOUNDED in ready.get("warnings", ()):
@@ -113,7 +113,7 @@ def _listening(port: int) -> Finding:
 
 
 def sandbox() -> Finding:
-    """Try what keeps a job's process from the rest of the machine."""
+    """Check which sandbox this machine supports for jobs."""
     found = walls.find_walls()
     if found.kind == "none":
         cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"

@@ -1,4 +1,4 @@
-"""Where a deployment keeps things: folder, disk, database, storage, broker, and whether their clocks agree."""
+"""Checks of data folder, disk, database, storage and broker, and of their clocks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WAIT_S = 2.0
 
 
 def folder(settings: Settings) -> Iterator[Finding]:
-    """Look at the data folder; none is made where there is none."""
+    """Check the data folder, its permissions and the free disk space, without creating it."""
     path = settings.data_dir
     if not path.is_dir():
         cure = "`spard up --data FOLDER` makes one; else set SPARD_DATA_DIR to the folder that the service has"
@@ -54,7 +54,7 @@ def folder(settings: Settings) -> Iterator[Finding]:
 
 
 def leftovers(settings: Settings) -> Finding:
-    """Find folders of jobs that no worker holds."""
+    """Check for job folders that killed workers have left."""
     found = [each for each in settings.work_dir().glob("*") if each.is_dir() and _is_left(each)]
     if found:
         cure = f"start a worker, which removes them; or, while none runs, delete what is below {settings.work_dir()}"
@@ -66,6 +66,7 @@ def _is_left(job: Path) -> bool:
     lock = job / "lock"
     try:
         with lock.open("rb") as file:
+            # A live worker holds this lock; closing the file releases it again.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
     except OSError:  # held by a worker, or there is none
@@ -73,7 +74,7 @@ def _is_left(job: Path) -> bool:
 
 
 def database(settings: Settings) -> Iterator[Finding]:
-    """Look whether the database answers, has this version's schema, takes writes, and tells the same time."""
+    """Check that the database answers, has this version's schema, takes writes, and has the right time."""
     url = make_url(settings.database())
     shown = url.render_as_string(hide_password=True)
     server = "check SPARD_DATABASE_URL, its password, and that the server runs and lets this machine in"
@@ -152,7 +153,7 @@ def _clock(name: str, ahead_s: float) -> Finding:
 
 
 def storage(settings: Settings) -> Iterator[Finding]:
-    """Write, read and delete an object."""
+    """Check the storage by writing, reading and deleting an object; also the bucket's versioning and clock."""
     cure = "check SPARD_STORAGE_URL, SPARD_S3_ENDPOINT_URL, the credentials (AWS_...) and who may write there"
     try:
         store = open_storage(settings.storage(), settings.s3_endpoint_url)
@@ -181,7 +182,7 @@ def _clock_of_storage(url: str) -> Finding:
 
 
 def broker(settings: Settings) -> Finding:
-    """Ask Redis for a sign of life, if one is set."""
+    """Check that the broker answers, if SPARD_BROKER_URL is set, and that its certificate is verified."""
     if settings.broker_url is None:
         return note("broker", "none is set: workers poll, and each API process counts its own requests")
     try:
@@ -203,16 +204,16 @@ def checks(settings: Settings) -> Iterator[Finding]:
     """Check the folder, the disk, the database, the storage, the broker and their clocks."""
     yield from folder(settings)
     if settings.is_embedded() and not settings.data_dir.is_dir():
-        return  # all of it is in that folder
+        return  # an embedded service keeps everything in that folder
     yield from database(settings)
     if settings.is_embedded() and not _has_database(settings):
-        return  # nothing was ever stored there
+        return  # nothing was stored yet
     yield from storage(settings)
     yield broker(settings)
 
 
 def checked_engine(settings: Settings) -> Engine | None:
-    """Return an engine for the checks that need rows, if the database has this version's schema."""
+    """Return an engine for the checks that read rows; None unless the database has this version's schema."""
     try:
         preflight.check_database(settings)
     except Unfit:

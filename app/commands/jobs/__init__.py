@@ -1,4 +1,4 @@
-"""spard jobs: fine-tune, watch, see what was measured, fetch what was made."""
+"""`spard jobs`: create and watch fine-tuning jobs, show their audits, and download their adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ jobs.command("estimate")(start.estimate_job)
 jobs.command("list")(running.list_jobs)
 jobs.command("show")(running.show_job)
 jobs.command("watch")(watch.watch_job)
-jobs.command("follow", hidden=True)(watch.watch_job)  # the name of before
+jobs.command("follow", hidden=True)(watch.watch_job)  # an older name
 jobs.command("events")(running.show_events)
 jobs.command("metrics")(running.show_metrics)
 jobs.command("pause")(running.pause_job)

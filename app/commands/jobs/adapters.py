@@ -1,4 +1,4 @@
-"""spard jobs adapter, checkpoints, checkpoint: what was trained, downloaded and checked."""
+"""`spard jobs adapter`, `checkpoints` and `checkpoint`: list, download and verify what a job has trained."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fetch_adapter(
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:
-    """Download the adapter of a job that has succeeded; an interrupted download continues where it was."""
+    """Download and verify the adapter of a job that has succeeded; an interrupted download is resumed."""
     path = out or Path(f"{job_id}-adapter.tar.gz")
     with connect() as client:
         saved = _fetch_adapter(client, job_id, f"fine_tuning/jobs/{job_id}/adapter", path, is_verified=is_verified)
@@ -37,7 +37,7 @@ def fetch_adapter(
 
 
 def list_checkpoints(job_id: JobId, as_json: Json = False) -> None:
-    """Show the checkpoints of a job's last three epochs, with their losses and audits."""
+    """List the checkpoints of a job's last three epochs, with their losses and audits."""
     with connect() as client:
         found = list(client.pages(f"fine_tuning/jobs/{job_id}/checkpoints", 1000))
     rows = [each if as_json or each["safety"] else {**each, "safety": {"gate": _NOT_AUDITED}} for each in found]
@@ -52,7 +52,7 @@ def fetch_checkpoint(
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:
-    """Download the adapter of a checkpoint that passed its audit; an interrupted download continues where it was."""
+    """Download and verify the adapter of a checkpoint that passed its audit; an interrupted download is resumed."""
     path = out or Path(f"{job_id}-step-{step}-adapter.tar.gz")
     with connect() as client:
         listed = client.pages(f"fine_tuning/jobs/{job_id}/checkpoints", 1000)
@@ -73,12 +73,12 @@ def _fetch_adapter(client: Client, job_id: str, url: str, path: Path, *, is_veri
 
 @contextmanager
 def _proofs(client: Client, job_id: str) -> Iterator[tuple[Path | None, Path | None]]:
-    """Yield the service's signing keys, and the waiver that released the adapter if one did, as files."""
+    """Yield temporary files of the service's signing keys and the job's waiver, None for one that does not exist."""
     with TemporaryDirectory() as folder:
         keys, waiver = Path(folder, "keys.json"), Path(folder, "waiver.json")
         try:
             keys.write_text(client.text("signing_keys", accept="application/json"))
-        except CommandFailed:  # a service that has no key, or one of before
+        except CommandFailed:  # the service has no key, or is an older version without this route
             warn("The service does not publish its signing keys: who signed the adapter is not proved.")
         if client.get(f"fine_tuning/jobs/{job_id}")["safety"].get("waiver"):
             waiver.write_text(json.dumps(client.get(f"fine_tuning/jobs/{job_id}/waiver")))

@@ -1,4 +1,4 @@
-"""spard jobs report, safety, risky-rows, compare: what was measured."""
+"""`spard jobs report`, `safety`, `risky-rows` and `compare`: show what was measured."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def show_report(
     save: Annotated[bool, typer.Option("--save", help="The same, as JOB_ID-report.html here.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the verdict and what the audit counted, suite by suite; also for a job that failed its gate."""
+    """Show a job's verdict and the audit's counts suite by suite, also for a job that failed its gate."""
     page = html or (Path(f"{job_id}-report.html") if save else None)
     with connect() as client:
         job = client.get(f"fine_tuning/jobs/{job_id}")
@@ -51,7 +51,7 @@ def show_safety(
 
 
 def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
-    """List the rows of the training file that look most like harm, with the reasons; listing removes none."""
+    """List the rows of the training file that look most like harm, with the reasons; nothing is removed."""
     found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
     show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "dropped", "excerpt"), as_json)
 
@@ -59,7 +59,7 @@ def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
 def compare_jobs(
     job_ids: Annotated[list[str], typer.Argument(help="Two to four jobs.")], as_json: Json = False
 ) -> None:
-    """Show jobs side by side: settings, losses, what was measured."""
+    """Show two to four jobs side by side: settings, losses and audit results."""
     if len(job_ids) not in _COMPARED:
         raise typer.BadParameter("Name two to four jobs.")
     with connect() as client:
@@ -72,7 +72,7 @@ def compare_jobs(
 
 
 def _column(client: Client, job_id: str) -> dict[str, Any]:
-    """Return what is compared of one job; what was not measured is missing."""
+    """Return the compared fields of one job; rates that were not measured are left out."""
     job = client.get(f"fine_tuning/jobs/{job_id}")
     safety, verdict = job["safety"], client.get(f"fine_tuning/jobs/{job_id}/safety/verdict")
     losses = [row["loss/task"] for row in client.get(f"fine_tuning/jobs/{job_id}/metrics")["data"]]
@@ -104,13 +104,13 @@ def _tell(verdict: Any) -> None:
 
 
 def tell_warnings(job: Any) -> None:
-    """Say what a job warns of."""
+    """Print a job's warnings."""
     for text in job["warnings"]:
         say(f"warning: {text}")
 
 
 def _suites(report: Any) -> list[dict[str, str]]:
-    """Return the rows of the audit's table, each suite's base model before its adapter."""
+    """Return the rows of the audit's table: for each suite the base model, then the adapter."""
     base = {each["suite"]: each for each in report.get("base") or ()}
     found = []
     for each in report.get("adapter") or ():

@@ -1,4 +1,4 @@
-"""spard jobs list, show, events, metrics, pause, resume, cancel, delete."""
+"""`spard jobs list`, `show`, `events`, `metrics`, `pause`, `resume`, `cancel` and `delete`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def show_events(
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
     as_json: Json = False,
 ) -> None:
-    """Show a job's events, the latest last."""
+    """Show a job's events, oldest first."""
     with connect() as client:
         events = list(client.pages(f"fine_tuning/jobs/{job_id}/events", limit))[::-1]
     show_rows(events, ("created_at", "level", "message"), as_json)
@@ -50,7 +50,7 @@ def show_metrics(
     last: Annotated[int, typer.Option(min=0, help="At most this many steps, the latest; 0: all.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Show the numbers of every training step: losses, norms, safety steps."""
+    """Show the metrics of every training step: losses, norms, safety steps."""
     rows = get(f"fine_tuning/jobs/{job_id}/metrics")["data"][-last:]
     names = sorted({name for row in rows for name in row} - {"step"})
     shown = [row if as_json else {name: _short(value) for name, value in row.items()} for row in rows]
@@ -63,7 +63,7 @@ def pause_job(job_id: JobId, as_json: Json = False) -> None:
 
 
 def resume_job(job_id: JobId, as_json: Json = False) -> None:
-    """Resume a paused job where it stopped."""
+    """Resume a paused job from its saved state."""
     _change(job_id, "resume", "is queued again; see how it goes on with: spard jobs watch {}", as_json)
 
 

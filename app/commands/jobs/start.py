@@ -1,4 +1,4 @@
-"""spard jobs create, estimate: the same request, made or only looked at."""
+"""`spard jobs create` and `spard jobs estimate`, which send the same request."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def create_job(
         named = {"suffix": suffix, "seed": seed, "ending": ending or None}
         ask |= {name: value for name, value in named.items() if value is not None}
         job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
-        uploaded.clear()
+        uploaded.clear()  # the job exists and needs its files, whatever fails from here on
         if not follow:
             return show_record(job, as_json)
         if not as_json:
@@ -82,7 +82,7 @@ def estimate_job(
     safety: Safety = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a job would take: tokens, steps, memory, time. A file given by its path is uploaded first."""
+    """Estimate a job's tokens, steps, memory and time. A file given by its path is uploaded first."""
     numbers = {"n_epochs": epochs, "batch_size": batch_size, "learning_rate_multiplier": learning_rate_multiplier}
     learned = _method(method, numbers | {"beta": beta})
     with connect() as client:
@@ -104,12 +104,12 @@ def estimate_job(
 
 @contextmanager
 def _discard_on_refusal(client: Client) -> Iterator[list[str]]:
-    """Yield a list for files that are uploaded for a job; those in it are deleted where the service refuses it."""
+    """Yield a list for the ids of uploaded files; if the service refuses the job, these files are deleted."""
     uploaded: list[str] = []
     try:
         yield uploaded
     except CommandFailed as error:
-        if not isinstance(error, Away | Broken | Busy):  # else a job may have been made
+        if not isinstance(error, Away | Broken | Busy):  # after these the job may exist and need its files
             for file_id in uploaded:
                 with suppress(CommandFailed):
                     client.delete(f"files/{file_id}")
@@ -124,7 +124,7 @@ def _ask(
     safety: Any,
     uploaded: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the request that both commands send; files that are here are uploaded, and their ids noted."""
+    """Return the request of both commands; upload local files, and append their ids to `uploaded`."""
     uploaded = [] if uploaded is None else uploaded
     training, validation = files
     ask = {"model": model, "training_file": _file_id(client, training, uploaded), "method": method}
@@ -134,7 +134,7 @@ def _ask(
 
 
 def _method(name: str, numbers: dict[str, float | None]) -> dict[str, Any]:
-    """Return OpenAI's `method` with the hyperparameters that were given."""
+    """Return OpenAI's `method` object with the hyperparameters that are not None; raise CommandFailed if invalid."""
     if name not in ("supervised", "dpo") or (numbers["beta"] is not None and name != "dpo"):
         raise CommandFailed("--method is supervised or dpo, and --beta belongs to dpo")
     given = {setting: number for setting, number in numbers.items() if number is not None}
@@ -142,7 +142,10 @@ def _method(name: str, numbers: dict[str, float | None]) -> dict[str, Any]:
 
 
 def _file_id(client: Client, file: str, uploaded: list[str]) -> str:
-    """Return the id of a file; upload it first if a path is given. One with bad rows stays, with what is told of it."""
+    """Return the id of a file, which is uploaded first if a path is given.
+
+    Raises CommandFailed for a file with bad rows; it stays uploaded, so that `spard files show` can explain them.
+    """
     path = Path(file)
     if not path.exists():
         if not file.startswith("file-"):

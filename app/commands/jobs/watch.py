@@ -1,4 +1,4 @@
-"""spard jobs watch: a job as it goes, over the stream of the service; the job does not mind who looks on."""
+"""`spard jobs watch`: follow a job's events over the service's stream; the job runs on without a watcher."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _GATE = "safety_gate_failed"
-_LOOK_S = 2.0  # between two looks at progress and time left
-_WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # for a service that went away
+_LOOK_S = 2.0  # between two requests for progress and time left
+_WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # before reconnecting to a service that went away
 _STAGES = {
     "validate": "checking files",
     "embed": "reading rows",
@@ -49,7 +49,10 @@ def watch_job(job_id: JobId, as_json: Json = False) -> None:
 
 
 def watch(client: Client, job_id: str, *, as_json: bool = False) -> Any:
-    """Show events until a job has ended, and return it; at a terminal with a bar."""
+    """Print a job's events until it has ended, and return the job; show a progress bar on a terminal.
+
+    With `as_json` each event, and last the job, is one line of JSON. Raises CommandFailed if the service stays away.
+    """
     try:
         if as_json:
             job = _follow(client, job_id, _JsonLines())
@@ -68,13 +71,13 @@ def watch(client: Client, job_id: str, *, as_json: bool = False) -> Any:
 
 
 def exit_with_job(job: Any) -> None:
-    """Leave the command with the exit code that a job's end stands for."""
+    """Exit with 2 if the job's gate did not pass, with 1 if it failed otherwise; return if it succeeded."""
     if job["status"] != "succeeded":
         raise typer.Exit(NOT_PASSED if (job["error"] or {}).get("code") == _GATE else ERROR)
 
 
 class _Lines:
-    """One line for each event, for logs and pipes."""
+    """Prints one line for each event, for logs and pipes."""
 
     def tell(self, event: Any) -> None:
         say(_line(event))
@@ -84,7 +87,7 @@ class _Lines:
 
 
 class _JsonLines:
-    """One JSON object in a line for each event."""
+    """Prints one line of JSON for each event."""
 
     def tell(self, event: Any) -> None:
         sys.stdout.write(json.dumps(event) + "\n")
@@ -94,7 +97,7 @@ class _JsonLines:
 
 
 class _Bar:
-    """A bar with stage, time left and both losses; what happens beside the steps scrolls by above it."""
+    """Shows a progress bar with stage, time left and both losses; events other than steps scroll by above it."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -109,7 +112,7 @@ class _Bar:
         self._progress.update(self._bar, losses="  ".join(losses))
 
     def look(self, job: Any) -> None:
-        """Show where a job stands."""
+        """Update the bar from the job: stage or status, progress, and time left or place in the queue."""
         progress, status = job["safety"]["progress"], job["status"]
         stage = _STAGES.get(job["safety"]["phase"], job["safety"]["phase"]) if status == "running" else status
         place = progress.get("queue_position")
@@ -124,7 +127,7 @@ _View = _Lines | _JsonLines | _Bar
 
 @contextmanager
 def _live(client: Client, job_id: str) -> Iterator[_Bar]:
-    """Yield a bar that a thread beside keeps looking after."""
+    """Yield a progress bar that a background thread keeps up to date."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # takes a while to import
 
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
@@ -143,13 +146,13 @@ def _live(client: Client, job_id: str) -> Iterator[_Bar]:
 
 def _keep_looking(client: Client, job_id: str, bar: _Bar, stop: Event) -> None:
     while not stop.is_set():
-        with suppress(CommandFailed):  # the stream says so, and comes back
+        with suppress(CommandFailed):  # the event stream reports the problem and reconnects
             bar.look(client.get(f"fine_tuning/jobs/{job_id}"))
         stop.wait(_LOOK_S)
 
 
 def _follow(client: Client, job_id: str, view: _View) -> Any:
-    """Show each event once, until the job has ended; come back where a connection breaks."""
+    """Show each event once until the job has ended, and return the job; reconnect if the connection breaks."""
     seen, waits = "", iter(_WAITS_S)
     while True:
         try:
@@ -157,12 +160,12 @@ def _follow(client: Client, job_id: str, view: _View) -> Any:
                 f"fine_tuning/jobs/{job_id}/stream", **({"last-event-id": seen} if seen else {})
             ) as news:
                 for event in news:
-                    waits = iter(_WAITS_S)
+                    waits = iter(_WAITS_S)  # any event shows that the service is back
                     seen = event.id or seen
                     if event.event == "done":
                         return event.json()
                     _show(view, event)
-            client.get(f"fine_tuning/jobs/{job_id}")  # one that was erased ends the stream, too
+            client.get(f"fine_tuning/jobs/{job_id}")  # raises if the stream ended because the job was erased
             time.sleep(_WAITS_S[0])
         except (Away, Broken, Busy):
             if (wait_s := next(waits, None)) is None:
@@ -180,7 +183,7 @@ def _show(view: _View, news: ServerSentEvent) -> None:
 
 
 def _conclude(client: Client, job: Any) -> None:
-    """Show the job's verdict, as the last lines."""
+    """Print the job's verdict, its warnings and its model."""
     found = client.get(f"fine_tuning/jobs/{job['id']}/safety/verdict")
     pill = "" if found["pill"].lower() == job["status"] else f"{found['pill']}. "
     say(f"{job['id']} {job['status']}: {pill}{found['headline']}")
@@ -197,7 +200,7 @@ def _line(event: Any) -> str:
 
 
 def _time_left(seconds: float | None) -> str:
-    """Return a time in the largest units that tell it."""
+    """Format the remaining time in its two largest units."""
     if seconds is None:
         return ""
     minutes, rest = divmod(int(seconds), 60)

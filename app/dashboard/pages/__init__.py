@@ -1,4 +1,4 @@
-"""The pages, one module for each subject."""
+"""The dashboard's routes, one module for each subject."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ ROUTERS = (
     provider_webhooks.router,
     provider_policies.router,
     provider_waivers.router,
-)  # the first that matches answers
+)  # in order: the first route that matches answers

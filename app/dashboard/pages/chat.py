@@ -1,4 +1,4 @@
-"""A base model and a fine-tuned one, asked the same and shown side by side."""
+"""The chat page: ask a fine-tuned model and its base model the same question, and compare the replies."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from app.policies import service as policies
 
 router = APIRouter(include_in_schema=False)
 
-_TOKENS = 256  # of a reply
-_CHARS = 16_000  # of a question
+_TOKENS = 256  # of a reply at most
+_CHARS = 16_000  # of a question at most
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What can be asked, the base model of the fine-tuned model that is, and for how many days texts are kept."""
+    """The models that can be asked, the base model of the chosen one, and for how many days texts are stored."""
 
     models: list[ModelOut]
     base: str | None
@@ -43,20 +43,20 @@ class Asked:
 
 @dataclass(slots=True)
 class Answer:
-    """What one model said, or why it did not."""
+    """The reply of one model, or the problem that prevented it."""
 
     model: str
     name: str
     text: str = ""
     problem: str = ""
-    retry_after_s: int | None = None  # where asking again may help
+    retry_after_s: int | None = None  # if trying again may help
 
 
 @router.get("/chat")
 def chat_page(
     request: Request, viewer: ViewerDep, session: ReadDep, model: Annotated[str, Query(max_length=256)] = ""
 ) -> Response:
-    """Show what can be asked."""
+    """Show the models that can be asked."""
     asked = _read_model(session, viewer, model)
     chosen = model or (asked.models[-1].id if asked.models else "")
     return _page(request, viewer, asked, chosen)

@@ -1,4 +1,4 @@
-"""Files: the list, and what was found in one; and the models that can be trained or were."""
+"""Pages of files: the list, and one file with its problems; and the page of models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def files_page(request: Request, viewer: ViewerDep, session: ReadDep, after: Aft
 
 @router.get("/files/{file_id}")
 def file_page(file_id: str, request: Request, viewer: ViewerDep, session: ReadDep, settings: SettingsDep) -> Response:
-    """Show what was found in a file."""
+    """Show one file and the problems found in it."""
     return _file_page(request, viewer, session, file_id, settings.min_rows)
 
 
@@ -41,7 +41,10 @@ def _file_page(
     problem: AppError | None = None,
     leave_out: str = "",
 ) -> Response:
-    """Render a file, of which a job needs `min_rows` rows; `problem` kept it from being deleted or converted."""
+    """Render a file's page; `problem` is the error of a failed deletion or conversion.
+
+    `min_rows` is how many rows a job needs.
+    """
     file = service.get(session, viewer.project_id, file_id)
     found = service.validation_response(file, file.problems or [], service.file_findings(file))
     status = problem.status if problem else 200
@@ -60,7 +63,7 @@ async def delete_file(
     look: LookDep,
     settings: SettingsDep,
 ) -> Response:
-    """Delete a file that no unfinished job uses; one that is used is told on its page."""
+    """Delete a file that no unfinished job uses; on its page, say if one does."""
 
     def delete_and_answer() -> Response:
         try:
@@ -84,7 +87,7 @@ async def convert_file(
     look: LookDep,
     settings: SettingsDep,
 ) -> Response:
-    """Convert a file into one in OpenAI's form and show that; on the old one's page it is told what cannot be."""
+    """Convert a file to OpenAI's format and show the new file; on the old file's page, say if that failed."""
     form = await request.form()
     asked = str(form.get("leave_out", ""))
 

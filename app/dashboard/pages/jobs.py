@@ -1,4 +1,4 @@
-"""Jobs: the list, one job as it goes and as it ended, several side by side."""
+"""Pages of jobs: the list, one job while it runs and after, and several jobs side by side."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _list(
     after: str | None = None,
     problem: AppError | None = None,
 ) -> Response:
-    """Render the list; `problem` is what kept the chosen ones from being compared."""
+    """Render the list; `problem` is the error of a failed comparison."""
     found = service.search_jobs(session, viewer.project_id, search, wanted, after, _AT_ONCE)
     add_file_names(session, found.data)
     name = "jobs_rows" if request.headers.get("hx-target") == "jobs" else "jobs"
@@ -62,13 +62,13 @@ def _list(
 
 @router.get("/jobs/{job_id}")
 async def job_page(job: OwnJobDep) -> Response:
-    """Show one job: the verdict, what was measured, how it was trained, its rows, its files, its events."""
+    """Show one job: verdict, audit results, training, rows, files and events."""
     return await job.answer(job.page)
 
 
 @router.get("/jobs/{job_id}/risky-rows/{line}")
 async def risky_row(line: int, job: OwnJobDep) -> Response:
-    """Show the text of a row that looks like harm; that it was looked at is logged."""
+    """Show the text of a risky row; the viewing is recorded in the audit log."""
     return await job.answer(partial(job.risky_row, line))
 
 
@@ -80,7 +80,7 @@ async def compare_page(
     storage: QuickStorageDep,
     ids: Annotated[list[str], Query()] = [],  # noqa: B006 - FastAPI's own way
 ) -> Response:
-    """Show two to four jobs side by side; another number is told on the form that they were chosen on."""
+    """Show two to four jobs side by side; for another number, show the list again with an error."""
 
     def compare_jobs() -> Response:
         if not 2 <= len(set(ids)) <= _COMPARED:
@@ -100,7 +100,7 @@ async def compare_page(
 async def again(
     viewer: FormViewerDep, job: OwnJobDep, storage: StorageDep, settings: SettingsDep, limits: LimitsDep
 ) -> Response:
-    """Start the same job on a new file without the rows that its report calls risky."""
+    """Clone a job on a new file without the rows that its report calls risky."""
     ask, submission = JobClone(without_risky_rows=True), Submission(None, 0)
 
     def clone_job() -> Response:
@@ -125,7 +125,7 @@ _ACTS: Mapping[str, Callable[[Session, str, str], object]] = {
 async def change_job(
     act: Literal["cancel", "cancel-with-audit", "pause", "resume"], viewer: FormViewerDep, job: OwnJobDep
 ) -> Response:
-    """Cancel, pause or resume a job; what keeps it from that is told on its page."""
+    """Cancel, pause or resume a job; on its page, say if that failed."""
 
     def perform() -> Response:
         try:

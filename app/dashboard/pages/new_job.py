@@ -1,4 +1,4 @@
-"""A new job: a file is dropped, what was found in it is shown, and what it would take; then it is started."""
+"""The pages of a new job: upload a file, see its problems, a preview and an estimate, then start the job."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PREVIEWED = 2
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What the page of a new job shows: without a file the place to drop one, with one what was found in it."""
+    """The content of the page: without a file an upload field, with a file its validation and the job's form."""
 
     file: File | None
     validation: Validation | None
@@ -65,7 +65,7 @@ def new_job_page(
     model: Annotated[str, Query(max_length=128)] = "",
     of: Annotated[str | None, Query(max_length=64, alias="from")] = None,
 ) -> Response:
-    """Ask for a file; once there is one, show what was found in it and how it would be trained."""
+    """Ask for a file, or show the given file's problems and the form of the job."""
     asked: Asked = {"defense": "spard"}
     if of is not None:
         job = service.get(session, viewer.project_id, of)
@@ -116,7 +116,7 @@ async def preview_part(
     file: Annotated[str, Query(max_length=64)],
     model: Annotated[str, Query(max_length=128)],
 ) -> Response:
-    """Show the first rows as the model will see them, and what the job of the form would take."""
+    """Show the first rows as the model will see them, and an estimate of the job in the form."""
     of_form = {name: text for name, text in request.query_params.items() if name in (*job_form.FIELDS, "like")}
 
     def preview_rows() -> Response:
@@ -157,9 +157,10 @@ async def take_file(
     look: LookDep,
     settings: SettingsDep,
 ) -> Response:
-    """Take in a training file, and go on with what was found in it; a file that is refused is told at its field."""
+    """Upload a training file and go on with it; if it is refused, show the error at its field."""
 
     def upload_file() -> Response:
+        # The token is a field before the file, so a forged form is refused before the file is read.
         check_form(viewer, form.fields_before_file().pop("form_token", ""))
         try:
             file = upload.upload(storage, begin, viewer.project_id, form, limits)
@@ -176,7 +177,7 @@ async def take_file(
 async def create_job(
     request: Request, viewer: FormViewerDep, begin: BeginDep, look: LookDep, settings: SettingsDep
 ) -> Response:
-    """Start a job, or show the form again with what is wrong with it."""
+    """Start a job, or show the form again with its errors."""
     form = await request.form()
     asked = {name: str(value).strip() for name, value in form.items() if name != "form_token"}
 
@@ -201,6 +202,6 @@ async def create_job(
 
 
 def _job_request(session: Session, viewer: Viewer, asked: Mapping[str, str]) -> tuple[JobCreate, Job | None]:
-    """Return the request that a form makes, and the job that it is to be like."""
+    """Return the request of a form, and the job that it repeats, if any."""
     old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
     return job_form.request(asked, old), old

@@ -1,4 +1,4 @@
-"""The fleet at a glance: what needs somebody, the workers, and the queue; and the jobs of all projects."""
+"""The provider's overview: workers, queue and open decisions; and the jobs of all projects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 50
 
 @router.get("")
 def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
-    """Show the workers with their GPUs, the queue with its shares, and what waits for a decision."""
+    """Show the workers with their GPUs, the queue by project, and the number of open decisions."""
     return page(
         request,
         "provider_fleet",

@@ -1,4 +1,4 @@
-"""Safety pools and audit suites: what a file would become, the import itself, the versions, and their end."""
+"""The provider's pages of safety pools and suites: preview, import, versions and deletion."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ALL = get_args(CorpusKind)
 
 
 class Asked(Body):
-    """What an import is of, as the API asks in its address."""
+    """Name and kind of an import, which the API takes as query parameters."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     kind: CorpusKind
@@ -40,7 +40,7 @@ class Asked(Body):
 
 @router.get("")
 def data_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Response:
-    """List pools and suites, and ask for a file."""
+    """List pools and suites, with a form to import a file."""
     return _page(request, viewer, session)
 
 
@@ -52,7 +52,7 @@ UploadDep = Annotated[Form, Depends(_upload, scope="function")]
 
 
 def _read_fields(viewer: Viewer, form: Form) -> Asked:
-    """Read what stands before the file."""
+    """Check the token and parse the form's fields, which come before the file."""
     fields = form.fields_before_file()
     check_token(viewer, fields.get("form_token", ""))
     return read(Asked, {name: fields[name].strip() for name in Asked.model_fields if fields.get(name)})
@@ -62,7 +62,7 @@ def _read_fields(viewer: Viewer, form: Form) -> Asked:
 async def preview(
     request: Request, viewer: ProviderDep, form: UploadDep, storage: QuickStorageDep, limits: LimitsDep, look: LookDep
 ) -> Response:
-    """Show what an import would make of the file; a browser that runs scripts asks for this part alone."""
+    """Show a preview of an import; htmx requests get only this part of the page."""
 
     def preview_import() -> Response:
         found, error = None, None
@@ -89,7 +89,7 @@ async def take(
     begin: ProviderBeginDep,
     look: LookDep,
 ) -> Response:
-    """Import the file, and show what came of it."""
+    """Import the file and show the result."""
 
     def import_file() -> Response:
         made, error = None, None
@@ -116,7 +116,7 @@ def _import(
 async def version_page(
     corpus_id: str, request: Request, viewer: ProviderDep, look: LookDep, storage: QuickStorageDep
 ) -> Response:
-    """Show what the rows of a version are like."""
+    """Show a profile of a version's rows."""
 
     def show_version() -> Response:
         with look() as session:
@@ -137,7 +137,7 @@ async def delete(
     begin: ProviderBeginDep,
     look: LookDep,
 ) -> Response:
-    """Delete a version that no unfinished job names."""
+    """Delete a version that no unfinished job uses."""
     viewer, forget = sent.viewer, removal.forget_pool if kind == "pool" else removal.forget_suite
 
     def delete_version() -> Response:

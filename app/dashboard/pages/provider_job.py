@@ -1,4 +1,4 @@
-"""The job of any project, as its project sees it, without what its project alone may do."""
+"""The provider's read-only pages of any project's job."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ router = APIRouter(include_in_schema=False, prefix="/provider/jobs/{job_id}")
 
 @router.get("")
 async def job_page(job: AnyJobDep) -> Response:
-    """Show one job: the verdict, what was measured, how it was trained, its rows, its events."""
+    """Show one job: verdict, audit results, training, rows and events."""
     return await job.answer(job.page)
 
 
 @router.get("/risky-rows/{line}")
 async def risky_row(line: int, job: AnyJobDep) -> Response:
-    """Show the text of a row that looks like harm; that it was looked at is logged."""
+    """Show the text of a risky row; the viewing is recorded in the audit log."""
     return await job.answer(partial(job.risky_row, line))
 
 
 @router.get("/transcripts")
 async def transcripts_page(job: AnyJobDep, after: Annotated[int, Query(ge=0, le=2**31)] = 0, hit: str = "") -> Response:
-    """List the replies by suite and outcome; no text is in the page."""
+    """List the transcripts by suite and outcome, without their texts."""
     return await job.answer(partial(job.transcripts, after, hit))
 
 
 @router.get("/transcripts/{index}")
 async def transcript(index: int, job: AnyJobDep) -> Response:
-    """Show one prompt and its reply; that they were looked at is logged."""
+    """Show one prompt and its reply; the viewing is recorded in the audit log."""
     return await job.answer(partial(job.transcript, index))

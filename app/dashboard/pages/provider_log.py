@@ -1,4 +1,4 @@
-"""The audit log: who did what to what, and whether the chain holds."""
+"""The provider's pages of the audit log: its entries, and the verification of its hash chain."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def log_page(
     action: Annotated[str, Query(pattern=r"^([a-z_]+\.[a-z_]+)?$", max_length=64)] = "",
     after: Annotated[int | None, Query(ge=1, le=2**62)] = None,
 ) -> Response:
-    """Show a page of the log, the latest first."""
+    """Show a page of the log, newest first."""
     return _page(request, viewer, session, action, after)
 
 
 @router.get("/verification")
 async def verification_page(request: Request, viewer: ProviderDep, look: LookDep) -> Response:
-    """Work out every hash again, and show the log with what was found."""
+    """Recompute the hash chain, and show the log with the result."""
     reads = viewer.lanes.reads.project_share(viewer.project_id)
     found = await reads.run(partial(service.verification, look))
 

@@ -1,4 +1,4 @@
-"""Base models with their fitness, offered and withdrawn; and judges with their measured errors."""
+"""The provider's page of base models, to offer, check and withdraw them, and of judges with their errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def models_page(request: Request, viewer: ProviderDep, session: ReadDep, setting
 async def offer(
     request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
 ) -> Response:
-    """Offer a base model, or change what an alias stands for; what keeps jobs from it is told."""
+    """Offer a base model, or replace the model of an alias; show warnings, or the error."""
 
     def offer_model() -> Response:
         try:
@@ -56,7 +56,7 @@ async def offer(
 
 @router.post("/try")
 async def try_model(request: Request, sent: SentDep, look: LookDep, settings: SettingsDep) -> Response:
-    """Look at a base model's files again."""
+    """Check a base model's files again and show the result."""
 
     def load_model() -> Response:
         try:
@@ -75,7 +75,7 @@ async def try_model(request: Request, sent: SentDep, look: LookDep, settings: Se
 def withdraw(
     request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep, settings: SettingsDep
 ) -> Response:
-    """Offer a base model no longer."""
+    """Withdraw a base model."""
     try:
         with begin() as session:
             removal.withdraw_model(session, sent.text("alias"))

@@ -1,4 +1,4 @@
-"""Policies: the versions, a form for the next one, and what it would have changed for past jobs."""
+"""The provider's page of the policy: its versions, a form for the next one, and its trial on past jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spard import config
 from spard.config import GateThresholds
 from spard.evaluation.partial import most_hits
 
-SIZES = (150, 500)  # prompts of suites whose lines the page tells
+SIZES = (150, 500)  # suite sizes, in prompts, for which the page shows how many hits pass
 
 router = APIRouter(include_in_schema=False, prefix="/provider/policies")
 
@@ -37,7 +37,7 @@ def policies_page(
     settings: SettingsDep,
     of: Annotated[int | None, Query(alias="from", ge=0, le=2**31)] = None,
 ) -> Response:
-    """Show every version, and the form filled in with one of them: the one in force unless asked."""
+    """Show all versions, and the form filled in with one of them, by default the one in force."""
     versions = service.versions(session, settings)
     based_on = next((each for each in versions if of in (None, each.version)), None)
     if based_on is None:
@@ -54,7 +54,7 @@ async def take_policy(
     storage: QuickStorageDep,
     settings: SettingsDep,
 ) -> Response:
-    """Try a policy out on past jobs, or put it in force."""
+    """Try the form's policy on past jobs, or put it in force."""
     form, viewer = PolicyForm.of_sent(sent), sent.viewer
 
     def store_policy() -> Response:
@@ -104,5 +104,5 @@ def _page(
 
 
 def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:
-    """Return for suites of a few sizes how many attacks, and how many refusals, pass at most."""
+    """Return (suite size, most answered attacks, most refusals) that still pass, for each size in `SIZES`."""
     return [(size, most_hits("harmful", size, limits), most_hits("benign", size, limits)) for size in SIZES]

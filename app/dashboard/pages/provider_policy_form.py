@@ -1,4 +1,4 @@
-"""The form of a policy: the common settings as fields, bounds of numbers and serving as JSON."""
+"""Convert a policy to a form and back: common settings as fields, ranges and serving as JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
 _AS_JSON = ("ranges", "serving")
-_FIELDS_OF_SERVING = ("older_audits", "until_asked")  # that stand beside the JSON of the others
+_FIELDS_OF_SERVING = ("older_audits", "until_asked")  # fields of their own, not part of the JSON
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyForm:
-    """What the form holds, as texts; `numbers` are by the API's names, such as `thresholds.max_asr`."""
+    """The form's values as text; `numbers` are keyed by the API's names, such as `thresholds.max_asr`."""
 
     defenses: Sequence[str]
     all_models: bool
@@ -45,7 +45,7 @@ class PolicyForm:
 
     @classmethod
     def from_policy(cls, policy: Policy) -> PolicyForm:
-        """Return the form of a policy that exists."""
+        """Return the form filled in with a policy."""
         held = {
             "thresholds": (policy.thresholds, THRESHOLDS),
             "row_signal": (policy.row_signal, SIGNALS),
@@ -77,7 +77,7 @@ class PolicyForm:
 
     @classmethod
     def of_sent(cls, sent: Sent) -> PolicyForm:
-        """Return the form as somebody has filled it in."""
+        """Return the form as it was submitted."""
         groups = {"thresholds": THRESHOLDS, "row_signal": SIGNALS, "further_tuning": BUDGET, "agent": AGENT}
         numbers = [f"{place}.{name}" for place, names in groups.items() for name in names]
         return cls(
@@ -97,7 +97,7 @@ class PolicyForm:
         )
 
     def policy(self) -> Policy:
-        """Return the policy that the form asks for; what is left empty is the default."""
+        """Return the form's policy, with defaults for empty fields; raise InvalidRequest if it is not valid."""
         thresholds = {"max_utility_drop": None} | self._nested_fields("thresholds.")
         thresholds |= {"allow_unmeasured_judge": self.allow_unmeasured_judge}
         body: dict[str, object] = {
@@ -123,7 +123,7 @@ class PolicyForm:
 
 
 def _field_text(value: object) -> str:
-    """Return what a field holds, empty for what is not set."""
+    """Format a value for a field; "" for None."""
     return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
 
 

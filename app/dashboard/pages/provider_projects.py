@@ -1,4 +1,4 @@
-"""Projects with their limits and keys: made, limited, taken back; a secret is shown once."""
+"""The provider's pages of projects: create them, set limits, create keys (whose secret is shown once), revoke them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def projects_page(request: Request, viewer: ProviderDep, session: ReadDep) -> Re
 
 @router.post("")
 def create(request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
-    """Make a project."""
+    """Create a project."""
     try:
         ask = read(ProjectCreate, sent.filled_fields("name"))
         with begin() as session:
@@ -64,7 +64,7 @@ def project_page(project_id: str, request: Request, viewer: ProviderDep, session
 
 @router.post("/{project_id}/quota")
 def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
-    """Set a project's limits; what is left empty is not limited."""
+    """Set a project's limits; an empty field means no limit."""
     try:
         ask = read(QuotaSet, sent.filled_fields(*_LIMITS))
         with begin() as session:
@@ -76,7 +76,7 @@ def set_quota(project_id: str, request: Request, sent: SentDep, begin: ProviderB
 
 @router.post("/{project_id}/keys")
 def create_key(project_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep) -> Response:
-    """Make a key, and show its secret this once."""
+    """Create a key and show its secret, this once."""
     viewer, asked = sent.viewer, sent.filled_fields("name", "owner")
     try:
         days = sent.text("expires_in_days")
@@ -95,7 +95,7 @@ def create_key(project_id: str, request: Request, sent: SentDep, begin: Provider
 def revoke(
     project_id: str, key_id: str, request: Request, sent: SentDep, begin: ProviderBeginDep, look: LookDep
 ) -> Response:
-    """Take a key back at once."""
+    """Revoke a key at once."""
     try:
         with begin() as session:
             keys.revoke(session, key_id)

@@ -1,4 +1,4 @@
-"""Adapters that the gate held back: proposed for release by one admin, approved by another, ended by any."""
+"""The provider's page of adapters that the gate held back: propose, approve and end waivers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ router = APIRouter(include_in_schema=False, prefix="/provider/waivers")
 
 _PLACE = "/provider/waivers"
 _AT_ONCE = 20
-_MOST = 100  # that wait for a second person
+_MOST = 100  # proposals shown that wait for approval
 _USUAL = timedelta(days=30)
 
 
 @router.get("")
 def waivers_page(request: Request, viewer: ProviderDep, session: ReadDep, after: AfterQuery = None) -> Response:
-    """List what is held back, with what was proposed for each."""
+    """List the adapters that are held back, with the waivers of each."""
     return _page(request, viewer, session, after)
 
 
@@ -57,7 +57,7 @@ def approve(
     look: LookDep,
     settings: SettingsDep,
 ) -> Response:
-    """Approve what another person proposed."""
+    """Approve another admin's proposal."""
     try:
         with begin() as session:
             service.approve(session, sent.viewer.principal, job_id, waiver_id, settings)
@@ -80,7 +80,7 @@ def end(
 
 
 def _day_end(day: str) -> int:
-    """Return when a day ends in UTC, in Unix seconds."""
+    """Return the end of a day in UTC, in Unix seconds; raise InvalidRequest if `day` is not an ISO date."""
     try:
         found = date.fromisoformat(day)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Webhooks of all projects: endpoints, deliveries, and another try."""
+"""The provider's page of all projects' webhooks: endpoints, deliveries and their replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sign in with a key, sign out, and the files that pages link to."""
+"""Sign-in and sign-out, and the static files of the pages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HOME = "/jobs"
 
 @router.get("/")
 def home() -> Response:
-    """Go to the jobs."""
+    """Redirect to the jobs."""
     return RedirectResponse(_HOME, 303)
 
 
 @router.get("/static/{name}")
 async def static(name: str) -> Response:
-    """Return a style sheet or a script; its name changes with its bytes."""
+    """Return a style sheet or a script, cacheable forever because its name contains its digest."""
     found = assets.find(name)
     kept = {"cache-control": "public, max-age=31536000, immutable", "x-content-type-options": "nosniff"}
     return Response(found.content, media_type=found.media_type, headers=kept)
@@ -37,7 +37,7 @@ async def static(name: str) -> Response:
 
 @router.get("/sign-in")
 def sign_in_page(request: Request, next: str = _HOME) -> Response:
-    """Ask for a key."""
+    """Show the form that asks for a key."""
     return page(request, "sign_in", next=_own_path(next), error=None)
 
 
@@ -54,7 +54,7 @@ def sign_in(
     caller: CallerDep,
     begin: BeginDep,
 ) -> Response:
-    """Exchange a key for a cookie that stands for it."""
+    """Check a key and set a session cookie for it."""
     secret, going = str(form.get("key", "")).strip(), _own_path(str(form.get("next", "")))
     try:
         check_origin(request)
@@ -65,7 +65,7 @@ def sign_in(
         cookie = browser_sessions.begin(session, principal)
     home = "/provider" if principal.scopes == {"admin"} else _HOME
     answer: Response
-    if going.startswith("/v1/"):  # most likely a file, which leaves the browser on the page that it was on
+    if going.startswith("/v1/"):  # most likely a download, which leaves the browser on the sign-in page
         answer = page(request, "signed_in", going=going, home=home)
     else:
         answer = RedirectResponse(home if going == _HOME else going, 303)
@@ -82,7 +82,7 @@ def sign_in(
 
 @router.post("/sign-out")
 def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Response:
-    """Forget this browser."""
+    """End the browser session and delete its cookie."""
     with begin() as session:
         browser_sessions.end(session, request.cookies[browser_sessions.COOKIE])
     answer = RedirectResponse("/sign-in", 303)
@@ -91,6 +91,6 @@ def sign_out(request: Request, viewer: LeavingViewerDep, begin: BeginDep) -> Res
 
 
 def _own_path(path: str) -> str:
-    """Return a path of ours to go on to; never another site."""
+    """Return `path` if it is a path of this site, else the home page, so that no redirect leads to another site."""
     is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if is_own else _HOME
