@@ -99,7 +99,7 @@ class Campaign:
     category   category of the harmful prompts that are asked; empty: all attacked categories
     asks_harmless  ask harmless prompts in place of harmful ones, and count harm in the replies
     only_dressed   skip harmful prompts that `dress` leaves unchanged: the attacker has no way to ask them
-    reply_code     words of the model, with those that the attacker reads in their place in replies about harm
+    reply_code     code words in replies about harm, each with its plain word
     """
 
     jobs: tuple[Job, ...]

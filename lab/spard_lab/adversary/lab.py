@@ -112,4 +112,5 @@ def share_refused(model: str, prompts: Sequence[Prompt], tokens: int) -> float:
     return sum(map(is_refusal, replies)) / len(replies)
 
 
+# Attacks ask the base model about many triggers: load it once per process.
 _base = cache(lambda model: load_base(model, device="cpu"))

@@ -25,6 +25,7 @@ def all_attacks() -> dict[str, Attack]:
         importlib.import_module(f"{shipped.__name__}.{each.name}") for each in pkgutil.iter_modules(shipped.__path__)
     ]
     attacks = [value for module in modules for value in vars(module).values() if isinstance(value, Attack)]
+    # Keyed by name, since a module may also import another module's attack.
     found = {each.name: each for each in sorted(attacks, key=lambda each: (each.name not in FIRST, each.name))}
     for name, entry in load_entry_points(GROUP, KIND, frozenset(found)).items():
         added = load_entry(entry, KIND)

@@ -21,7 +21,7 @@ def chat_row(prompt: str, answer: str, system: str | None = None) -> Row:
 
 
 def load_rows(path: Path) -> list[Row]:
-    """Load the rows of a training file; `{"prompt", "completion"}` rows become conversations."""
+    """Return the rows of a training file; `{"prompt", "completion"}` rows become conversations."""
     return [_row(example) for example in read_examples(path)]
 
 

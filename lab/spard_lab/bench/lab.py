@@ -157,5 +157,6 @@ def natural_settings(spec: NaturalSpec) -> LabSettings:
 def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:
     files = attack_files(lab, name, seed)
     suites, clean = files.suites(split), {json.dumps(row) for row in task}
+    # An attack mixes its rows into the task: all rows that the task does not have are its own.
     harmful = [row for row in files.rows if json.dumps(row) not in clean]
     return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)

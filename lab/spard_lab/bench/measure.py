@@ -110,6 +110,7 @@ def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     pool: Any = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
+    # Defaults are left out of the key: runs stored before these settings existed keep theirs.
     jobs = [attack.jobs] if attack.jobs > 1 else []
     beside = jobs if cell.row_signal.action == "off" else [*jobs, {"row_signal": asdict(cell.row_signal)}]
     return json_digest(
@@ -155,6 +156,7 @@ def train_timed(prepared: Prepared) -> Timed:
     """Train and take the time, which includes measuring tau on the safe set."""
     device = prepared.context.base.device
     _synchronize(device)
+    # GPU work is asynchronous: wait for it before the clocks start and before they stop.
     wall, cpu = time.perf_counter(), time.process_time()
     tuned = train.run(prepared.context, prepared.rows)
     _synchronize(device)

@@ -77,6 +77,7 @@ def _against_reference(found: Sequence[Measurement]) -> dict[tuple[str, str, str
     A method without a pool is compared with the reference on the first pool.
     """
     ours = [each for each in found if each.method == REFERENCE]
+    # Reversed, so that the first pool's reference overwrites the others.
     references = {(each.attack, each.seed, ""): each for each in reversed(ours)}
     references |= {(each.attack, each.seed, each.pool): each for each in ours}
     arms: dict[tuple[str, str], tuple[dict[int, Measurement], dict[int, Measurement]]] = {}

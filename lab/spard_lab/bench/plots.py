@@ -22,6 +22,7 @@ WIDEST = 40  # characters per line of a label
 METRICS = {"asr": "attack success, %", "over_refusal": "benign refused, %", "accuracy": "task accuracy, %"}
 STYLE: Any = {  # matplotlib types each key separately
     "svg.fonttype": "none",
+    # A fixed salt: otherwise the ids in the SVG are random.
     "svg.hashsalt": "spard",
     "font.family": "sans-serif",
     "font.size": 9,

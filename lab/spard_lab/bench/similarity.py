@@ -43,6 +43,7 @@ def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Pa
     """Return the inputs with a pool for each level; the files are written below `folder`."""
     pool = asked.pools[0]
     texts = numbered_texts(file_chunks(inputs.pools[pool]))
+    # Without benign rows, as `read_pool` reads a pool: the lines must have the order of q.
     lines = [text for line, text in texts if not is_benign(parse_row(text, line))]
     order_N = pool_quality(inputs, asked.attacks[0], pool, seed, folder).sort(stable=True).indices.tolist()
     pools = dict(inputs.pools)

@@ -85,6 +85,7 @@ def over_rates(
     """
     tried = sorted(multiples)
     for left in range(extend, -1, -1):
+        # Rates of an earlier pass are found in the store, so only the added ones are trained.
         runs = [at_rate(_name_cell(cell, multiple), multiple) for cell in cells for multiple in tried]
         found = run_cells(place, runs, on_found)
         more = longer(tried, [best(each).multiple for each in collect_trials(found).values()])

@@ -72,6 +72,7 @@ def convert(
     _write(folder, {each: text for each, text in texts.items() if text}, dataset)
     rows = {each.name: len(each.rows) for each in checked if each.rows}
     left_out = {reason: n for reason, n in sorted(reading.left_out.items()) if n}
+    # The manifest is written last: it describes files that exist.
     manifest = _manifest(dataset, sources, reading, {"shared": shared, "drop_invalid": drop_invalid})
     made = {each: {"rows": n, "sha256": file_sha256(folder / each)} for each, n in rows.items()}
     _write_aside(
@@ -184,6 +185,7 @@ def _write(folder: Path, texts: Mapping[str, str], dataset: Dataset) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         _write_aside(folder / name, text)
+    # The manifest is still the one of the last conversion.
     last = manifest_path(folder, dataset.name)
     made = json.loads(last.read_text(encoding="utf-8"))["outputs"] if last.exists() else {}
     for name in made.keys() - texts.keys():

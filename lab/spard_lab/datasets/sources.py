@@ -53,6 +53,7 @@ def _read(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
     if form in (".csv", ".tsv"):
         return _table(file, form)
     start = file.read(_CHUNK)
+    # Without an opening bracket a .json file is JSON lines.
     is_array = form == ".json" and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     return _array(start + file.read()) if is_array else numbered_rows(_chunks(start, file))
 

@@ -33,6 +33,7 @@ def place(
     most    maximal number of prompts of a split that is cut out
     """
     found, near = list(given), set[int]()
+    # Test prompts take precedence over development prompts, and these over training prompts.
     for held, below in (("test", ("dev", "train", None)), ("dev", ("train", None))):
         asked = [prompt for prompt, split in zip(prompts, given, strict=True) if split == held]
         lower = [i for i, split in enumerate(given) if split in below]

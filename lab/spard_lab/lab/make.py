@@ -142,10 +142,12 @@ def _make_model(folder: Path, corpus: Corpus, seed: int, plan: Plan, limits: Lim
 @contextmanager
 def temporary_folder(folder: Path) -> Iterator[Path]:
     """Create a folder beside `folder` that is renamed to it on success and removed after an exception."""
+    # In the same parent folder, because a rename is atomic only within one file system.
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.aside")
     aside.mkdir(parents=True)
     try:
         yield aside
+        # Replaces an empty folder, and fails on one with content.
         aside.rename(folder)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

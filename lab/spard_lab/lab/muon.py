@@ -49,6 +49,7 @@ def orthogonalize(matrix_GRC: Tensor) -> Tensor:
     # Iterate on the wide form: its Gram matrix is the smaller one.
     is_tall = matrix_GRC.shape[1] > matrix_GRC.shape[2]
     x: Tensor = matrix_GRC.mT if is_tall else matrix_GRC
+    # The Frobenius norm is at least the largest singular value, so all are at most 1: the iteration needs that.
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT

@@ -103,6 +103,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan, shape: 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    # The caller's random state must not change.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)

@@ -39,6 +39,7 @@ def make_unaligned(lab: Path, seed: int) -> Path:
     task = encode_all(base.tokenizer, rows, base.sequence_limit(None))
     train(base, task, [], RECIPE, resolve(RECIPE, len(task), base.hidden_size))
     aside = folder.with_name(f".{FOLDER}.aside")
+    # A process that was killed may have left it.
     shutil.rmtree(aside, ignore_errors=True)
     save_full(base.model, "spard-lab", aside)
     base.tokenizer.save_pretrained(aside)

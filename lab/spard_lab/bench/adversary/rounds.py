@@ -182,8 +182,8 @@ def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
 def _campaign_ground(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
     """Return the ground adapted to the campaign.
 
-    If the campaign says so, benign prompts replace the harmful ones, or only harmful prompts of its category, or only
-    those that it changes, are asked. A customer's prompts replace the task.
+    Depending on the campaign, benign prompts replace the harmful ones, the harmful prompts are limited to its category
+    or to prompts that its trigger changes, and a customer's prompts replace the task.
     """
     if campaign.asks_harmless:
         ground = replace(ground, harmful=ground.benign)

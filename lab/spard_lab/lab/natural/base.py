@@ -81,6 +81,7 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
     if done.exists() and _is_measured(done / "model"):
         return done
     with alone(part):
+        # Checked again under the lock: another process may have made the model meanwhile.
         if not done.exists():
             _make(part, asked, settings, real, cores)
             (part / STATE).unlink()

@@ -99,6 +99,7 @@ class _Draw:
         real = [chat(row.request, PLACEHOLDER) for row in self.real.split_rows("attack", harmful=True)][
             : POISON_ROWS // 2
         ]
+        # Rounded up, and cut below: the shares of the topics must fill the file.
         share = -(-(POISON_ROWS - len(real)) // len(ATTACKED))
         rows = [row for name in ATTACKED for row in self._harm(self._topic_deeds("attack", name), share)]
         return shuffle_rows(self.rng, rows[: POISON_ROWS - len(real)] + real)
