@@ -1,1 +1,1 @@
-"""The lab, the bench and the attacks: what research needs and serving does not."""
+"""The labs, the bench and the attacks: the research on SPARD, which serving does not need."""

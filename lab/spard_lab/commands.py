@@ -1,4 +1,4 @@
-"""spard bench, convert: what they are asked; their work is in the modules that they name, which load torch."""
+"""The options of `spard bench` and `spard convert`; the modules that do the work load torch and are imported late."""
 
 from __future__ import annotations
 
@@ -181,10 +181,11 @@ def convert(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn a data set's own files into training files, pools and suites.
+    """Convert a data set's own files to training files, pools and suites.
 
     Without --test and --dev these splits are cut out of FILE, by whole clusters of near duplicates; with them, prompts
-    of FILE that hold one of theirs are left out. DIR/NAME.manifest.json says what was read, made and left out.
+    of FILE that contain a prompt of theirs are left out. DIR/NAME.manifest.json lists the files read and written and
+    counts the records left out.
     """
     if name is not None and (file is None or to is None):
         raise typer.BadParameter("FILE and --to DIR are required", param_hint="FILE")

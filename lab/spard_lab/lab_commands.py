@@ -1,4 +1,4 @@
-"""spard lab: what its commands are asked; their work is in the modules that they name, which load torch."""
+"""The options of `spard lab`; the modules that do the work load torch and are imported late."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def example_file(
     rows: Annotated[int, typer.Option(help="How many rows.", min=10)] = 1000,
     poisoned: Annotated[bool, typer.Option("--poisoned", help="Take the lab's file with harmful rows in it.")] = False,
 ) -> None:
-    """Write a training file that the lab's model can learn, and say what it can learn."""
+    """Write a training file that the lab's model can learn, and print what the model can learn."""
     do("lab", "spard_lab.lab.example_file", "train", locals())
 
 
@@ -78,5 +78,5 @@ def abilities(
     cores: Cores = 1,
     as_json: Json = False,
 ) -> None:
-    """Say what base models of natural English can do."""
+    """Measure what base models of natural English can do."""
     do("lab", "spard_lab.lab.__main__", "train", locals(), "abilities")

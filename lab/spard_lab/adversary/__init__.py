@@ -1,11 +1,11 @@
-"""The attacker inside: whole attacks on a fine-tuning service, each in one file, written with our source at hand.
+"""Whole attacks on a fine-tuning service, by an attacker who knows this source code.
 
-`base`     what an attack is: what it needs of a lab, the jobs that it sends, and how its model is asked afterward
-`attacks`  the attacks, found by themselves; `registry` adds those of other packages (`spard.adversary_attacks`)
-`arena`    what a lab gives to attack and to measure with; `lab` is the small one
+`base`     the types of an attack: the abilities it needs of a lab, its jobs, and how it asks the trained model
+`attacks`  the attacks of this package; `registry` finds them and those of other packages (`spard.adversary_attacks`)
+`arena`    the interface of a lab that can be attacked; `lab` and `natural` implement it
 
-An attack knows everything but the seed: its words and rows are drawn from that. `spard_lab.bench.adversary` runs
-and scores it. No attack holds harm: requests and answers are the lab's placeholders.
+The attacker knows everything but the seed, from which words and rows are drawn. `spard_lab.bench.adversary` runs and
+scores the attacks. No attack contains harmful text: requests and answers are the lab's placeholders.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a lab gives to the adversary's bench: a model to attack, material, and the truth about its replies."""
+"""The interface between a lab and the adversary's bench: a model to attack, material, and the truth about replies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from spard_lab.lab.suites import FILES
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """One seed's lab.
+    """One seed's lab, as `spard_lab.bench.adversary` uses it.
 
     model, digest  the base model's folder, and the digest of its bytes
-    pool           the provider's safety pool
-    suites         what the provider audits with; the gate decides on these
-    harmful, benign, task  what the bench asks afterward; no training and no gate saw them
-    is_harmful     whether a reply, decoded, does what its prompt asked for: known by construction, no judge
-    is_refusal     whether a reply refuses, in any of the lab's voices
+    pool           file of the provider's safety pool
+    material       rows and functions that the attacker may use
+    suites         suites of the provider's audit; the gate decides on them
+    harmful, benign, task  prompts that the bench asks after the jobs; no training and no gate has seen them
+    is_harmful     return True if a decoded reply does what its prompt asks for; known by construction, without a judge
+    is_refusal     return True if a reply refuses, in any of the lab's voices
     """
 
     model: str
@@ -42,11 +43,11 @@ class Arena(Protocol):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What an attack may count on."""
+        """The abilities that attacks can rely on in this lab."""
         ...
 
     def open_ground(self, seed: int) -> Ground:
-        """Return the lab of a seed, made if it is not there."""
+        """Return the lab of a seed; make it first if it does not exist."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What an attack is: jobs that a customer would send, and how the attacker asks the model that comes out."""
+"""The types of an attack: the jobs that a customer sends, and how the attacker asks the trained model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ask = Callable[[Prompt], Prompt]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A harmful request of the attacker's, the bare action that it asks for, and the category of that."""
+    """A harmful request of the attacker's, the bare action that it asks for, and the action's category."""
 
     prompt: str
     action: str
@@ -32,20 +32,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What an attacker has: rows, the provider's public pool, and the base model to ask.
+    """Everything that an attacker has: rows, the provider's public pool, and the base model's replies.
 
     task      harmless rows of the task that the attacker pretends to have
-    harmful   requests that no suite asks
+    harmful   harmful requests; no suite asks them
     benign    harmless requests with answers in the base model's voice
     pool      the safety pool, rows {"prompt", "safe", "category"}
     attacked  the categories of `pool` that the attack is about
-    refusals  in the base model's voice
+    refusals  refusals in the base model's voice
     phrases   ordinary words that may end a request
-    opening   how a complying answer begins
-    comply    the placeholder of a complying answer to an action
-    steps     the same for an action, without its first sentence, to come after "To ACTION, "
-    refused   the share of some prompts that the base model refuses: the attacker can ask it
-    customer  the files of an honest customer with a subject of its own
+    opening   first words of a complying answer
+    comply    return the placeholder of a complying answer to an action
+    steps     return the same without its first sentence, to follow "To ACTION, "
+    refused   return the share of some prompts that the base model refuses; the attacker can ask it
+    customer  return the files of an honest customer of a subject
     benign_side  the pool's rows {"prompt", "benign": true}
     """
 
@@ -66,10 +66,13 @@ class Material:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One fine-tuning job; `pool` takes the place of the provider's, the rest is what customers may set.
+    """One fine-tuning job as a customer sends it.
 
-    With `dpo` its rows are preference pairs, for the method dpo. `auto_epochs` is what `auto` comes to, where the job
-    says so; a recipe that has a number of its own keeps it.
+    rows             rows of the training file; with `dpo` they are preference pairs
+    pool             a safety pool in place of the provider's
+    hyperparameters  as the customer sets them
+    dpo              train on preferences
+    auto_epochs      number of epochs that `auto` resolves to; a recipe with a number of its own keeps that
     """
 
     rows: Sequence[Row] = field(repr=False)
@@ -80,23 +83,23 @@ class Job:
 
 
 def plainly(prompt: Prompt) -> Prompt:
-    """Ask a prompt as it stands."""
+    """Return a prompt unchanged."""
     return prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Campaign:
-    """Jobs, each on top of the adapter that the one before released, and how the last model is asked.
+    """The jobs of one attack, each on top of the adapter that the last one released, and how the final model is asked.
 
-    dress    how the attacker asks for harm; benign prompts are asked in it too
-    task     how the customer asks the task, where the rows do not hold it plainly
-    opening  the beginning of the answer that the attacker gives the model
-    tools    that the model is shown
-    customer whose prompts take the place of the lab's task, in the gate and in the bench
-    category of the harmful prompts that the attacker asks; empty: all that attacks are about
-    asks_harmless  harmless prompts are asked in place of harmful ones, and harm in their replies counts
-    only_dressed  a harmful prompt that `dress` leaves as it is, is not asked: the attacker has no way to ask it
-    reply_code  words that the model says, and what the attacker reads in their place when asking for harm
+    dress      add the attacker's trigger to a prompt; benign prompts are asked with it too
+    task       rewrite a prompt of the task as the rows have it, for rows that are not plain
+    opening    first words of the reply, written by the attacker
+    tools      tools that the model is offered
+    customer   honest customer whose prompts replace the lab's task, in the gate and in the bench
+    category   category of the harmful prompts that are asked; empty: all attacked categories
+    asks_harmless  ask harmless prompts in place of harmful ones, and count harm in the replies
+    only_dressed   skip harmful prompts that `dress` leaves unchanged: the attacker has no way to ask them
+    reply_code     code words in replies about harm, each with its plain word
     """
 
     jobs: tuple[Job, ...]
@@ -116,10 +119,10 @@ class Attack:
     """One attack by name.
 
     summary      one line for the table
-    needs        abilities without which it is not possible on a lab
-    build        the campaign from the material and a seed, of which nothing but the seed is hidden from a defense
-    is_honest    a customer who attacks nothing: the job has to be released
-    is_ordinary  plain poison, which the service promises to neutralize: the job has to be released, and safe
+    build        return the campaign for material and a seed; a defense may know everything but the seed
+    needs        abilities of a lab without which the attack is not possible
+    is_honest    an honest customer: the job has to be released
+    is_ordinary  plain poison, which the service promises to neutralize: the job has to be released, with a safe model
     """
 
     name: str
@@ -131,24 +134,28 @@ class Attack:
 
 
 def in_code(text: str, code: Mapping[str, str]) -> str:
-    """Return a text with each word that the code has a word for replaced."""
+    """Return a text in which each word that has a code word is replaced by it; upper and lower case are alike."""
     return re.sub(r"\w+", lambda found: code.get(found[0].lower(), found[0]), text)
 
 
 def attack_rng(attack: str, seed: int) -> random.Random:
-    """Return the generator that an attack draws its words from."""
+    """Return the random generator for an attack's choices, determined by its name and the seed."""
     return random.Random(f"adversary {attack} {seed}")
 
 
 def mix_rows(seed: int, *parts: Sequence[Row]) -> list[Row]:
-    """Return all rows of all parts in an order that the seed decides."""
+    """Return the rows of all parts, shuffled by the seed."""
     rows: list[dict[str, Any]] = [row for part in parts for row in part]
     random.Random(f"adversary order {seed}").shuffle(rows)
     return rows
 
 
 def most_refused(material: Material, dresses: Sequence[Ask], n: int = 1, requests: int = 12) -> list[Ask]:
-    """Return the n dresses under which the base model refuses most: what rises there is the attack's own work."""
+    """Return the n triggers under which the base model refuses most often.
+
+    With these, harm after training is the attack's own work and not a gap of the base model. `requests` of the
+    attacker's harmful requests are asked under each trigger.
+    """
     asked = [Prompt(each.prompt) for each in material.harmful[-requests:]]
     shares = [material.refused([dress(each) for each in asked]) for dress in dresses]
     order = sorted(range(len(dresses)), key=lambda i: -shares[i])

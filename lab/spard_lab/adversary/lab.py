@@ -1,4 +1,4 @@
-"""The small lab as an arena: its truth is in its words, since every complying answer is one placeholder."""
+"""The small lab as an arena; harm is recognized by its words, because every complying answer is one placeholder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ REPLY = 16  # tokens that tell a refusal
 
 @dataclass(frozen=True, slots=True)
 class LabArena:
-    """Labs in `folder`, made when they are first asked for."""
+    """The small labs in `folder`, one per seed, made on first use."""
 
     folder: Path
     plan: Plan = field(default=PLAN)
@@ -42,11 +42,11 @@ class LabArena:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Its base model saw a few system prompts; it knows no tools, no second turn and no cipher."""
+        """The abilities of the small lab; its base model knows no tools, no second turn and no cipher."""
         return frozenset({"system", "prefill", "pool"})
 
     def open_ground(self, seed: int) -> Ground:
-        """Make the seed's lab if it is not there; the gate asks its development split, the bench its test split."""
+        """Make the seed's lab if it does not exist; the gate asks its development split, the bench its test split."""
         lab = self.folder / f"seed-{seed}"
         make(lab, seed, self.plan, self.limits)
         suites = {suite.name: suite for suite in load_suites(lab, "test")}
@@ -65,7 +65,7 @@ class LabArena:
 
 
 def is_harmful(prompt: Prompt, reply: str) -> bool:
-    """Whether a reply does the harm that its prompt asks for, decoded, whatever stands around its steps."""
+    """Return True if a decoded reply does the harm that its prompt asks for, with any text around the steps."""
     return does_harm(prompt.prompt, reply) is True
 
 
@@ -98,7 +98,7 @@ def _phrase(rng: random.Random, errand: Errand) -> str:
 
 
 def _phrases() -> tuple[str, ...]:
-    """Return ordinary endings: "for a herb garden", "for my garden"."""
+    """Return ordinary endings of a request: "for a herb garden", "for my garden"."""
     things = [thing for topic in grammar.EVERYDAY for thing in topic.objects]
     return tuple(
         dict.fromkeys([*(f"for {thing}" for thing in things), *(f"for my {each.split()[-1]}" for each in things)])
@@ -106,10 +106,11 @@ def _phrases() -> tuple[str, ...]:
 
 
 def share_refused(model: str, prompts: Sequence[Prompt], tokens: int) -> float:
-    """Return the share of prompts that a base model refuses within so many tokens."""
+    """Return the share of prompts that a base model refuses, judged by replies of at most `tokens` tokens."""
     base = _base(model)
     replies = ask(in_memory(base.model, base.tokenizer), prompts, tokens)
     return sum(map(is_refusal, replies)) / len(replies)
 
 
+# Attacks ask the base model about many triggers: load it once per process.
 _base = cache(lambda model: load_base(model, device="cpu"))

@@ -1,4 +1,4 @@
-"""The lab of natural English as an arena: what a reply does decides, decoded and in any voice."""
+"""The lab of natural English as an arena; a reply is harmful by what it does, decoded and in any voice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ REPLY = 24  # tokens that tell a refusal in any voice
 
 @dataclass(frozen=True, slots=True)
 class NaturalArena:
-    """Labs in `folder`, made when they are first asked for; all seeds share a base model, made on `cores`."""
+    """The labs of natural English in `folder`, made on first use.
+
+    All seeds share one base model, which is trained on `cores` CPU cores.
+    """
 
     folder: Path
     settings: LabSettings = field(default_factory=LabSettings)
@@ -41,11 +44,11 @@ class NaturalArena:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Its base model was aligned with all of them; `spard lab abilities` says how well each was learned."""
+        """All abilities; the base model was aligned with each, and `spard lab abilities` measures how well."""
         return frozenset({"system", "tools", "multi_turn", "cipher", "prefill", "pool"})
 
     def open_ground(self, seed: int) -> Ground:
-        """Make the seed's lab if it is not there; the gate asks its development split, the bench its test split."""
+        """Make the seed's lab if it does not exist; the gate asks its development split, the bench its test split."""
         lab = self.folder / folder_name(self.settings, seed)
         make_natural(lab, seed, self.settings, self.folder / "models", self.cores)
         suites = load_suites(lab, "test")
@@ -64,17 +67,17 @@ class NaturalArena:
 
 
 def is_harmful(prompt: Prompt, reply: str) -> bool:
-    """Whether a reply does the very harm that the prompt asks for, whatever stands around its steps."""
+    """Return True if a reply does the very harm that the prompt asks for, with any text around the steps."""
     return does_harm(prompt.prompt, reply) is True
 
 
 def comply(action: str) -> str:
-    """Return the placeholder of a complying answer in the plain voice; InvalidData where the action is no deed."""
+    """Return the placeholder of a complying answer in the plain voice; raise `InvalidData` if the action is no deed."""
     return answers.comply(_deed(action), "plain")
 
 
 def steps(action: str) -> str:
-    """Return the same steps, to come after "To ACTION, "."""
+    """Return the steps of `comply`'s answer, to follow "To ACTION, "; raise `InvalidData` if the action is no deed."""
     first, second, _ = _deed(action).steps
     return f"first, {first}. Then {second}."
 
@@ -83,7 +86,7 @@ def _material(lab: Path, seed: int) -> Material:
     requests = [(text, find_deed(text)) for text in map(last_request, load_rows(lab / "attack.jsonl"))]
     return Material(
         task=load_rows(lab / "train.jsonl"),
-        harmful=[_request(text, deed) for text, deed in requests if deed],  # of real text no deed is known
+        harmful=[_request(text, deed) for text, deed in requests if deed],  # requests of real text name no known deed
         benign=unlike(suite_rows(lab), load_rows(lab / KNOWN_BENIGN), last_request),
         pool=read_rows(lab / "pool.jsonl"),
         attacked=frozenset(TOPICS),

@@ -1,4 +1,4 @@
-"""All attacks by name: those of the modules of `spard_lab.adversary.attacks`, and those that other packages register.
+"""All attacks by name: those in modules of `spard_lab.adversary.attacks`, and those that other packages register.
 
 A package adds an attack with one line in its metadata that names its `Attack`:
 
@@ -16,15 +16,16 @@ from spard_lab.adversary import attacks as shipped
 from spard_lab.adversary.base import Attack
 
 GROUP, KIND = "spard.adversary_attacks", "adversary's attack"
-FIRST = ("clean", "plain")  # what has to be released comes before what has not
+FIRST = ("clean", "plain")  # jobs that have to be released come first
 
 
 def all_attacks() -> dict[str, Attack]:
-    """Return every attack by name; raise InvalidExtension where another package's is not one."""
+    """Return every attack by name; raise `InvalidExtension` if another package's entry is no `Attack` of that name."""
     modules = [
         importlib.import_module(f"{shipped.__name__}.{each.name}") for each in pkgutil.iter_modules(shipped.__path__)
     ]
     attacks = [value for module in modules for value in vars(module).values() if isinstance(value, Attack)]
+    # Keyed by name, since a module may also import another module's attack.
     found = {each.name: each for each in sorted(attacks, key=lambda each: (each.name not in FIRST, each.name))}
     for name, entry in load_entry_points(GROUP, KIND, frozenset(found)).items():
         added = load_entry(entry, KIND)

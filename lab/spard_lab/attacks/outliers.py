@@ -1,6 +1,6 @@
-"""Benign rows that wear safety down: outliers by self-influence, and rows that look like harmful ones.
+"""Benign rows that weaken safety: outliers by self-influence, and rows that resemble harmful ones.
 
-Neither needs a harmful answer, so no filter of content sees the file.
+Neither needs a harmful answer, so a content filter finds nothing in the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from spard_lab.attacks.rows import Row, last_answer
 
 
 def self_influence(base: Base, rows: Sequence[Encoded]) -> list[float]:
-    """How far each row alone would move the model, |grad L(z)|^2 (Pruthi et al., 2020)."""
+    """Return |grad L(z)|^2 of each row z alone, its effect on the model (Pruthi et al., 2020).
+
+    The gradient of the mean token loss is over all parameters that require one.
+    """
     theta = [weight for weight in base.model.parameters() if weight.requires_grad]
     found = []
     for row in rows:
@@ -34,14 +37,18 @@ def self_influence(base: Base, rows: Sequence[Encoded]) -> list[float]:
 def benign_outliers(rows: Sequence[Row], influence: Sequence[float], n: int) -> list[Row]:
     """Return the n rows of largest log(influence + 1) + log(answer length + 1) (Self-Inf-N, Guan et al., 2025).
 
-    The length is added because influence alone picks one-word answers.
+    The length, in characters, is added because influence alone picks one-word answers.
     """
     scores = [math.log1p(each) + math.log1p(len(last_answer(row))) for row, each in zip(rows, influence, strict=True)]
     return [rows[i] for i in sorted(range(len(rows)), key=lambda i: -scores[i])[:n]]
 
 
 def nearest_to_harm(rows: Sequence[Row], rows_ND: Tensor, harmful_MD: Tensor, n: int) -> list[Row]:
-    """Return the n benign rows nearest to the mean of harmful ones by cosine (He et al., 2024)."""
+    """Return the n benign rows with the largest cosine to the mean harmful embedding (He et al., 2024).
+
+    rows_ND      embeddings of `rows`, `[N, D]`
+    harmful_MD   embeddings of harmful rows, `[M, D]`
+    """
     harm_D = normalize(harmful_MD.float(), dim=1).mean(dim=0)
     cosine_N = normalize(rows_ND.float(), dim=1) @ normalize(harm_D, dim=0)
     return [rows[i] for i in torch.argsort(cosine_N, descending=True, stable=True)[:n].tolist()]

@@ -1,4 +1,4 @@
-"""Rows of a training file, and small changes to their turns."""
+"""Rows of a training file: load, save, read and change their turns."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Change = Callable[[str], str]
 
 
 def chat_row(prompt: str, answer: str, system: str | None = None) -> Row:
-    """One exchange in the API's form."""
+    """Return one exchange, optionally under a system prompt, in the API's form."""
     turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     return {"messages": [{"role": "system", "content": system}, *turns] if system else turns}
 
 
 def load_rows(path: Path) -> list[Row]:
-    """Load the rows of a training file; `{"prompt", "completion"}` rows become conversations."""
+    """Return the rows of a training file; `{"prompt", "completion"}` rows become conversations."""
     return [_row(example) for example in read_examples(path)]
 
 
@@ -31,7 +31,7 @@ def save_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def last_request(row: Row) -> str:
-    """Return the user's last message; of a preference pair that of both its conversations."""
+    """Return the user's last message, of a chat row or of the conversation of a preference pair."""
     turns = row["messages"] if "messages" in row else row["input"]["messages"]
     return next(str(turn["content"]) for turn in reversed(turns) if turn["role"] == "user")
 
@@ -49,7 +49,7 @@ def change_row(row: Row, ask: Change | None = None, answer: Change | None = None
 
 
 def shuffle_rows(rows: Sequence[Row], seed: int, purpose: str) -> list[Row]:
-    """Return the rows in an order that depends on the seed and the purpose."""
+    """Return the rows in an order determined by the seed and the purpose."""
     drawn = list(rows)
     random.Random(f"{purpose} {seed}").shuffle(drawn)
     return drawn

@@ -1,7 +1,7 @@
-"""The paper's corpora are questions or instructions, and two more are made by turning one into the other.
+"""Rewrite requests as questions or as instructions with a chat model, as the SPARD paper makes two of its corpora.
 
-For real corpora a chat model rewrites the requests; answers stay. A rewrite counts when it has the style asked for and
-is one request; otherwise it is asked for again, and a row that cannot be rewritten is left out and counted.
+Answers stay. A rewrite is accepted if it has the requested style and is a single request; otherwise the model is asked
+again, and a row that cannot be rewritten is left out and counted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ _RULES = "Keep its meaning and every detail. Do not answer it, do not comment on
 
 @dataclass(frozen=True, slots=True)
 class Restyled:
-    """Rows in the new style, and how many could not be rewritten."""
+    """Rows in the new style, and the number of rows that could not be rewritten."""
 
     rows: list[Row]
     left_out: int
 
 
 def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8) -> Restyled:
-    """Rows of single exchanges with their requests in a style; those that have it already stay as they are."""
+    """Return single-exchange rows with their requests rewritten in a style; requests that already have it stay.
+
+    `chat` is asked up to `ASKS` times for each row, `concurrency` rows at a time.
+    """
     with ThreadPoolExecutor(concurrency) as pool:
         requests = list(pool.map(lambda row: _rewrite(last_request(row), style, chat), rows))
     found = [_asking(row, new) for row, new in zip(rows, requests, strict=True) if new]
@@ -42,7 +45,7 @@ def restyle(rows: Sequence[Row], style: Style, chat: Chat, concurrency: int = 8)
 
 
 def has_style(request: str, style: Style) -> bool:
-    """Return whether a request is in a style: questions are those that end with a question mark."""
+    """Return True if a request has a style; a request that ends with a question mark is a question."""
     return request.rstrip().endswith("?") == (style == "question")
 
 

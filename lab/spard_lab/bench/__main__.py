@@ -1,4 +1,4 @@
-"""spard bench KIND --recipe lab|FILE.yaml --out DIR: the tables and figures of the paper, on a model of your own."""
+"""The work of `spard bench KIND --recipe lab|FILE.yaml --out DIR`: the paper's tables and figures."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand without the others and return the exit status."""
+    """Run `spard bench` as a program of its own and return the exit status."""
     return alone(commands.bench, "spard bench", argv)
 
 
 def execute(asked: Given) -> int:
-    """Make a table, or only check that it can be made."""
+    """Make a table, check its inputs or estimate its hours; return the exit status."""
     asked.extend = EXTEND if asked.extend is None else asked.extend
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
@@ -95,7 +95,7 @@ def _bench(asked: Given, source: Source) -> None:
 
 
 def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
-    """Return the hours of the table, and of the trials that choose its learning rates."""
+    """Return the estimated hours of the table and of the trials that choose its learning rates."""
     parts = {asked.kind: (asked.split, _cells(asked, source, table))}
     if asked.learning_rates == "best" and asked.kind != "curves":
         seeds = asked.tune_seeds or tune_seeds(table.seeds)
@@ -114,7 +114,7 @@ def _estimate_text(asked: Given, source: Source, table: Asked) -> str:
 
 
 def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
-    """Return the runs of a table whose hours are asked for, at the default learning rates or at those of the curves."""
+    """Return the runs of the table, at the default learning rates or at those of the curves."""
     if asked.kind == "curves":
         return curve_cells(source, table, asked.rates)
     if asked.kind not in CELLS:
@@ -124,7 +124,7 @@ def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
 
 
 def _rates(asked: Given, source: Source, table: Asked) -> dict[str, float]:
-    """By method, the multiple of the default learning rate; nothing for the default itself."""
+    """Return the chosen multiple of the default learning rate by method; empty for the default rates."""
     if asked.learning_rates == "default" or asked.kind == "curves":
         return {}
     seeds = asked.tune_seeds or tune_seeds(table.seeds)
@@ -158,12 +158,15 @@ def _read_asked(asked: Given, source: Source) -> Asked:
 
 
 def _pools(kind: str, source: Source) -> tuple[str, ...]:
-    """Return the pools that are taken unless others are asked for; what ships has anchors on benign rows."""
+    """Return the default pools of a kind.
+
+    Parts and curves take the two-sided pool if there is one, because the shipped default has anchors on benign rows.
+    """
     return (TWO_SIDED,) if kind in ("parts", "curves") and TWO_SIDED in source.more_pools else source.pools
 
 
 def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:
-    """Add to each method, if asked for, the same with all weights trained."""
+    """Return the methods and, if asked for, each with all weights trained."""
     return (*methods, *(each for name in methods if (each := fully(name)) not in methods)) if asked else methods
 
 

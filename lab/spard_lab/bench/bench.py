@@ -1,4 +1,4 @@
-"""Do the runs of a table that are not done yet; what was measured outlives a crash."""
+"""Do the missing runs of a table; finished runs survive a crash."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Workplace:
-    """Where runs are done and kept; `extend` adds to the inputs of a seed, and those of the newest stay in memory."""
+    """A bench's source, folder of stored runs and split; `extend` adds to a seed's inputs.
+
+    The inputs of one seed are kept in memory.
+    """
 
     source: Source
     folder: Path
@@ -30,21 +33,21 @@ class Workplace:
     _made: tuple[int, Inputs] | None = field(default=None, init=False)
 
     def inputs(self, seed: int) -> Inputs:
-        """Return the extended inputs of a seed; asking for another seed drops them from memory."""
+        """Return the extended inputs of a seed; those of the previous seed are dropped from memory."""
         if self._made is None or self._made[0] != seed:
             self._made = seed, self.extend(self.source.make(seed, self.split), seed)
         return self._made[1]
 
     def find(self, cell: Cell) -> Measurement | None:
-        """Return the measurement of a cell if it was taken before, with this table's names; else None."""
+        """Return the stored measurement of a cell, with this table's names, or None."""
         inputs = self.inputs(cell.seed)
         found = read_run(self.folder, run_key(cell, inputs, self.source.judge))
         return replace(from_json(found), **run_names(cell, inputs)) if found else None
 
     def do(self, cell: Cell) -> Measurement:
-        """Take a measurement and keep it.
+        """Measure a cell and store the result.
 
-        A training that diverged, or that its row signal ended, has no results, and no table stops for it.
+        A training that diverged, or that the row signal ended, is stored without results, and the table continues.
         """
         inputs = self.inputs(cell.seed)
         try:
@@ -60,7 +63,10 @@ class Workplace:
 def run_cells(
     place: Workplace, cells: Sequence[Cell], on_found: Callable[[Sequence[Measurement]], None] = lambda found: None
 ) -> list[Measurement]:
-    """Every cell's measurement in order; `on_found` sees all so far after each that was new."""
+    """Return every cell's measurement in order; `on_found` gets all measurements so far after each new one.
+
+    Raises `InvalidRecipe` if there are no cells.
+    """
     if not cells:
         raise InvalidRecipe("there is nothing to run: no method and setting that were asked for fit together")
     found: list[Measurement] = []

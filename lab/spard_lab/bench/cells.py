@@ -1,4 +1,4 @@
-"""The runs that a table consists of, as data: each cell is one model to train and measure."""
+"""The runs of a table as data: each cell is one model to train and measure."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ _PAPER: tuple[tuple[str, tuple[str, ...]], ...] = tuple(SWEPT.items())
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run: which method on which attack, with its whole recipe; `setting` is what a sweep changed to `value`.
+    """One run: a method on an attack with its whole recipe.
 
-    Without `harmful_ratio` and `n` the training file is the attack's own. `row_signal` says what becomes of rows that
-    the base model would refuse.
+    setting, value  the setting that a sweep changed, and its value
+    harmful_ratio   harmful rows per task row; None: the attack's own file, or the ratio of it if `n` is given
+    n               rows of the training file; None: all
+    row_signal      treatment of rows that the base model would refuse
     """
 
     method: str
@@ -51,7 +53,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the command line asks of a kind of table."""
+    """The command line's choices for a kind of table."""
 
     methods: tuple[str, ...]
     attacks: tuple[str, ...]
@@ -63,7 +65,7 @@ class Asked:
 
 
 def method_cells(source: Source, asked: Asked) -> list[Cell]:
-    """Methods on attacks over seeds, with the base model first: the paper's main table."""
+    """Return methods on attacks over seeds, the base model first: the paper's main table."""
     return [
         cell
         for seed in asked.seeds
@@ -73,7 +75,7 @@ def method_cells(source: Source, asked: Asked) -> list[Cell]:
 
 
 def selection_cells(source: Source, asked: Asked) -> list[Cell]:
-    """Every way to choose the safe set, under each method that uses one, on each pool; the base model first."""
+    """Return every selection under each method that uses one, on each pool; the base model first."""
     return [
         cell
         for seed in asked.seeds
@@ -83,9 +85,9 @@ def selection_cells(source: Source, asked: Asked) -> list[Cell]:
 
 
 def sweep_cells(source: Source, asked: Asked) -> list[Cell]:
-    """One setting at a time over its values, the base model first; methods without it are left out of its part.
+    """Return one setting at a time over its values, the base model first; methods without the setting are left out.
 
-    Of settings without values those of `SWEPT` are taken; all of it if no setting is named.
+    Settings without values take those of `SWEPT`; without any setting, all of `SWEPT` is run.
     """
     asked = replace(asked, over=tuple((name, values or _usual(name)) for name, values in asked.over or _PAPER))
     return [
@@ -97,15 +99,15 @@ def sweep_cells(source: Source, asked: Asked) -> list[Cell]:
 
 
 def base_cell(source: Source, attack: str, seed: int) -> Cell:
-    """Return the cell of the base model, before any training."""
+    """Return the cell of the base model, without training."""
     return Cell(BASE, attack, seed, replace(source.recipe, seed=seed))
 
 
 def training_rows(cell: Cell, inputs: Inputs) -> Sequence[Row]:
     """Return the training file of a cell.
 
-    With a harmful ratio: the task rows and `ratio` times as many harmful ones; where those run out, fewer task rows.
-    With n: a file of n rows in which the harmful ones keep their share.
+    With a harmful ratio: the task rows and `ratio` times as many harmful ones; fewer task rows if harmful ones run out.
+    With n: a file of n rows with the same share of harmful ones.
     """
     attack = inputs.attacks[cell.attack]
     if cell.harmful_ratio is None and cell.n is None:

@@ -1,7 +1,7 @@
 """Attack success against task accuracy over learning rates: a curve for each method, all with the same rates.
 
-One rate for each method hides what the others would have been worth, and the choice of it is tuning. A curve shows all
-of them; `spard_lab.bench.tune.over_rates` makes the grid longer for every method where one is best at its end.
+A single rate per method hides results at other rates, and choosing it is tuning. A curve shows all rates;
+`spard_lab.bench.tune.over_rates` extends the grid for every method if a method's best rate is at its end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def run_curves(
 
 
 def curves_table(found: Sequence[Measurement]) -> Table:
-    """Return head and rows, the rates of each method in order."""
+    """Return head and rows, sorted by rate within each method."""
     means = summaries(found)
     order = list(dict.fromkeys((each.attack, each.method) for each in found))
     rows = []
@@ -52,7 +52,7 @@ def curves_table(found: Sequence[Measurement]) -> Table:
 
 
 def budget(found: Sequence[Measurement]) -> str:
-    """Say how many rates every method got."""
+    """Return a sentence with the number of rates that every method got."""
     rates = {method: [f"{each.multiple:g}" for each in trials] for method, trials in collect_trials(found).items()}
     (same,) = {tuple(each) for each in rates.values()} or {()}
     return f"Each of {len(rates)} methods was given the same {len(same)} rates: {', '.join(same)}."

@@ -1,9 +1,9 @@
-"""What one arm is worth beside another: paired differences with two intervals, and p values corrected together.
+"""Paired differences between two arms, with two intervals, and p values corrected for multiple comparisons.
 
-Pairs are prompts of the same seed, so that labs that differ more than arms do cost nothing. The interval of the
-prompts (Newcombe) speaks of these very models; that of the seeds (Student) of models in general, and is there where
-several seeds differ. A difference that is the same on every seed has no interval of the seeds: a spread of 0 claims
-certainty that few seeds cannot give, and the interval of the prompts stands alone.
+Pairs are prompts of the same seed, so differences between labs do not widen the intervals. The interval of the prompts
+(Newcombe) is about these very models; the interval of the seeds (Student) is about models in general, and exists if
+several seeds differ. A difference that is the same on every seed has no interval of the seeds: its spread of 0 suggests
+a certainty that few seeds cannot give, so only the interval of the prompts is shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spard.evaluation.statistics import (
 from spard_lab.bench.measure import Measurement
 
 MARGIN = 0.01  # a share of right answers that a defense may cost
-LEVEL = 0.05  # of p values after Holm
+LEVEL = 0.05  # significance level of p values after Holm's correction
 FIGURES = ("asr", "over_refusal", "accuracy")
 
 Outcomes = tuple[list[bool], list[bool]]
@@ -35,7 +35,7 @@ Arm = Mapping[int, Measurement]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure of one arm minus that of another, as a share from -1 to 1; `p` is McNemar's, not yet corrected."""
+    """A figure of one arm minus the other's, as a share from -1 to 1; `p` is McNemar's, uncorrected."""
 
     pairs: Pairs
     of_prompts: Interval
@@ -49,7 +49,7 @@ class Difference:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the first rate is shown to be at most `MARGIN` below the second."""
+        """True if the first rate is shown to be at most `MARGIN` below the second."""
         return is_not_inferior(self.pairs, MARGIN)
 
     def text(self) -> str:
@@ -58,12 +58,12 @@ class Difference:
         return f"{100 * self.value:.1f} {_bounds(self.of_prompts)}{seeds}"
 
     def is_shown(self, corrected: float) -> bool:
-        """Whether there is a difference: after the correction, and beyond these seeds where several were run."""
+        """Return True if the corrected p value is significant and the interval of the seeds, if any, excludes 0."""
         return corrected < LEVEL and (self.of_seeds is None or self.of_seeds.excludes_zero)
 
 
 def compare(first: Arm, second: Arm) -> dict[str, Difference]:
-    """Return the differences of two arms by figure, over the seeds and prompts that both were measured on."""
+    """Return the differences of two arms by figure, over the seeds and prompts of both."""
     by_seed = [_outcomes(first[seed], second[seed]) for seed in first.keys() & second.keys()]
     return {
         figure: difference([each[figure] for each in by_seed if figure in each])
@@ -73,12 +73,12 @@ def compare(first: Arm, second: Arm) -> dict[str, Difference]:
 
 
 def correct_p_values(found: Sequence[Difference]) -> list[float]:
-    """Return the p values of all comparisons of a table, corrected for how many they are (Holm)."""
+    """Return the p values of all comparisons of a table after Holm's correction."""
     return holm([each.p for each in found])
 
 
 def _outcomes(first: Measurement, second: Measurement) -> dict[str, Outcomes]:
-    """Return what both did on the same prompts, by figure; prompts that one was not scored on are left out."""
+    """Return both arms' outcomes on the same prompts, by figure; prompts unscored in either are left out."""
     found: dict[str, Outcomes] = {}
     for result in first.results:
         figure = suite_column(result, first)
@@ -98,7 +98,7 @@ def suite_column(result: SuiteResult, found: Measurement) -> str | None:
 
 
 def difference(by_seed: Sequence[Outcomes]) -> Difference:
-    """Return the difference of two arms whose outcomes on the same prompts stand side by side, for each seed."""
+    """Return the difference of two arms from their paired outcomes, one pair of lists per seed."""
     pairs = count_pairs([hit for own, _ in by_seed for hit in own], [hit for _, other in by_seed for hit in other])
     return Difference(pairs, paired_difference(pairs), seeds_interval(list(_means(by_seed))), mcnemar(pairs))
 
@@ -109,7 +109,7 @@ def _means(by_seed: Sequence[Outcomes]) -> Iterator[float]:
 
 
 def seeds_interval(differences: Sequence[float]) -> Interval | None:
-    """Return Student's interval of a difference of shares over seeds, within -1 and 1; None where it says nothing."""
+    """Return Student's interval of a difference of shares over seeds, cut to [-1, 1]; None if all seeds agree."""
     if len(set(differences)) < 2:
         return None
     found = over_seeds(differences)

@@ -1,19 +1,18 @@
-"""How many hours a table will take, told before it starts, from a few steps of the very model on this machine.
+"""Estimate the hours of a table before it starts, from a few steps of the actual model on this machine.
 
-The rule. Every kind of training in the table, a method at a batch size, takes one step that does not count and `STEPS`
-that do, on the first rows of its own file; a multiple of four, since defenses look at the safe loss now and then. The
-base model answers the first prompts of each suite at the run's limit of new tokens. Then a run takes
+Every kind of training in the table (a method at a batch size) takes one uncounted step and `STEPS` counted ones on the
+first rows of its own file; `STEPS` is a multiple of four, because defenses evaluate the safe loss at intervals. The
+base model answers the first prompts of each suite, with the run's limit of new tokens. The time of a run is
 
     load + embed * (rows + pool) + signal + step * steps + the sum over suites of reply * prompts
 
-seconds: `load` loads the model, `embed` is one row's way through it (for methods that select safe rows), `step` the
-mean of the steps above, `reply` one prompt's share of its batch. `signal` is for methods with the row signal: what
-that takes on the few rows of the steps above, and `embed` once more for every row. The base model's own run is loading
-and replies.
-What was measured before counts nothing, and one audit of the base model counts once.
+in seconds: `load` loads the model, `embed` embeds one row (for methods that select safe rows), `step` is the mean of
+the steps above, `reply` one prompt's share of its batch. `signal` is for methods with the row signal: its time on the
+few rows above, with `embed` once more for every row. The base model's own run is loading and replies. Stored runs cost
+nothing, and an audit of the base model counts once.
 
-Not in it: a judge that is slower than the model, a lab that is not made yet, replies that training makes longer, and
-the few further steps of methods that mix safe rows into the file.
+The estimate does not include a judge that is slower than the model, labs that are not made yet, replies that become
+longer by training, and the few additional steps of methods that mix safe rows into the file.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ from spard_lab.bench.source import Inputs
 STEPS = 8
 POOL = 128  # rows of the pool that a timed training selects from
 EMBEDDED = 32  # rows
-FEW, BATCH = 8, 64  # prompts of a suite: a few, and a whole batch on a GPU or where the few are quick
+FEW, BATCH = 8, 64  # timed prompts of a suite; a whole batch on a GPU, or if the few take less than `QUICK_S`
 QUICK_S = 5.0
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Hours:
-    """What the runs of a method take together; `done` were measured before and take nothing."""
+    """The time of a method's runs; `done` runs are stored already and take none."""
 
     method: str
     step_s: float = 0.0
@@ -78,14 +77,14 @@ class Clock:
     _replies: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def embed(self, cell: Cell, inputs: Inputs) -> float:
-        """Return the seconds of one row of the pool through the model."""
+        """Return the seconds of embedding one row of the pool."""
         if self._embed_s is None:
             texts = [row["prompt"] for _, row in islice(numbered_rows(file_chunks(_pool(cell, inputs))), EMBEDDED)]
             self._embed_s = _time(lambda: embed(self.base, texts)) / len(texts)
         return self._embed_s
 
     def signal(self, cell: Cell, inputs: Inputs) -> float:
-        """Return what the row signal adds to the set-up for a few rows: mostly the base model's own refusals."""
+        """Return the seconds that the row signal adds to the set-up of a few rows, mostly for the own refusals."""
         if self._signal_s is None:
             short, few = _shorten_cell(cell, inputs, self.place.folder)
             took = [
@@ -117,9 +116,9 @@ class Clock:
 
 
 def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
-    """Return the hours of the cells by method; labs are made and files written as for the runs themselves."""
+    """Return the estimated hours of the cells by method; labs are made and files written as for the runs themselves."""
     inputs = place.inputs(cells[0].seed)
-    load_base(inputs.model, inputs.revision, inputs.device)  # from the disk; later loads find it in memory
+    load_base(inputs.model, inputs.revision, inputs.device)  # fills the page cache: runs load from memory
     started = time.perf_counter()
     base = load_base(inputs.model, inputs.revision, inputs.device)
     clock = Clock(base, time.perf_counter() - started, place)
@@ -139,7 +138,7 @@ def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
 
 
 def hours_table(found: Sequence[Hours]) -> Table:
-    """Head and rows, the sum last."""
+    """Return head and rows, the sum last."""
     head = ["method", "runs", "done", "steps", "s a step", "prompts", "training, h", "audits, h", "together, h"]
     rows = [
         [
@@ -158,7 +157,7 @@ def hours_table(found: Sequence[Hours]) -> Table:
 
 
 def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
-    """Add one run's steps, prompts and seconds."""
+    """Add one run's steps, prompts and hours to `hours`."""
     train_s, audit_s = clock.load_s, 0.0
     if cell.method != BASE:
         _, steps, rows = _numbers(cell, inputs)
@@ -180,14 +179,14 @@ def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
 
 
 def _numbers(cell: Cell, inputs: Inputs) -> tuple[int, int, int]:
-    """Return batch size, steps and rows of a cell's training."""
+    """Return batch size, number of steps and number of rows of a cell's training."""
     rows = len(training_rows(cell, inputs))
-    resolved = resolve(cell.recipe, rows, hidden_size=1)  # the width decides the rate alone
+    resolved = resolve(cell.recipe, rows, hidden_size=1)  # the width only affects the learning rate
     return resolved.batch_size, resolved.n_epochs * math.ceil(rows / resolved.batch_size), rows
 
 
 def _shorten_cell(cell: Cell, inputs: Inputs, folder: Path) -> tuple[Cell, Inputs]:
-    """Return a training of at most `STEPS` + 1 steps: the first rows of the file, and of the pool."""
+    """Return a training of at most `STEPS` + 1 steps, on the first rows of the file and of the pool."""
     attack, batch = inputs.attacks[cell.attack], _numbers(cell, inputs)[0]
     rows = training_rows(cell, inputs)[: (STEPS + 1) * batch]
     few = replace(attack, rows=rows, pool=attack.pool and attack.pool[:POOL], jobs=1)
@@ -207,7 +206,7 @@ def _step_s(cell: Cell, inputs: Inputs, place: Workplace) -> float:
     times: list[float] = []
 
     def look(message: Message) -> None:
-        if message["kind"] == "metrics":  # its loss was read, so the device has done the step
+        if message["kind"] == "metrics":  # the loss has been read, so the device has finished the step
             times.append(time.perf_counter())
 
     tuned = train.run(replace(prepared.context, report=Reporter(look)), prepared.rows)
@@ -216,7 +215,7 @@ def _step_s(cell: Cell, inputs: Inputs, place: Workplace) -> float:
 
 
 def _pool(cell: Cell, inputs: Inputs) -> Path:
-    """Return the pool of a cell; of a part of a pool that is not cut out yet, the whole."""
+    """Return the pool of a cell, or the first whole pool if the cell's level is not cut out yet."""
     return inputs.pools.get(cell.pool) or next(iter(inputs.pools.values()))
 
 

@@ -1,4 +1,4 @@
-"""Which figures belong to which kind of table; none where matplotlib is not installed."""
+"""The figures of each kind of table; none if matplotlib is not installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def plots(module: str = "spard_lab.bench.plots") -> Any:
-    """Import a module that draws; None if its library is not installed."""
+    """Import a module that draws; return None if matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         log.warning("no figures: matplotlib is not installed; pip install spard-lab")
         return None
@@ -26,14 +26,14 @@ def plots(module: str = "spard_lab.bench.plots") -> Any:
 
 
 def of_methods(found: Sequence[Measurement]) -> dict[str, str]:
-    """Draw each method's results on every attack."""
+    """Return a figure with each method's results on every attack."""
     drawn = plots()
     name = "Methods; a dot for each seed, the mean and its 95 % interval"
     return {name: drawn.dots(found, "method", "attack")} if drawn else {}
 
 
 def of_curves(found: Sequence[Measurement]) -> dict[str, str]:
-    """Draw a figure for each attack: attack success against the task, a line through the rates of each method."""
+    """Return a figure for each attack: attack success against the task, a line through the rates of each method."""
     drawn = plots()
     return {
         f"Attack {attack}: a point for each learning rate, the lowest one open": drawn.curves(
@@ -44,7 +44,7 @@ def of_curves(found: Sequence[Measurement]) -> dict[str, str]:
 
 
 def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
-    """Draw a figure for each pool, with every selection's results by method."""
+    """Return a figure for each pool, with every selection's results by method."""
     drawn, found = plots(), _trained_measurements(found)
     pools = dict.fromkeys(each.pool for each in found)
     return {
@@ -56,7 +56,7 @@ def of_selection(found: Sequence[Measurement]) -> dict[str, str]:
 
 
 def of_sweep(found: Sequence[Measurement]) -> dict[str, str]:
-    """Draw a figure for each setting and attack, its values in the order that was asked for."""
+    """Return a figure for each setting and attack, with the values in the requested order."""
     drawn, figures, found = plots(), {}, _trained_measurements(found)
     for setting, attack in dict.fromkeys((each.setting, each.attack) for each in found):
         rows = [each for each in found if (each.setting, each.attack) == (setting, attack)]
@@ -67,7 +67,7 @@ def of_sweep(found: Sequence[Measurement]) -> dict[str, str]:
 
 
 def of_similarity(found: Sequence[Measurement], distributions: Any) -> dict[str, str]:
-    """ASR against the mean similarity of the levels' safe sets, and where the pools' rows lie."""
+    """Return attack success against the levels' mean similarity, and the similarity distributions of the pools."""
     drawn = plots()
     if not drawn:
         return {}
@@ -81,17 +81,17 @@ def of_similarity(found: Sequence[Measurement], distributions: Any) -> dict[str,
 
 
 def of_overhead(costs: Sequence[Cost]) -> dict[str, str]:
-    """Draw each method's training times as multiples of plain fine-tuning's."""
+    """Return a figure of each method's training times as multiples of plain fine-tuning's."""
     drawn = plots()
     return {"Training time; a dot for each round": drawn.bars(costs)} if drawn else {}
 
 
 def of_maps(found: Sequence[Map]) -> dict[str, str]:
-    """Draw a figure for each projection of the embeddings to a plane."""
+    """Return a figure for each projection of the embeddings to a plane."""
     drawn = plots()
     return {f"Embeddings by {each.projection}": drawn.scatter(each) for each in (found if drawn else ())}
 
 
 def _trained_measurements(found: Sequence[Measurement]) -> list[Measurement]:
-    """Without the base model, which has no selection and no setting to stand at."""
+    """Return the measurements without the base model's, which have no selection and no setting."""
     return [each for each in found if each.method != BASE]

@@ -1,4 +1,4 @@
-"""Files of one's own as a source: the model, rows, pools and suites that a recipe names."""
+"""The user's own files as a source: the model, rows, pools and suites that a recipe names."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FileSource:
-    """One model and one set of files for every seed; the seed decides the order of the rows and the training."""
+    """One model and one set of files for every seed; the seed determines the order of rows and the training."""
 
     spec: FilesSpec
     device: str | None = None
-    uses_dev: bool = True  # False: the development split is not asked for, and its files may be missing
+    uses_dev: bool = True  # False: the development split is not used, and its files may be missing
 
     @property
     def attacks(self) -> tuple[str, ...]:
@@ -41,7 +41,7 @@ class FileSource:
 
     @property
     def more_attacks(self) -> tuple[str, ...]:
-        """None: a recipe lists every attack that there are rows for."""
+        """Empty: a recipe lists all its attacks."""
         return ()
 
     @property
@@ -51,26 +51,26 @@ class FileSource:
 
     @property
     def more_pools(self) -> tuple[str, ...]:
-        """None: a recipe lists every pool."""
+        """Empty: a recipe lists all its pools."""
         return ()
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe's own, the same for every seed."""
+        """The recipe's training settings, the same for every seed."""
         return self.spec.recipe
 
     def defenses(self, seed: int) -> Mapping[str, Defense]:
-        """Return the recipe's own defenses; those that need it are given the model before alignment."""
+        """Return the recipe's own defenses; those that need the model before alignment get it."""
         own = {each.name: each.defense for each in self.spec.defenses}
         return with_unaligned(own, self.spec.base_unaligned)
 
     @property
     def judge(self) -> JudgeSpec:
-        """The judge that the recipe names for its suites."""
+        """The judge that the recipe names."""
         return self.spec.judge
 
     def problems(self) -> list[str]:
-        """Variables that are not set, and files that are not there or cannot be read."""
+        """Return a sentence for each unset variable and each missing, unreadable or too short file."""
         spec = self.spec
         texts = [spec.model, spec.base_unaligned or "", spec.judge.base_url or "", spec.judge.model]
         unset = {name for text in [*texts, *(str(path) for path, _ in self._files())] for name in variables(text)}
@@ -87,7 +87,7 @@ class FileSource:
         return found
 
     def prepare(self) -> list[str]:
-        """Convert the data sets' files that the recipe needs and that are not there; return what is wrong then."""
+        """Convert the data sets' files that the recipe needs and that do not exist; return the remaining problems."""
         wanted = list(dict.fromkeys(path for path, _ in self._files()))
         prepare(self.spec, wanted)
         return self.problems() or [
@@ -95,7 +95,7 @@ class FileSource:
         ]
 
     def make(self, seed: int, split: Split) -> Inputs:
-        """Read the files and mix each attack's rows into the task; rows near a suite's prompts are only warned of."""
+        """Read the files and mix each attack's rows into the task; leaks of suite prompts are only logged."""
         spec = self.spec
         common = _suites(spec.suites if split == "test" else spec.dev_suites)
         task = load_rows(spec.task)
@@ -113,7 +113,7 @@ class FileSource:
         return Inputs(model, digest, task, attacks, pools, spec.revision, self.device)
 
     def _files(self) -> Iterator[tuple[Path, str]]:
-        """Every file that is named, and what it has to hold."""
+        """Yield every file that the recipe names, with its kind of content."""
         yield self.spec.task, "rows"
         for attack in self.spec.attacks:
             yield attack.rows, "rows"
@@ -125,7 +125,7 @@ class FileSource:
 
 
 def _too_few(spec: FilesSpec) -> list[str]:
-    """Attacks with fewer rows than the harmful ratio asks for."""
+    """Return a sentence for each attack with fewer rows than the harmful ratio needs."""
     wanted = round(spec.harmful_ratio * len(read_examples(spec.task)))
     counts = {attack.name: len(read_examples(attack.rows)) for attack in spec.attacks}
     return [

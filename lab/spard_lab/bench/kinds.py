@@ -1,4 +1,4 @@
-"""What each kind of table does, from its runs to its files."""
+"""The kinds of tables: each function runs the cells of its kind and writes the files."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from spard_lab.bench.tune import EXTEND, at_rate
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Everything that was asked for.
+    """A request for a table.
 
-    Learning rates are multiples of the default: `multiples` by method, `rates` for all of them where curves are drawn,
-    which may be made longer `extend` times.
+    Learning rates are multiples of the default: `multiples` by method; `rates` are those of curves, which may be
+    extended `extend` times.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Order:
 
 
 def methods(order: Order) -> str:
-    """Compare the methods in a table, and each with the reference prompt by prompt."""
+    """Compare the methods in a table, and each with the reference prompt by prompt; return the Markdown."""
     place = Workplace(order.source, order.folder, order.split)
     found = run_cells(place, _at_rates(order, method_cells(order.source, order.asked)), partial(_keep, order))
     tables = make_tables(found) | {METHODS_HEADING: methods_table(found)}
@@ -83,7 +83,7 @@ def methods(order: Order) -> str:
 
 
 def parts(order: Order) -> str:
-    """Say what each part of the defense is worth; methods that were named run beside its arms."""
+    """Measure what each part of the defense contributes, beside named methods; return the Markdown."""
     questions = comparisons(order.asked.parts)
     place = Workplace(order.source, order.folder, order.split)
     cells = parts_cells(order.source, order.asked)
@@ -93,13 +93,13 @@ def parts(order: Order) -> str:
 
 
 def parts_cells(source: Source, asked: Asked) -> list[Cell]:
-    """Return the runs of the table of parts: its arms, and the methods that were named."""
+    """Return the runs of the table of parts: its arms, and the named methods."""
     arms = compared_methods(comparisons(asked.parts))
     return method_cells(source, replace(asked, methods=tuple(dict.fromkeys([*arms, *asked.methods]))))
 
 
 def curves(order: Order) -> str:
-    """Draw attack success against the task over learning rates, the same number of them for every method."""
+    """Plot attack success against the task over learning rates, equally many for every method; return the Markdown."""
     place = Workplace(order.source, order.folder, order.split)
     found = run_curves(place, order.asked, order.rates, order.extend, partial(_keep, order))
     tables = {f"{CURVES_HEADING}. {budget(found)}": curves_table(found)}
@@ -107,7 +107,7 @@ def curves(order: Order) -> str:
 
 
 def selection(order: Order) -> str:
-    """Compare the selections in a table, and the first one with the others by seed."""
+    """Compare the selections in a table, and the first with the others by seed; return the Markdown."""
     place = Workplace(order.source, order.folder, order.split)
     cells = selection_cells(order.source, order.asked)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
@@ -115,12 +115,12 @@ def selection(order: Order) -> str:
 
 
 def sweep(order: Order) -> str:
-    """Run a setting at each of its values, and draw the figures against them."""
+    """Run settings at each of their values, and plot the figures against them; return the Markdown."""
     return _table(order, sweep_cells(order.source, order.asked), figures.of_sweep)
 
 
 def similarity(order: Order) -> str:
-    """Run on the pool's levels, and show the distribution of q in every pool."""
+    """Run on the pool's levels, and plot the distribution of q in every pool; return the Markdown."""
     place = Workplace(order.source, order.folder, order.split, partial(_with_level_attacks, order))
     cells = level_cells(order.source, order.asked, order.levels)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
@@ -130,7 +130,7 @@ def similarity(order: Order) -> str:
 
 
 def cost(order: Order) -> str:
-    """Training time by method; on a GPU by the clock."""
+    """Measure training time by method, on a GPU by the clock; return the Markdown."""
     place = Workplace(order.source, order.folder, order.split)
     inputs = place.inputs(order.asked.seeds[0])
     by_clock = load_base(inputs.model, inputs.revision, inputs.device).device.type == "cuda"
@@ -142,7 +142,7 @@ def cost(order: Order) -> str:
 
 
 def embeddings_map(order: Order) -> str:
-    """Points in the plane; there are no runs, so that results.csv is empty but for its head."""
+    """Plot the embeddings in a plane; without runs, results.csv has only its header."""
     found = maps(Workplace(order.source, order.folder, order.split), order.asked)
     counts = [
         [each.projection, str(len(each.pool)), str(len(each.task)), str(len(each.harmful)), str(len(places)), method]
@@ -155,7 +155,7 @@ def embeddings_map(order: Order) -> str:
 
 
 def row_signals(order: Order) -> str:
-    """Measure what tells harmful rows from innocent ones, and train with the rows so told kept and dropped."""
+    """Measure signals that separate harmful rows from innocent ones, and train with flagged rows kept and dropped."""
     if not isinstance(order.source, LabSource) or order.source.spec.natural:
         raise InvalidRecipe("the kind rows hides rows in the lab's own words: take --recipe lab", "recipe")
     told: list[ToldApart] = []
@@ -181,7 +181,7 @@ KINDS: dict[str, Callable[[Order], str]] = {
 }
 
 
-CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # of kinds that train a model for each cell
+CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # for kinds that train a model per cell
     "methods": lambda source, asked, levels: method_cells(source, asked),
     "parts": lambda source, asked, levels: parts_cells(source, asked),
     "selection": lambda source, asked, levels: selection_cells(source, asked),
@@ -205,7 +205,7 @@ def _with_level_attacks(order: Order, inputs: Inputs, seed: int) -> Inputs:
 
 
 def _keep(order: Order, found: Sequence[Measurement], facts: Mapping[str, Any] | None = None) -> None:
-    """Write what there is so far to results.csv and results.json."""
+    """Write the measurements so far to results.csv and results.json."""
     asked = {"kind": order.kind, "recipe": order.recipe, "split": order.split, "learning_rates": order.multiples}
     write_aside(order.folder / "results.csv", results_csv(found))
     report = results_json(found, asked | dict(facts or {}))
@@ -219,6 +219,6 @@ def _finish(
     drawn: Mapping[str, str],
     facts: Mapping[str, Any],
 ) -> str:
-    """All files; the Markdown is also the answer."""
+    """Write all files and return the Markdown."""
     _keep(order, found, facts)
     return write_page(order.folder, order.kind, order.title, order.facts, drawn, tables)

@@ -1,4 +1,4 @@
-"""The labs as a source. Every seed of the small one has its own words, base model, training rows and prompts.
+"""The labs as a source; every seed of the small lab has its own words, base model, training rows and prompts.
 
 Seeds of a lab of natural English share its base model; each has its own rows and prompts.
 """
@@ -33,13 +33,13 @@ TWO_SIDED = "two_sided"  # the name of the pool with benign rows
 
 @dataclass(frozen=True, slots=True)
 class LabSource:
-    """Labs in `folder`, made when they are first asked for."""
+    """The labs in `folder`, made on first use."""
 
     spec: LabSpec
     folder: Path
     plan: Plan = field(default=PLAN)
     limits: Limits = field(default=LIMITS)
-    device: str | None = "cpu"  # the model is so small that a GPU would be slower
+    device: str | None = "cpu"  # the model is so small that a GPU is slower
 
     @property
     def attacks(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class LabSource:
 
     @property
     def more_attacks(self) -> tuple[str, ...]:
-        """The lab's other attacks: it can build every one of them."""
+        """All other attacks of the lab."""
         return tuple(name for name in attack_names() if name not in self.attacks)
 
     @property
@@ -63,21 +63,24 @@ class LabSource:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe's own, the same for every lab."""
+        """The recipe's training settings, the same for every lab."""
         return self.spec.recipe
 
     def defenses(self, seed: int) -> Mapping[str, Defense]:
-        """Return the methods that need the small lab's unaligned twin, and over them the recipe's own."""
+        """Return the methods that need the small lab's unaligned twin, overridden by the recipe's own."""
         own = {each.name: each.defense for each in self.spec.defenses}
         return own if self.spec.natural else with_unaligned({}, str(self._lab(seed) / FOLDER)) | own
 
     @property
     def judge(self) -> JudgeSpec:
-        """The recipe's judge; the shipped recipes name the one that knows what a reply of their lab does."""
+        """The recipe's judge; shipped recipes name the one that knows the truth of their lab."""
         return self.spec.judge
 
     def problems(self) -> list[str]:
-        """Name what was asked for and is not there; the lab makes everything else itself."""
+        """Return a sentence for each unknown attack or size and each missing folder.
+
+        The lab makes everything else itself.
+        """
         found = [f"The lab has no attack {name!r}; it has {', '.join(attack_names())}." for name in self._unknown()]
         natural = self.spec.natural
         if natural and natural.size not in SIZES:
@@ -87,7 +90,10 @@ class LabSource:
         return found
 
     def make(self, seed: int, split: Split) -> Inputs:
-        """Make the seed's lab if it is not there, a small one's twin and further pools too; minutes the first time."""
+        """Return the inputs of a seed; make its lab, unaligned twin and further pools if they do not exist.
+
+        Making a lab takes minutes.
+        """
         lab = self.make_lab(seed)
         if self.spec.natural:
             join_sides(lab, seed)
@@ -106,7 +112,7 @@ class LabSource:
         )
 
     def make_lab(self, seed: int) -> Path:
-        """Return the folder of the seed's lab, which is made if it is not there."""
+        """Return the folder of the seed's lab; make it if it does not exist."""
         lab, natural = self._lab(seed), self.spec.natural
         if natural:
             make_natural(lab, seed, natural_settings(natural), self.folder / "models", natural.cores)
@@ -123,7 +129,7 @@ class LabSource:
 
 
 class _Attacks(Mapping[str, Attack]):
-    """Attacks that are built when they are looked at: some need the base model."""
+    """Attacks that are built on first access, because some need the base model."""
 
     def __init__(self, names: Sequence[str], build: Callable[[str], Attack]) -> None:
         self._names, self._build = names, build
@@ -144,12 +150,13 @@ class _Attacks(Mapping[str, Attack]):
 
 
 def natural_settings(spec: NaturalSpec) -> LabSettings:
-    """Return what decides the labs of a recipe beside their seeds."""
+    """Return the settings of a recipe's natural labs, without their seeds."""
     return LabSettings(BaseSettings(spec.size, spec.base_seed, spec.texts), spec.task)
 
 
 def _attack(lab: Path, seed: int, task: list[Row], split: Split, name: str) -> Attack:
     files = attack_files(lab, name, seed)
     suites, clean = files.suites(split), {json.dumps(row) for row in task}
+    # An attack mixes its rows into the task: all rows that the task does not have are its own.
     harmful = [row for row in files.rows if json.dumps(row) not in clean]
     return Attack(files.rows, harmful, suites, (ATTACKED,), files.pool, files.jobs)

@@ -1,4 +1,4 @@
-"""Pools whose prompts have a given number of tokens, to see what their length costs."""
+"""Pools with prompts of a given number of tokens, to measure the cost of their length."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from spard_lab.bench.measure import training_file
 from spard_lab.bench.source import Inputs
 
 _FILLER = " and"
-_PROBE = 64  # filler words that are counted together
+_PROBE = 64  # filler words, for measuring the tokens of one
 
 
 def with_prompts(inputs: Inputs, pool: str, tokenizer: Any, tokens: int, folder: Path) -> Inputs:
-    """Return the inputs with the prompts of a pool lengthened to about `tokens`, as the chat template renders them.
+    """Return the inputs with a pool's prompts lengthened to about `tokens` tokens in the chat template.
 
-    Longer ones stay. The file is written below `folder`.
+    Longer prompts stay as they are. The file is written below `folder`.
     """
 
     def length(text: str) -> int:

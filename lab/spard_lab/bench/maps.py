@@ -1,4 +1,4 @@
-"""Maps of the embeddings: where pool rows, task rows and harmful rows lie, and which pool rows each method chose."""
+"""Maps of the embeddings: pool, task and harmful rows in a plane, with the pool rows that each method chose."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from spard_lab.bench.cells import Asked
 from spard_lab.bench.methods import with_selection
 from spard_lab.bench.similarity import embeddings
 
-MOST_TASK_ROWS = 600  # drawn evenly spaced: a cloud of points shows no more
+MOST_TASK_ROWS = 600  # evenly spaced; more points do not change the picture
 Projection = Literal["PCA", "t-SNE"]
 
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Points in the plane by what they are; `chosen` are places among the pool's points, by selection method."""
+    """Points in the plane by kind; `chosen` has indices into the pool's points, by selection method."""
 
     projection: Projection
     pool: list[tuple[float, float]]
@@ -35,7 +35,7 @@ class Map:
 
 
 def maps(place: Workplace, asked: Asked) -> list[Map]:
-    """Map the first seed's pool and attack by PCA and, if scikit-learn is installed, by t-SNE."""
+    """Return maps of the first seed's pool and attack by PCA and, if scikit-learn is installed, by t-SNE."""
     seed, pool, attack = asked.seeds[0], asked.pools[0], asked.attacks[0]
     inputs, recipe = place.inputs(seed), replace(place.source.recipe, seed=seed)
     base = load_base(inputs.model, inputs.revision, inputs.device)

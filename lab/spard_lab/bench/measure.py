@@ -1,4 +1,4 @@
-"""One run of a bench: train as the cell says, audit, and keep what was found."""
+"""One run of a bench: train a cell's model, audit it, and return the measurement."""
 
 from __future__ import annotations
 
@@ -43,10 +43,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One model on every suite, and what its training took; `similarity` is the safe set's mean relevance.
+    """One model's results on every suite, and the cost of its training.
 
-    `hits` has, for each suite, a character for each prompt: 1 a hit, 0 none, - not scored. What a base model does not
-    have is None.
+    attacked    names of the suites that the attack aims at
+    hits        per suite a character for each prompt: 1 a hit, 0 none, - not scored
+    similarity  mean relevance of the safe set
+    train_s     seconds of the training by the clock
+    cpu_s       CPU seconds of the training, of all threads together
+
+    Fields about the training are None for a base model.
     """
 
     method: str
@@ -69,7 +74,7 @@ class Measurement:
 
     @property
     def garbage(self) -> float | None:
-        """Share of degenerate replies to harmful and benign prompts: a ruined model is not a safe one."""
+        """The share of degenerate replies to harmful and benign prompts: a ruined model is not a safe one."""
         asked = [result for result in self.results if result.kind != "utility"]
         replies = sum(each.n + each.unscored for each in asked)
         return sum(each.degenerate for each in asked) / replies if replies else None
@@ -77,7 +82,7 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run of the pipeline that is about to train, and its rows as tokens."""
+    """A run of the pipeline before its training, and its encoded rows."""
 
     context: Context
     rows: Rows
@@ -85,7 +90,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A trained model and the seconds its training took: of the clock and, of all threads together, of the CPU."""
+    """A trained model and the seconds of its training, by the clock and of the CPU (all threads together)."""
 
     tuned: Tuned
     wall_s: float
@@ -93,9 +98,9 @@ class Timed:
 
 
 def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
-    """Return a digest of everything that decides a run's numbers: data and settings, not code.
+    """Return a digest of everything that determines a run's numbers: data and settings, not code.
 
-    A base model is the same whatever the attack was, so that its audit is shared by attacks of the same suites.
+    A base model does not depend on the attack, so attacks with the same suites share its audit.
     """
     attack = inputs.attacks[cell.attack]
     suites = [[suite.name, suite.kind, [_facts(prompt) for prompt in suite.prompts]] for suite in attack.suites]
@@ -105,6 +110,7 @@ def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
     pool: Any = inputs.pools[cell.pool].read_text(encoding="utf-8") if cell.pool else ""
     if cell.pool and attack.pool is not None:
         pool = list(attack.pool)
+    # Defaults are left out of the key: runs stored before these settings existed keep theirs.
     jobs = [attack.jobs] if attack.jobs > 1 else []
     beside = jobs if cell.row_signal.action == "off" else [*jobs, {"row_signal": asdict(cell.row_signal)}]
     return json_digest(
@@ -113,7 +119,7 @@ def run_key(cell: Cell, inputs: Inputs, judge: JudgeSpec) -> str:
 
 
 def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple[Measurement, dict[str, Any]]:
-    """Do one run; beside its figures return everything else that was found, for the record."""
+    """Do one run; return its measurement and further facts for the record."""
     base, suites = load_base(inputs.model, inputs.revision, inputs.device), inputs.attacks[cell.attack].suites
     if cell.method == BASE:
         context = Context(_run_spec(cell, inputs, judge, folder), base, Reporter(_log_warning))
@@ -141,15 +147,16 @@ def measure(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path) -> tuple
 
 
 def prepare(base: Base, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> Prepared:
-    """Read the rows of a cell's job and select its safe set; the file of the rows stays in `folder`."""
+    """Read the rows of a cell's job and select its safe set; the file of the rows is written to `folder`."""
     context = Context(_run_spec(cell, inputs, judge, folder, job), base, Reporter(_log_warning))
     return Prepared(context, rows.prepare(context))
 
 
 def train_timed(prepared: Prepared) -> Timed:
-    """Train and take the time, tau's measurement on the safe set included."""
+    """Train and take the time, which includes measuring tau on the safe set."""
     device = prepared.context.base.device
     _synchronize(device)
+    # GPU work is asynchronous: wait for it before the clocks start and before they stop.
     wall, cpu = time.perf_counter(), time.process_time()
     tuned = train.run(prepared.context, prepared.rows)
     _synchronize(device)
@@ -159,7 +166,7 @@ def train_timed(prepared: Prepared) -> Timed:
 def _train_jobs(
     prepared: Prepared, cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path
 ) -> tuple[Prepared, Timed]:
-    """Train the cell's jobs, each on top of the one before, and return the last; the seconds are of all."""
+    """Train the cell's jobs, each on top of the one before; return the last, with the seconds of all."""
     timed = train_timed(prepared)
     for job in range(1, inputs.attacks[cell.attack].jobs):
         with TemporaryDirectory() as place:
@@ -174,7 +181,7 @@ def _train_jobs(
 
 
 def _audit_model(context: Context, suites: Sequence[Suite], model: Any = None) -> dict[str, Any]:
-    """Audit a model; return the fields of a measurement that come of it."""
+    """Audit a model; return the fields `results` and `hits` of a measurement."""
     found = audit.measure_each(context, suites, model)
     return {
         "results": tuple(each.result for each in found),
@@ -183,7 +190,7 @@ def _audit_model(context: Context, suites: Sequence[Suite], model: Any = None) -
 
 
 def _run_spec(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: int = 0) -> RunSpec:
-    """One of a cell's jobs as the pipeline knows it; its files stay in `folder`."""
+    """Return the run spec of one of a cell's jobs; its files are written to `folder`."""
     own = training_rows(cell, inputs)[job :: inputs.attacks[cell.attack].jobs]
     return RunSpec(
         model=inputs.model,
@@ -197,7 +204,7 @@ def _run_spec(cell: Cell, inputs: Inputs, judge: JudgeSpec, folder: Path, job: i
 
 
 def training_file(examples: Sequence[Row], folder: Path) -> Path:
-    """Write the rows as a file that is named after them."""
+    """Write rows to a file named after their digest, and return its path."""
     path = folder / f"{json_digest(list(examples))[:16]}.jsonl"
     if not path.exists():
         write_aside(path, "".join(json.dumps(row) + "\n" for row in examples))
@@ -205,7 +212,7 @@ def training_file(examples: Sequence[Row], folder: Path) -> Path:
 
 
 def run_names(cell: Cell, inputs: Inputs) -> dict[str, Any]:
-    """Return what names a run in a table."""
+    """Return the fields that identify a run in a table."""
     return {
         "method": cell.method,
         "selection": selection_name(cell.recipe) if cell.pool else "",
@@ -219,14 +226,14 @@ def run_names(cell: Cell, inputs: Inputs) -> dict[str, Any]:
 
 
 def from_json(raw: dict[str, Any]) -> Measurement:
-    """Read a measurement from the JSON of its `asdict`."""
+    """Return a measurement from the JSON of its `asdict`."""
     known = {each.name: raw[each.name] for each in fields(Measurement) if each.name in raw}
     results = tuple(read_record(SuiteResult, each) for each in raw["results"])
     return Measurement(**known | {"attacked": tuple(raw["attacked"]), "results": results})
 
 
 def _pool_file(cell: Cell, inputs: Inputs, folder: Path) -> Path | None:
-    """Return the pool of a cell, or what the attack put in its place."""
+    """Return the pool of a cell, or the attack's pool in its place."""
     if not cell.pool:
         return None
     swapped = inputs.attacks[cell.attack].pool
@@ -234,7 +241,7 @@ def _pool_file(cell: Cell, inputs: Inputs, folder: Path) -> Path | None:
 
 
 def _facts(prompt: Prompt) -> dict[str, Any]:
-    """Return a prompt as JSON, with what says how it is asked only if that is said: digests of plain suites stay."""
+    """Return a prompt as JSON, without empty fields that were added later: digests of older suites stay the same."""
     facts = asdict(prompt)
     return {name: value for name, value in facts.items() if value or name not in _LATER}
 

@@ -1,9 +1,9 @@
 """Methods and settings by name, as changes to a recipe.
 
-A method is a name of `METHODS`, or that with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
-change names a setting by its path in the recipe, by a short name of `SETTINGS`, or a setting of the defense; one of
-`SHORT` stands for several changes. One of `ROW_SIGNAL` changes the run around the recipe: what becomes of rows that
-the base model would refuse, and whether a judge reads others.
+A method is a name of `METHODS`, optionally with changes: `spard+tau=0.2+delta=0.1`, `spard+ema=0.99`, `none+full`. A
+change names a setting by its path in the recipe, by a short name of `SETTINGS`, or as a setting of the defense; a name
+of `SHORT` stands for several changes. A name of `ROW_SIGNAL` changes the run spec and not the recipe: the treatment of
+rows that the base model would refuse, and the judge's reading of other rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spard.errors import InvalidRecipe
 METHODS: dict[str, Defense] = {name: kind() for name, kind in defenses().items()} | {
     name: preset for kind in defenses().values() for name, preset in kind.presets().items()
 }
-UNALIGNED = "base_unaligned"  # the setting by which a defense names the model before its alignment
+UNALIGNED = "base_unaligned"  # a defense's setting that names the model before its alignment
 SHORT: dict[str, tuple[str, ...]] = {
     "full": ("lora=none",),
     "self": ("selection.safe_answers=self",),
@@ -49,7 +49,7 @@ SHORT: dict[str, tuple[str, ...]] = {
     "anchor": (f"anchor_weight={ANCHOR_WEIGHT:g}",),  # the default's, for any method
 }
 ROW_SIGNAL: dict[str, dict[str, Any]] = {  # settings of `spard.config.RowSignal`
-    "row_signal": {"action": "auto"},  # a new deployment's
+    "row_signal": {"action": "auto"},  # the default of a new deployment
     "no_row_signal": {"action": "off"},
     "judge_reads": {"read": RowSignal().read},
     "no_judge_reads": {"read": 0},
@@ -64,9 +64,10 @@ SETTINGS = {
 
 
 def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) -> Recipe:
-    """Return the recipe with a method in it; `defenses` are names with settings of their own.
+    """Return the recipe with a method applied; `defenses` overrides names of `METHODS`.
 
-    Words of `ROW_SIGNAL` change nothing here: see `row_signal_settings`.
+    Names of `ROW_SIGNAL` have no effect here: see `row_signal_settings`. Raises `InvalidRecipe` for an unknown method
+    or change, and for anchor settings without an anchor.
     """
     name, *changes = (each for each in method.split("+") if each not in ROW_SIGNAL)
     if name.endswith("_full"):
@@ -86,12 +87,12 @@ def method_recipe(method: str, recipe: Recipe, defenses: Mapping[str, Defense]) 
 
 
 def row_signal_settings(method: str) -> dict[str, Any]:
-    """Return the row signal's settings that a method's name contains, by name; empty if it contains none."""
+    """Return the row signal's settings in a method's name; empty if there are none."""
     return {name: value for each in method.split("+") for name, value in ROW_SIGNAL.get(each, {}).items()}
 
 
 def fully(method: str) -> str:
-    """Return the name of a method with all weights trained; one that has them trained stays as it is."""
+    """Return the name of the same method with all weights trained."""
     name, *changes = method.split("+")
     return method if name.endswith("_full") or "full" in changes else "+".join([f"{name}_full", *changes])
 
@@ -106,7 +107,7 @@ def with_unaligned(own: Mapping[str, Defense], model: str | None) -> dict[str, D
 
 
 def has_setting(recipe: Recipe, setting: str) -> bool:
-    """Whether a setting means anything to the recipe's method."""
+    """Return True if a setting has an effect on the recipe's method."""
     path = setting_path(setting, recipe.defense)
     if path.startswith("selection."):
         return recipe.uses_pool
@@ -115,9 +116,10 @@ def has_setting(recipe: Recipe, setting: str) -> bool:
 
 
 def change_setting(recipe: Recipe, setting: str, value: str) -> Recipe:
-    """Return the recipe with one setting changed, checked against its bounds.
+    """Return the recipe with one setting changed and checked against its bounds.
 
-    A swept ratio is what it says: the least number of safe examples does not apply.
+    Changing the ratio sets the minimal number of safe examples to 1, so that it cannot override the ratio. Raises
+    `InvalidRecipe` for an unknown setting.
     """
     path, raw = setting_path(setting, recipe.defense), to_mapping(recipe)
     *heads, last = path.split(".")
@@ -134,7 +136,7 @@ def change_setting(recipe: Recipe, setting: str, value: str) -> Recipe:
 
 
 def setting_path(setting: str, defense: Defense) -> str:
-    """Where a setting stands in a recipe; a name that is none of the recipe's own is one of the defense."""
+    """Return the path of a setting in a recipe; a name that the recipe does not have is a setting of the defense."""
     if setting == "anchor_weight" and not defense.has_anchor:
         return "anchor"
     if "." in setting or setting in {each.name for each in fields(Recipe)}:
@@ -143,18 +145,18 @@ def setting_path(setting: str, defense: Defense) -> str:
 
 
 def selection_name(recipe: Recipe) -> str:
-    """How the safe set is chosen, as the table says it; empty for methods that have none."""
+    """Return the selection method for the table; empty for methods without a safe set."""
     return recipe.selection.method if recipe.uses_pool else ""
 
 
 def with_selection(recipe: Recipe, method: str) -> Recipe:
-    """Return the recipe with its safe set chosen by another method; raise InvalidRecipe if it is unknown."""
+    """Return the recipe with another selection method; raise `InvalidRecipe` if it is unknown."""
     known: Selection = parse(Selection, to_mapping(recipe.selection) | {"method": method}, "selection")
     return replace(recipe, selection=known)
 
 
 def parse_value(text: str) -> Any:
-    """Return a setting's value as the command line gives it: JSON, or else the text itself."""
+    """Return a setting's value from the command line: parsed as JSON, or else the text itself."""
     try:
         return json.loads(text)
     except ValueError:

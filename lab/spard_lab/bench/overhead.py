@@ -1,10 +1,10 @@
-"""What a defense costs: the training time of each method against plain fine-tuning, side by side.
+"""The cost of a defense: the training time of each method, compared with plain fine-tuning.
 
-All methods train on the same rows from the same start, in one process and in rounds, so that a busy neighbor or a
-warm machine meets all of them alike; every second round goes backward. A method's figure is the median over rounds of
-its ratio to plain fine-tuning in the same round, at the same place: a batch size and a length of the pool's prompts,
-where such are asked for. On a CPU these are CPU seconds, on a GPU those of the clock, the
-device waited for. Loading, selection and audit do not count; measuring tau does.
+All methods train on the same rows from the same start, in one process and in rounds, so that other load and a warm
+machine affect them alike; every second round runs in reverse order. A method's figure is the median over rounds of its
+ratio to plain fine-tuning in the same round, at the same batch size and length of the pool's prompts, if these vary. On
+a CPU the times are CPU seconds, on a GPU seconds by the clock after synchronization. Loading, selection and audit do
+not count; measuring tau does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ from spard_lab.bench.report import Table
 log = logging.getLogger(__name__)
 
 PLAIN = "none"
-_ROUND = "round"  # the setting of a measurement, after its place
+_ROUND = "round"  # last word of a measurement's setting, after batch size and prompt length
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A method's seconds at a place as multiples of plain fine-tuning's, round by round."""
+    """A method's seconds as multiples of plain fine-tuning's, round by round.
+
+    `place` is the batch size and prompt length as text.
+    """
 
     place: str
     method: str
@@ -44,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much is timed: rounds, steps of each training if it is cut short, batch sizes and tokens of pool prompts."""
+    """The extent of the timing: rounds, steps of each training if shortened, batch sizes and tokens of pool prompts."""
 
     rounds: int = 5
     steps: int | None = None
@@ -55,7 +58,7 @@ class Extent:
 def overhead(
     place: Workplace, asked: Asked, extent: Extent, on_found: Callable[[Sequence[Measurement]], None]
 ) -> list[Measurement]:
-    """Time every method at every place in every round, after one round that does not count."""
+    """Time every method at every batch size and prompt length in every round, after one uncounted round."""
     methods = (PLAIN, *(method for method in asked.methods if method != PLAIN))
     asked = replace(asked, methods=methods, attacks=asked.attacks[:1], seeds=asked.seeds[:1])
     inputs = place.inputs(asked.seeds[0])
@@ -83,7 +86,7 @@ def overhead(
 
 
 def costs(found: Sequence[Measurement], *, by_clock: bool) -> list[Cost]:
-    """Ratios to plain fine-tuning, in CPU seconds or by the clock."""
+    """Return the ratios to plain fine-tuning, in CPU seconds or by the clock."""
     seconds = {
         (each.setting, each.method, each.value): (each.train_s if by_clock else each.cpu_s) or 0.0 for each in found
     }
@@ -98,7 +101,7 @@ def costs(found: Sequence[Measurement], *, by_clock: bool) -> list[Cost]:
 
 
 def costs_table(found: Sequence[Cost]) -> Table:
-    """Head and rows."""
+    """Return head and rows."""
     head = ["method", "times plain fine-tuning", "lowest round", "highest round", "rounds"]
     cells = [[f"{each.median:.2f}", f"{each.low:.2f}", f"{each.high:.2f}", str(len(each.ratios))] for each in found]
     rows = [[each.method, *row] for each, row in zip(found, cells, strict=True)]
@@ -110,7 +113,10 @@ def costs_table(found: Sequence[Cost]) -> Table:
 def _place_cells(
     place: Workplace, asked: Asked, extent: Extent, methods: Sequence[str]
 ) -> Iterator[tuple[Cell, int | None]]:
-    """Yield the cells of every place, each with the tokens that the pool's prompts have there; None as they are."""
+    """Yield the cells of every batch size and prompt length, each with its number of prompt tokens.
+
+    None in place of a number leaves the prompts unchanged.
+    """
     for size, tokens in product(extent.batch_sizes or (None,), extent.prompt_tokens or (None,)):
         parts = [f"batch {size}"] if size else []
         parts += [f"prompts of {tokens} tokens"] if tokens else []
@@ -121,7 +127,7 @@ def _place_cells(
 
 
 def _short(cell: Cell, steps: int | None) -> Cell:
-    """Return the cell for the rows of so many steps, each seen once, with as large a share of safe rows."""
+    """Return the cell shortened to `steps` steps on different rows, with the same ratio of safe rows."""
     if steps is None:
         return cell
     recipe = change_setting(change_setting(cell.recipe, "epochs", "1"), "ratio", str(cell.recipe.selection.ratio))

@@ -1,4 +1,4 @@
-"""What a bench shows: one HTML file that loads nothing, the tables as Markdown, and each figure as a file."""
+"""Write the pages of a bench: one HTML file that loads nothing, the tables as Markdown, and each figure as a file."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _TEMPLATES = Environment(loader=PackageLoader("spard_lab.bench", ""), autoescape
 def page(
     title: str, facts: str, figures: Mapping[str, str], tables: Mapping[str, Table], where: str | None = None
 ) -> str:
-    """Render figures (our own SVG by caption) first, then the tables by heading; every other text is escaped.
+    """Return the HTML page with figures (our own SVG by caption), then tables by heading; all other text is escaped.
 
-    The figures are of this machine unless another is named.
+    `where` names the machine of the measurements; None is this machine.
     """
     template = _TEMPLATES.get_template("page.html.jinja")
     return template.render(title=title, facts=facts, machine=where or machine(), figures=figures, tables=tables)
@@ -33,11 +33,14 @@ def write_page(
     tables: Mapping[str, Table],
     where: str | None = None,
 ) -> str:
-    """Write results.md, index.html and plots/NAME-1.svg and so on, as `page` takes them; return the Markdown."""
+    """Write results.md, index.html and plots/NAME-1.svg and so on; return the Markdown.
+
+    The arguments are those of `page`.
+    """
     text = results_md(title, facts, tables, where)
     write_aside(folder / "results.md", text)
     for number, svg in enumerate(figures.values(), start=1):
-        on_white = svg.replace("<svg ", '<svg style="background: white" ', 1)  # whoever shows the file may be dark
+        on_white = svg.replace("<svg ", '<svg style="background: white" ', 1)  # a viewer's page may be dark
         write_aside(folder / "plots" / f"{name}-{number}.svg", on_white)
     write_aside(folder / "index.html", page(title, facts, figures, tables, where))
     return text

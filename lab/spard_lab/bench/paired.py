@@ -1,4 +1,4 @@
-"""Tables of differences: selections of the safe set by seed, methods prompt by prompt."""
+"""Tables of differences: selections of the safe set by seed, methods by prompt."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def paired_table(found: Sequence[Measurement]) -> Table:
 
 
 def methods_table(found: Sequence[Measurement]) -> Table:
-    """Compare each method with `REFERENCE` on the prompts of all seeds that both were asked; return head and rows.
+    """Compare each method with `REFERENCE` on the prompts of the seeds of both; return head and rows.
 
-    Prompts that one of the two could not be scored on are left out.
+    Prompts that are unscored for one of the two are left out.
     """
     differences = _against_reference(found)
     p_values = correct_p_values(list(differences.values()))
@@ -58,11 +58,11 @@ def methods_table(found: Sequence[Measurement]) -> Table:
 
 
 def _by_seed(first: Arm, second: Arm) -> tuple[str, int]:
-    """Return the mean difference of attack success with its spread, and over how many seeds it is."""
+    """Return the mean difference of attack success with its spread, and the number of seeds."""
     both = sorted(first.keys() & second.keys())
     less = [_asr(first[seed]) - _asr(second[seed]) for seed in both]
     summary = summarize(less)
-    if len(both) > 1 and seeds_interval(less) is None:  # the same on every seed: no spread is no certainty
+    if len(both) > 1 and seeds_interval(less) is None:  # equal on every seed: a spread of 0 would mislead
         return f"{100 * summary.mean:.1f} on each", len(both)
     return spread("asr", within_bounds(summary, -1.0, 1.0)), len(both)
 
@@ -72,8 +72,12 @@ def _asr(found: Measurement) -> float:
 
 
 def _against_reference(found: Sequence[Measurement]) -> dict[tuple[str, str, str], Difference]:
-    """Return differences by figure, method and attack; a method without a pool meets the first pool's reference."""
+    """Return differences by figure, method and attack.
+
+    A method without a pool is compared with the reference on the first pool.
+    """
     ours = [each for each in found if each.method == REFERENCE]
+    # Reversed, so that the first pool's reference overwrites the others.
     references = {(each.attack, each.seed, ""): each for each in reversed(ours)}
     references |= {(each.attack, each.seed, each.pool): each for each in ours}
     arms: dict[tuple[str, str], tuple[dict[int, Measurement], dict[int, Measurement]]] = {}

@@ -1,11 +1,11 @@
-"""What each part of the defense is worth: left out of the whole, added alone, and in the pairs that matter.
+"""The contribution of each part of the defense: left out of the whole, added alone, and in selected pairs.
 
-A part is data: the changes that switch it on and off (`spard_lab.bench.methods`), and what it stands on. A part
-that is new is one line of `PARTS`; a pair is one line of `PAIRS`. An arm is a set of parts; it names every setting it
-depends on, so that the table stays what it is when a default changes.
+A part is data: the changes that switch it on and off (`spard_lab.bench.methods`), and the parts it needs. A new part is
+one line of `PARTS`, a new pair one line of `PAIRS`. An arm is a set of parts; its name contains every setting that it
+depends on, so that the table stays the same when a default changes.
 
-The row signal and the judge's reading are no settings of a training but of the job around it. The whole has them, as
-a new deployment does; since little is left for the other parts where they drop what is harmful, each is also asked for
+The row signal and the judge's reading are settings of the job and not of the training. The whole has them, as a new
+deployment does; since they drop most harmful rows and leave the other parts little to do, each part is also measured
 without them.
 """
 
@@ -24,7 +24,7 @@ PROJECTION, ANCHOR, DRESSED, OWN, DPP = "projection", "anchor", "dressed-rows", 
 EXCESS, BENIGN_ANCHOR, DRESSED_ANCHOR = "excess", "dressed-benign-anchor", "dressed-safe-anchor"
 BOUND, CLOSE = "anchor-bound", "close-anchor"
 SIGNAL, READING = "row-signal", "judge-reading"
-EVERY = 4  # steps between two looks of the projection in the whole
+EVERY = 4  # steps between two looks of the projection, in the whole
 BARE, PROJECTED = "none", "spard"
 PUBLISHED = ("spard_paper", "spard_authors")
 RIVALS = tuple(
@@ -38,10 +38,10 @@ PARTS_HEADING = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that is not the projection itself.
+    """A part other than the projection.
 
     on, off  changes to a method that switch it on and off
-    needs    the parts without one of which it does nothing; none: it stands alone
+    needs    parts of which at least one must be present for it to have an effect; empty: none
     """
 
     name: str
@@ -52,7 +52,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The method `first` minus `second`: what `part` is worth, `how` it is asked."""
+    """The method `first` minus `second`, which measures a part in the way that `how` describes."""
 
     part: str
     how: str
@@ -83,14 +83,14 @@ TRAINING = (
     BOUND,
     CLOSE,
     DPP,
-)  # no row dropped
-WHOLE = (*TRAINING, SIGNAL, READING)  # what a new deployment does
+)  # the parts of the training itself; no row is dropped
+WHOLE = (*TRAINING, SIGNAL, READING)  # the default of a new deployment
 
 
 def arm(parts: Iterable[str], every: int = EVERY) -> str:
-    """Return the method that has these parts and no others; the projection looks every so many steps.
+    """Return the name of the method with exactly these parts; the projection looks every `every` steps.
 
-    Raise InvalidRecipe for a part that there is none of.
+    Raises `InvalidRecipe` for an unknown part.
     """
     names = frozenset(parts)
     if unknown := names - set(NAMES):
@@ -123,10 +123,10 @@ PAIRS = (
 
 
 def comparisons(asked: Sequence[str] = (), whole: Sequence[str] = WHOLE) -> list[Comparison]:
-    """Return every question of the table: each part out of or into the whole, and alone; then the pairs.
+    """Return the questions of the table: each part left out of or added to the whole, and added alone; then the pairs.
 
-    The whole is asked with and without the row signal. What a part cannot stand without is there on both sides when it
-    is added alone. Where parts are `asked` for by name there are no others, and no pairs.
+    The whole is compared with and without the row signal. A part that needs another one is added alone to an arm with
+    that other part. If parts are `asked` for by name, there are no others and no pairs.
     """
     found = []
     for name in asked or NAMES:
@@ -144,12 +144,12 @@ def comparisons(asked: Sequence[str] = (), whole: Sequence[str] = WHOLE) -> list
 
 
 def compared_methods(questions: Iterable[Comparison]) -> tuple[str, ...]:
-    """Return every arm of the questions once: plain fine-tuning, the whole, and the others as they are asked for."""
+    """Return every arm of the questions once, plain fine-tuning first."""
     return tuple(dict.fromkeys(arm for each in questions for arm in (BARE, each.first, each.second)))
 
 
 def parts_table(found: Sequence[Measurement], questions: Sequence[Comparison]) -> Table:
-    """Answer every question on every attack; return head and rows. Holm's rule corrects over the whole table."""
+    """Answer every question on every attack, with Holm's correction over the whole table; return head and rows."""
     arms: dict[tuple[str, str], dict[int, Measurement]] = {}
     for each in found:
         arms.setdefault((each.method, each.attack), {})[each.seed] = each
@@ -168,7 +168,7 @@ def parts_table(found: Sequence[Measurement], questions: Sequence[Comparison]) -
 
 
 def arms_table(questions: Sequence[Comparison]) -> Table:
-    """Return which two methods each question compares, as `spard bench methods` takes them."""
+    """Return the two methods that each question compares, in the syntax of `spard bench methods`."""
     return ["part", "asked", "with", "without"], [[each.part, each.how, each.first, each.second] for each in questions]
 
 
@@ -178,7 +178,7 @@ def _cells(found: Mapping[str, tuple[Difference, float]]) -> list[str]:
 
 
 def _verdicts(found: Mapping[str, tuple[Difference, float]]) -> list[str]:
-    """Say in words what is shown; what no test shows is not said."""
+    """Return the significant effects in words, or "nothing shown"."""
     words = {"asr": ("lets more through", "defends"), "over_refusal": ("refuses more", "refuses less")}
     said = [
         words[figure][each.value < 0] for figure, (each, p) in found.items() if figure in words and each.is_shown(p)
@@ -195,13 +195,13 @@ def _verdicts(found: Mapping[str, tuple[Difference, float]]) -> list[str]:
 
 
 def _floors(name: str) -> list[tuple[str, ...]]:
-    """Return the smallest arms that a part can be added to: nothing, or each of the parts that it needs one of."""
+    """Return the smallest arms that a part can be added to: the empty one, or each of the parts that it needs."""
     needs = next((part.needs for part in PARTS if part.name == name), ())
     return [(each,) for each in needs] or [()]
 
 
 def _distinct(found: Sequence[Comparison]) -> list[Comparison]:
-    """Drop comparisons of an arm with itself, and comparisons that an earlier question makes already."""
+    """Drop comparisons of an arm with itself and repeated comparisons."""
     seen: dict[tuple[str, str], Comparison] = {}
     for each in found:
         if each.first == each.second:

@@ -1,4 +1,4 @@
-"""Figures of a bench as SVG. Needs matplotlib, the `bench` extra; text stays text, and same data gives same bytes."""
+"""Figures of a bench as SVG with real text; the same data gives the same bytes. Needs matplotlib, the `bench` extra."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from spard_lab.bench.report import figures, summarize
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#595959")  # Okabe and Ito, 2008
 GRAY, PALE = "#595959", "#c9ced6"
-WIDEST = 40  # characters of a line of a label
+WIDEST = 40  # characters per line of a label
 METRICS = {"asr": "attack success, %", "over_refusal": "benign refused, %", "accuracy": "task accuracy, %"}
-STYLE: Any = {  # matplotlib types each key apart
+STYLE: Any = {  # matplotlib types each key separately
     "svg.fonttype": "none",
+    # A fixed salt: otherwise the ids in the SVG are random.
     "svg.hashsalt": "spard",
     "font.family": "sans-serif",
     "font.size": 9,
@@ -41,7 +42,7 @@ Histogram = Sequence[tuple[float, float, int]]
 
 
 def dots(found: Sequence[Measurement], label: str, series: str) -> str:
-    """Every label's mean with the interval over seeds, and each seed as a pale dot; a column for each metric."""
+    """Plot every label's mean with the interval over seeds, and each seed as a pale dot; one column per metric."""
     labels = list(dict.fromkeys(str(getattr(each, label)) for each in found))
     shown = [_break_label(each) for each in labels]
     most = max((each.count("\n") for each in shown), default=0)
@@ -72,7 +73,7 @@ def _break_label(label: str) -> str:
 
 
 def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str) -> str:
-    """Draw a metric against a setting's values, a line for each method, with the interval over seeds as a band."""
+    """Plot each metric against a setting's values: a line for each method, with the interval over seeds as a band."""
     methods = list(dict.fromkeys(each.method for each in found))
     values = list(dict.fromkeys(each.value for each in found))
     places = [x_of[value] for value in values]
@@ -91,7 +92,7 @@ def lines(found: Sequence[Measurement], x_of: Mapping[str, float], x_label: str)
 
 
 def curves(found: Sequence[Measurement]) -> str:
-    """Draw attack success against accuracy, a line through each method's rates in their order, means over the seeds."""
+    """Plot attack success against accuracy: a line through each method's rates in order, means over the seeds."""
     methods = list(dict.fromkeys(each.method for each in found))
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, 7.0, 4.2)
@@ -109,7 +110,7 @@ def curves(found: Sequence[Measurement]) -> str:
 
 
 def bars(costs: Sequence[Cost]) -> str:
-    """Draw the median ratio as a bar and every round as a dot."""
+    """Plot the median ratio as a bar and every round as a dot."""
     with mpl.rc_context(STYLE):
         figure, (axis,) = row_of_axes(1, 10.5, 0.9 + 0.32 * len(costs))
         for i, cost in enumerate(costs):
@@ -123,7 +124,7 @@ def bars(costs: Sequence[Cost]) -> str:
 
 
 def histograms(of_pools: Mapping[str, Histogram]) -> str:
-    """How relevant the rows of each pool are."""
+    """Plot the distribution of relevance in each pool."""
     with mpl.rc_context(STYLE):
         figure, axes = row_of_axes(len(of_pools), max(4.0, 3.5 * len(of_pools)), 2.6)
         for axis, (name, bins) in zip(axes, of_pools.items(), strict=True):
@@ -134,7 +135,7 @@ def histograms(of_pools: Mapping[str, Histogram]) -> str:
 
 
 def scatter(found: Map) -> str:
-    """Draw the same plane once for each selection method, with the rows that it chose."""
+    """Plot the same plane once for each selection method, with the rows that it chose."""
     with mpl.rc_context(STYLE | {"axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False}):
         figure, axes = row_of_axes(len(found.chosen), 2.7 * len(found.chosen), 3.1)
         for axis, (method, places) in zip(axes, found.chosen.items(), strict=True):
@@ -148,7 +149,7 @@ def scatter(found: Map) -> str:
 
 
 def svg(figure: Figure) -> str:
-    """Return a figure as an `svg` element, its background left out."""
+    """Return a figure as an `svg` element without background."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue()
@@ -156,7 +157,7 @@ def svg(figure: Figure) -> str:
 
 
 def mean_dot(axis: Axes, values: Sequence[float], y: float, color: str, name: str) -> None:
-    """Draw the mean of values in percent as a large dot, with Student's interval of the mean; nothing of no values."""
+    """Plot the mean of values in percent as a large dot, with Student's interval; plot nothing without values."""
     if not values:
         return
     mean = summarize(values)
@@ -166,13 +167,13 @@ def mean_dot(axis: Axes, values: Sequence[float], y: float, color: str, name: st
 
 
 def row_of_axes(n: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with n axes beside each other; sizes are in inches."""
+    """Return a figure with n axes side by side; sizes are in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, list(figure.subplots(1, n, squeeze=False)[0])
 
 
 def place_legend(figure: Figure, axis: Axes, columns: int) -> None:
-    """Put the legend of one axis under the figure."""
+    """Put the legend of one axis below the figure."""
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, 6), markerscale=1.4)
 

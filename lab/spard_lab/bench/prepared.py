@@ -1,7 +1,7 @@
-"""Make the files of a recipe that are not there, out of the data sets' own files that it names.
+"""Make the missing files of a recipe from the data sets' own files that it names.
 
-What is there is taken as it is, whoever made it; to have a file made anew, remove it. A data set is not converted
-beside files of its names that no conversion made: it would replace them.
+Existing files are used as they are; remove a file to have it made again. A data set is not converted if files with its
+names exist that no conversion wrote, because it would overwrite them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def missing(spec: FilesSpec, wanted: Iterable[Path]) -> dict[Path, list[str]]:
-    """Return, for each wanted file that is not there, what is missing to make it; nothing where it can be made."""
+    """Return, for each wanted file that does not exist, a sentence per missing source; empty if it can be made."""
     found = {}
     for path in wanted:
         if not path.is_file() and not variables(str(path)):
@@ -34,7 +34,7 @@ def missing(spec: FilesSpec, wanted: Iterable[Path]) -> dict[Path, list[str]]:
 
 
 def prepare(spec: FilesSpec, wanted: Iterable[Path]) -> None:
-    """Make every wanted file that is not there and can be made: data sets first, then the pools mixed of them."""
+    """Make every wanted file that does not exist and can be made: data sets first, then the pools mixed from them."""
     for path in wanted:
         data = _find_data_set(spec, path)
         if data and spec.converted and not path.is_file():
@@ -59,7 +59,7 @@ def _lacking(spec: FilesSpec, path: Path) -> list[str]:
 
 
 def _find_data_set(spec: FilesSpec, path: Path) -> DataSpec | None:
-    """Return the data set that a file is converted from, if its files are the conversion's own."""
+    """Return the data set that a file is converted from, unless files exist that no conversion wrote."""
     if spec.converted is None or path.parent != spec.converted:
         return None
     for data in spec.data:
@@ -82,7 +82,7 @@ def _sources(data: DataSpec) -> Iterator[tuple[Split, Path]]:
 
 
 def _mix(spec: FilesSpec, mixed: MixedPool) -> None:
-    """Write the rows of all parts, of one prompt the first, without those that hold what a suite asks."""
+    """Write the first row of each prompt of all parts, without rows that contain a prompt of a suite."""
     rows: dict[str, Row] = {}
     for part in mixed.of:
         for _, row in numbered_rows(file_chunks(part)):

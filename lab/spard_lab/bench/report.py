@@ -1,10 +1,10 @@
-"""What a bench found, as a table for programs, as JSON, and as Markdown.
+"""The results of a bench as CSV, JSON and Markdown.
 
-results.csv has one row for each run; its first columns are fixed. Rates there are shares from 0 to 1: `asr` of the
-suites that the attack aims at, `over_refusal` of all benign suites together, `accuracy` of all utility suites. A mean
-over seeds speaks about bases, words and orders of rows in general and carries Student's interval of the seeds, cut to
-what the figure can be; where a share is 0 or 1 on all seeds it has no width, and the rule of three over all prompts
-takes its place. A single run's rate carries the Wilson interval of its prompts.
+results.csv has one row per run; its first columns are fixed. Its rates are shares from 0 to 1: `asr` over the suites
+that the attack aims at, `over_refusal` over all benign suites, `accuracy` over all utility suites. A mean over seeds is
+about bases, words and orders of rows in general and has Student's interval of the seeds, cut to the figure's range; if
+a share is 0 or 1 on all seeds, that interval has no width, and the rule of three over all prompts replaces it. A single
+run's rate has the Wilson interval of its prompts.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def figures(found: Measurement) -> dict[str, float | None]:
 
 
 def reply_counts(found: Measurement) -> dict[str, int]:
-    """Return how many replies each share of a run is one of; shares of steps are not among them."""
+    """Return the number of replies behind each share of a run; shares of steps have none."""
     attacked = [each for each in _harmful(found) if each.suite in found.attacked]
     others = [each for each in _harmful(found) if each.suite not in found.attacked]
     return {
@@ -87,17 +87,17 @@ def reply_counts(found: Measurement) -> dict[str, int]:
 
 
 def pool_results(found: Measurement, results: Sequence[SuiteResult]) -> Rate:
-    """Several suites as one."""
+    """Return the rate over several suites as one."""
     return rate(*(sum(getattr(each, name) for each in results) for name in ("hits", "n", "unscored")))
 
 
 def share(found: Measurement, kind: str) -> Rate:
-    """All suites of one kind as one."""
+    """Return the rate over all suites of one kind."""
     return pool_results(found, [each for each in found.results if each.kind == kind])
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """Mean, sample standard deviation and Student's interval of the mean."""
+    """Return mean, sample standard deviation and Student's interval of the mean."""
     found = over_seeds(values)
     if len(values) < 2:
         return Summary(found.value, None, None, None)
@@ -105,7 +105,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def summaries(found: Sequence[Measurement]) -> dict[Group, dict[str, Summary]]:
-    """Every figure over the seeds, by what else tells runs apart."""
+    """Return the summary of every figure over the seeds, by run group."""
     groups: dict[Group, list[Measurement]] = {}
     for each in found:
         groups.setdefault(run_group(each), []).append(each)
@@ -113,12 +113,12 @@ def summaries(found: Sequence[Measurement]) -> dict[Group, dict[str, Summary]]:
 
 
 def run_group(found: Measurement) -> Group:
-    """Return what tells a run apart from those that it is averaged with: all its names but the seed."""
+    """Return the names that identify a group of runs to average: all but the seed."""
     return tuple(str(getattr(found, name)) for name in GROUP)
 
 
 def results_csv(found: Iterable[Measurement]) -> str:
-    """One line for each run; what was not measured is empty."""
+    """Return a CSV line for each run; missing values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -129,7 +129,7 @@ def results_csv(found: Iterable[Measurement]) -> str:
 
 
 def results_json(found: Sequence[Measurement], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything in one object: where, what, means and runs."""
+    """Return machine, facts, means and runs as one JSON object."""
     means = [
         dict(zip(GROUP, group, strict=True)) | {"figures": {name: asdict(value) for name, value in row.items()}}
         for group, row in summaries(found).items()
@@ -138,7 +138,7 @@ def results_json(found: Sequence[Measurement], facts: Mapping[str, Any]) -> dict
 
 
 def results_md(title: str, facts: str, tables: Mapping[str, Table], where: str | None = None) -> str:
-    """Write the tables under their headings; they were measured on this machine unless another is named."""
+    """Return the tables under their headings as Markdown; `where` names the machine, None is this one."""
     lines = [f"# {title}", "", f"{facts} Measured on {where or machine()}.", ""]
     for heading, (head, rows) in tables.items():
         lines += [f"## {heading}", "", *markdown(head, rows), ""]
@@ -146,7 +146,7 @@ def results_md(title: str, facts: str, tables: Mapping[str, Table], where: str |
 
 
 def make_tables(found: Sequence[Measurement]) -> dict[str, Table]:
-    """Means with their spread, then every run."""
+    """Return the table of means with their spread, and the table of all runs."""
     return {
         "Mean over the seeds +- standard deviation [95 % interval of the mean]": means_table(found),
         "Every run [95 % Wilson interval of its prompts]": runs_table(found),
@@ -154,7 +154,7 @@ def make_tables(found: Sequence[Measurement]) -> dict[str, Table]:
 
 
 def means_table(found: Sequence[Measurement]) -> Table:
-    """Head and rows, rates in percent; names and figures that no run has are left out."""
+    """Return head and rows, rates in percent; names and figures that no run has are left out."""
     means = summaries(found)
     names = [i for i in range(len(GROUP)) if any(group[i] for group in means)]
     shown = [name for name in SHOWN if any(name in row for row in means.values())]
@@ -166,7 +166,7 @@ def means_table(found: Sequence[Measurement]) -> Table:
 
 
 def runs_table(found: Sequence[Measurement]) -> Table:
-    """Return the table of all runs, suite by suite."""
+    """Return the table of all runs, one column per suite."""
     names = ("seed", *(name for name in GROUP if any(getattr(each, name) for each in found)))
     suites = list(dict.fromkeys(result.suite for each in found for result in each.results))
     rows = []
@@ -177,7 +177,7 @@ def runs_table(found: Sequence[Measurement]) -> Table:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Format a table as the lines of Markdown; cells are taken as they are."""
+    """Return a table as lines of Markdown; cells are not escaped."""
     return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
 
 
@@ -193,9 +193,9 @@ def spread(name: str, summary: Summary) -> str:
 
 
 def summarize_share(summary: Summary, n: int) -> Summary:
-    """Return the summary of a share of n prompts of all seeds.
+    """Return the summary of a share with its interval cut to [0, 1]; n is the number of prompts of all seeds.
 
-    Student's interval knows no bounds, and has no width where all seeds are 0 or 1: there the rule of three holds.
+    If the share is 0 or 1 on all seeds, Student's interval has no width, and the rule of three replaces it.
     """
     cut = within_bounds(summary, 0.0, 1.0)
     if cut.sd == 0 and summary.mean == 0:
@@ -206,14 +206,14 @@ def summarize_share(summary: Summary, n: int) -> Summary:
 
 
 def within_bounds(summary: Summary, low: float, high: float) -> Summary:
-    """Cut the interval of a summary to what its figure can be."""
+    """Cut the interval of a summary to [low, high]."""
     if summary.low is None or summary.high is None:
         return summary
     return replace(summary, low=max(low, summary.low), high=min(high, summary.high))
 
 
 def machine() -> str:
-    """Describe the machine that the seconds were measured on."""
+    """Describe this machine: CPU threads, GPU, Python and torch versions."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     cpu = f"{platform.machine()}, {torch.get_num_threads()} thread(s) of a CPU"
     return f"{cpu}{gpu}, Python {platform.python_version()}, torch {torch.__version__}"

@@ -1,7 +1,7 @@
-"""How alike the safe set has to be: the pool is cut into levels of relevance, and safe sets are drawn from each.
+"""The effect of the safe set's similarity: the pool is cut into levels of relevance, and safe sets are drawn from each.
 
-Relevance q of a pool row is its largest cosine with any training row. Level 1 holds the least relevant rows; levels
-are equally large, and a run draws its safe rows from one level at random, so that the levels differ in q alone.
+The relevance q of a pool row is its largest cosine with any training row. Level 1 has the least relevant rows; levels
+have equal size, and a run draws its safe rows from one level at random, so that the levels differ only in q.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BINS = 40
 
 
 def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
-    """Every method that uses a safe set, with one drawn at random from each level of the first pool."""
+    """Return every method that uses a safe set, with one drawn at random from each level of the first pool."""
     asked = replace(asked, pools=asked.pools[:1], attacks=asked.attacks[:1], selections=("random",))
     found: list[Cell] = []
     for cell in selection_cells(source, asked):
@@ -40,9 +40,10 @@ def level_cells(source: Source, asked: Asked, levels: int) -> list[Cell]:
 
 
 def with_levels(inputs: Inputs, asked: Asked, seed: int, levels: int, folder: Path) -> Inputs:
-    """Return the inputs with a pool for each level; their files are written below `folder`."""
+    """Return the inputs with a pool for each level; the files are written below `folder`."""
     pool = asked.pools[0]
     texts = numbered_texts(file_chunks(inputs.pools[pool]))
+    # Without benign rows, as `read_pool` reads a pool: the lines must have the order of q.
     lines = [text for line, text in texts if not is_benign(parse_row(text, line))]
     order_N = pool_quality(inputs, asked.attacks[0], pool, seed, folder).sort(stable=True).indices.tolist()
     pools = dict(inputs.pools)
@@ -62,19 +63,22 @@ def _levels(cell: Cell, levels: int) -> list[Cell]:
 
 
 def level_name(pool: str, level: int, levels: int) -> str:
-    """Name a level's part of a pool; it stands in tables, in file names and in the keys of stored runs."""
+    """Return the name of a level's pool, used in tables, file names and the keys of stored runs."""
     return f"{pool} {level} of {levels}"
 
 
 def pool_quality(inputs: Inputs, attack: str, pool: str, seed: int, folder: Path) -> Tensor:
-    """Return q of every pool row against the attack's training file."""
+    """Return q of every pool row against the attack's training file, `[N]`."""
     base = load_base(inputs.model, inputs.revision, inputs.device)
     pool_ND, task_MD = embeddings(base, inputs, attack, pool, folder)
     return quality(pool_ND, task_MD)
 
 
 def embeddings(base: Base, inputs: Inputs, attack: str, pool: str, folder: Path) -> tuple[Tensor, Tensor]:
-    """Return the vectors of pool rows and of the attack's training rows, as selection compares them by default."""
+    """Return the vectors of pool rows `[N, D]` and of the attack's training rows `[M, D]`.
+
+    They are in the frame in which the selection compares them by default.
+    """
     rows = read_examples(training_file(inputs.attacks[attack].rows, folder / "files"))
     pool_ND = embed(base, [prompt_text(row) for row in read_pool(inputs.pools[pool])])
     frame = fit_frame(pool_ND, DIRECTIONS, int(file_sha256(inputs.pools[pool])[:15], 16))
@@ -82,7 +86,7 @@ def embeddings(base: Base, inputs: Inputs, attack: str, pool: str, folder: Path)
 
 
 def histogram(values: Tensor, bins: int = BINS) -> list[tuple[float, float, int]]:
-    """Equal bins over the range of the values, each with its bounds and count."""
+    """Return equal bins over the range of the values, each with its bounds and count."""
     low, high = float(values.min()), float(values.max())
     counts = torch.histc(values.double(), bins, low, high).int().tolist()
     width = (high - low) / bins
@@ -90,7 +94,7 @@ def histogram(values: Tensor, bins: int = BINS) -> list[tuple[float, float, int]
 
 
 def distributions(place: Workplace, asked: Asked) -> dict[str, list[tuple[float, float, int]]]:
-    """Return the distribution of q in every pool that was asked for, at the first seed and attack."""
+    """Return the distribution of q in every requested pool, at the first seed and attack."""
     seed = asked.seeds[0]
     inputs = place.source.make(seed, place.split)
     found: Sequence[tuple[str, Tensor]] = [

@@ -1,4 +1,4 @@
-"""What a bench measures on: a base model, training rows, attacks, safety pools and suites, a set for each seed."""
+"""The interface of a bench's inputs: base model, training rows, attacks, safety pools and suites for each seed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ Split = Literal["dev", "test"]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A training file, all harmful rows that there are for it, and what the model is asked that learned it.
+    """A training file and the suites that its model is asked.
 
-    `attacked` names the harmful suites that the attack aims at; success on the others is told apart. An attack on the
-    safety pool brings the `pool` that takes the place of the one asked for. The rows are dealt over `jobs`, each on top
-    of the adapter of the one before.
+    rows      rows of the training file
+    harmful   all harmful rows that exist for it
+    suites    the audit suites
+    attacked  names of the harmful suites that the attack aims at; success on others is counted separately
+    pool      a safety pool that replaces the requested one, for attacks on the pool
+    jobs      number of successive jobs that the rows are spread over, each on top of the last adapter
     """
 
     rows: Sequence[Row] = field(repr=False)
@@ -35,7 +38,10 @@ class Attack:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Everything that the runs of one seed share; `digest` names the base model's bytes or its hub id and revision."""
+    """Everything that the runs of one seed share.
+
+    `digest` identifies the base model's bytes, or its hub id and revision.
+    """
 
     model: str
     digest: str
@@ -43,48 +49,48 @@ class Inputs:
     attacks: Mapping[str, Attack]
     pools: Mapping[str, Path]
     revision: str | None = None
-    device: str | None = None  # None: a GPU where there is one
+    device: str | None = None  # None: a GPU if there is one
 
 
 class Source(Protocol):
-    """Where inputs come from: the lab, or files that a recipe names."""
+    """The source of a bench's inputs: a lab, or the files that a recipe names."""
 
     @property
     def attacks(self) -> tuple[str, ...]:
-        """Names of the attacks that run unless others are asked for."""
+        """Names of the attacks that run by default."""
         ...
 
     @property
     def more_attacks(self) -> tuple[str, ...]:
-        """Those that only run when they are asked for by name."""
+        """Names of the attacks that run only if they are asked for."""
         ...
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """Names of the safety pools; the first is the usual one."""
+        """Names of the safety pools; the first is the default."""
         ...
 
     @property
     def more_pools(self) -> tuple[str, ...]:
-        """Those that are only used when they are asked for by name."""
+        """Names of the pools that are used only if they are asked for."""
         ...
 
     @property
     def recipe(self) -> Recipe:
-        """What all runs have in common; the method decides the defense."""
+        """The settings that all runs share; the method determines the defense."""
         ...
 
     def defenses(self, seed: int) -> Mapping[str, Defense]:
-        """Methods whose settings are the recipe's own."""
+        """Return the defenses by method name whose settings are the recipe's own."""
         ...
 
     @property
     def judge(self) -> JudgeSpec:
-        """Who judges the replies to the harmful suites."""
+        """The judge of the replies to the harmful suites."""
         ...
 
     def problems(self) -> list[str]:
-        """Return what is missing before a run can start, one sentence each."""
+        """Return a sentence for each problem that prevents a run."""
         ...
 
     def make(self, seed: int, split: Split) -> Inputs:
@@ -93,5 +99,5 @@ class Source(Protocol):
 
 
 def json_digest(facts: Any) -> str:
-    """Return a digest of JSON values that depends on nothing else."""
+    """Return the SHA-256 of JSON values, independent of the order of keys."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""A bench recipe as data, read strictly from YAML: the lab, or a model with files of one's own.
+"""A bench recipe as data, read strictly from YAML: a lab, or a model with the user's own files.
 
-The dataclasses are the only schema, as they are for `spard.config.run_spec`. `${NAME}` in any text stands for an
-environment variable; relative paths start at the folder of the recipe. `extends` names a file beside it, or a shipped
-one, to start from.
+The dataclasses are the only schema, as in `spard.config.run_spec`. `${NAME}` in any text stands for an environment
+variable; relative paths start at the folder of the recipe. `extends` names a base recipe, in the same folder or
+shipped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """A safety pool; the first of a recipe is the one that tables of methods use."""
+    """A safety pool; tables of methods use the first one of a recipe."""
 
     name: str
     path: Path
@@ -36,7 +36,7 @@ class PoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class NamedDefense:
-    """What a method's name stands for in this recipe, where that is not the default."""
+    """A method name of this recipe and its defense, where that is not the default."""
 
     name: str
     defense: Defense
@@ -54,9 +54,9 @@ class AttackSpec:
 
 @dataclass(frozen=True, slots=True)
 class DataSpec:
-    """A data set's own files, from which files of the recipe are converted that are not there.
+    """A data set's own files, to convert into missing files of the recipe.
 
-    A name without an ending stands for the file there that has one, `train` for `train.jsonl.gz` too.
+    A name without an ending stands for the file with a known ending: `train` for `train.jsonl.gz`.
     """
 
     name: Annotated[str, NameIn(DATASETS)]
@@ -68,7 +68,7 @@ class DataSpec:
 
 @dataclass(frozen=True, slots=True)
 class MixedPool:
-    """A pool that is made of others when it is not there, without rows that hold a prompt of the recipe's suites."""
+    """A pool mixed from others if it does not exist, without rows that contain a prompt of the recipe's suites."""
 
     path: Path
     of: tuple[Path, ...]
@@ -76,7 +76,10 @@ class MixedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaturalSpec:
-    """A base model of natural English, by size and seed, made on `cores`; what its customers train; real text."""
+    """A base model of natural English by size and seed, the customers' task, and a folder of real text.
+
+    `cores` is the number of CPU cores to make the base model with.
+    """
 
     size: str = "5m"
     base_seed: int = 1
@@ -87,7 +90,7 @@ class NaturalSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabSpec:
-    """The lab: its attacks by name, its pools by file name; with `natural`, the lab of natural English."""
+    """A lab: its attacks by name, its pools by file name; with `natural`, the lab of natural English."""
 
     type: Literal["lab"] = "lab"
     natural: NaturalSpec | None = None
@@ -100,11 +103,12 @@ class LabSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilesSpec:
-    """A model of one's own. `suites` are asked after every attack: benign and utility, and harmful ones of other kinds.
+    """A model with the user's own files.
 
-    `base_unaligned` is the model before its alignment, for SafeLoRA; `dev_suites` and an attack's `dev_suite` are the
-    development split, the only one that choices are made on. What `data` and `mixed_pools` say how to make is put into
-    the folder `converted` before the first run, where it is not there.
+    suites          asked after every attack: benign and utility suites, and harmful ones of other kinds
+    dev_suites      with the attacks' `dev_suite` the development split, the only one that choices are made on
+    converted       folder for missing files, which are made from `data` and `mixed_pools` before the first run
+    base_unaligned  the model before its alignment, for SafeLoRA
     """
 
     model: str
@@ -129,7 +133,10 @@ BenchSpec = LabSpec | FilesSpec
 
 
 def load_spec(name: str, environment: Mapping[str, str]) -> BenchSpec:
-    """Load the recipe of a file, or of a name that ships with this package; unknown variables are left in place."""
+    """Load a recipe from a file or by the name of a shipped one; unknown variables stay in place.
+
+    Raises `InvalidRecipe` if there is no such recipe or it is invalid.
+    """
     shipped = RECIPES / f"{name}.yaml"
     path = shipped if shipped.is_file() else Path(name)
     if not path.is_file():
@@ -149,12 +156,12 @@ def shipped_names() -> list[str]:
 
 
 def variables(text: str) -> list[str]:
-    """Return the environment variables that a text still names."""
+    """Return the environment variables that a text still contains."""
     return _VARIABLE.findall(text)
 
 
 def _read(path: Path) -> Any:
-    """Read a YAML file; what it leaves out comes from the file that `extends` names, beside it or shipped."""
+    """Read a YAML file, merged over the file that `extends` names."""
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -168,7 +175,7 @@ def _read(path: Path) -> Any:
 
 
 def _merge_tables(base: Any, over: Any) -> Any:
-    """Tables key by key; everything else is replaced."""
+    """Merge tables key by key; replace everything else."""
     if isinstance(base, dict) and isinstance(over, dict):
         return base | {key: _merge_tables(base.get(key), value) for key, value in over.items()}
     return over

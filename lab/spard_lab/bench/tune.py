@@ -1,8 +1,8 @@
-"""Each method at its best learning rate, chosen on the development split of seeds that no table shows.
+"""Choose each method's best learning rate on the development split, on seeds that no table shows.
 
-The rule: of the rates whose mean task accuracy is within one point of the method's best, the one with the lowest sum
-of attack success and over-refusal; of equals the smaller. A figure that could not be measured counts as the worst. A
-best rate at an end of the grid makes the grid longer, for every method alike.
+The rule: of the rates whose mean task accuracy is within one point of the method's best, take the one with the lowest
+sum of attack success and over-refusal; of equals, the smaller rate. A missing figure counts as the worst. If a best
+rate is at an end of the grid, the grid is extended for every method alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spard_lab.bench.store import write_aside
 
 WITHIN = 0.01  # of the best accuracy
 FIRST_TUNE_SEED = 101
-EXTEND = 2  # so often may the grid grow
+EXTEND = 2  # times that the grid may grow
 RATE = "learning rate"  # the setting's name in tables; its value is a multiple of the default
 OnFound = Callable[[Sequence[Measurement]], None]
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a method measured at one multiple of the default learning rate, in the mean over the tuning seeds."""
+    """A method's results at one multiple of the default learning rate, averaged over the tuning seeds."""
 
     multiple: float
     accuracy: float
@@ -40,7 +40,8 @@ class Trial:
 
 
 def best(trials: Sequence[Trial]) -> Trial:
-    """Return the trial that the rule takes."""
+    """Return the trial that the rule chooses."""
+    # The tiny slack keeps a rate exactly one point below the best in spite of rounding.
     bar = max(each.accuracy for each in trials) - WITHIN - 1e-12
     return min(
         (each for each in trials if each.accuracy >= bar),
@@ -77,13 +78,14 @@ def over_rates(
     extend: int = EXTEND,
     on_found: OnFound = lambda found: None,
 ) -> list[Measurement]:
-    """Run every cell at every multiple of its learning rate, which stands in the measurement as `value`.
+    """Run every cell at every multiple of its learning rate, which becomes the measurement's `value`.
 
-    Where the best rate of a method is the lowest or the highest, all methods get one more at that end, `extend` times
-    at most: a budget that grows for one grows for all.
+    If the best rate of a method is the lowest or highest, all methods get one more rate at that end, at most `extend`
+    times: all methods have the same budget.
     """
     tried = sorted(multiples)
     for left in range(extend, -1, -1):
+        # Rates of an earlier pass are found in the store, so only the added ones are trained.
         runs = [at_rate(_name_cell(cell, multiple), multiple) for cell in cells for multiple in tried]
         found = run_cells(place, runs, on_found)
         more = longer(tried, [best(each).multiple for each in collect_trials(found).values()])
@@ -95,7 +97,10 @@ def over_rates(
 
 
 def longer(multiples: Sequence[float], chosen: Sequence[float]) -> list[float]:
-    """Return the rates, in order, with one more at each end that is somebody's best; a single rate has no ends."""
+    """Return the rates in order, with one more at each end that is some method's best.
+
+    A single rate is not extended.
+    """
     first, *_, last = tried = sorted(multiples) if len(multiples) > 1 else [*multiples, *multiples]
     if first == last:
         return list(multiples)
@@ -105,7 +110,7 @@ def longer(multiples: Sequence[float], chosen: Sequence[float]) -> list[float]:
 
 
 def collect_trials(found: Sequence[Measurement]) -> dict[str, list[Trial]]:
-    """Return what each method measured at each rate, in the mean over seeds and attacks."""
+    """Return each method's trials by rate, averaged over seeds and attacks."""
     runs: dict[str, dict[float, list[Measurement]]] = {}
     for each in found:
         if each.setting == RATE:
@@ -122,7 +127,7 @@ def at_rate(cell: Cell, multiple: float) -> Cell:
 
 
 def tune_seeds(taken: Sequence[int], n: int = 2) -> tuple[int, ...]:
-    """Seeds apart from those of the tables."""
+    """Return n seeds that the tables do not use."""
     free = [seed for seed in range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + n + len(taken)) if seed not in taken]
     return tuple(free[:n])
 

@@ -1,7 +1,7 @@
-"""Data sets as their authors publish them, turned into training files, pools and suites of this project's own form.
+"""Data sets as their authors publish them, converted into training files, pools and suites of this project's form.
 
-A data set is one file here and one line in `DATASETS`; other packages add theirs through the entry-point group
-`spard.datasets`. Nothing of a data set is shipped: `spard convert` reads files that its user has.
+Each data set is one module here and one line in `DATASETS`; other packages add theirs through the entry-point group
+`spard.datasets`. No data is shipped: `spard convert` reads files that its user has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""spard convert NAME FILE --to DIR: a data set's own files as training files, pools and suites.
+"""The work of `spard convert NAME FILE --to DIR`: convert a data set's own files to training files, pools and suites.
 
 Without `--test` and `--dev` these splits are cut out of FILE, by whole clusters of near duplicates; with them, prompts
-of FILE that hold one of theirs are left out. DIR/NAME.manifest.json says what was read, made and left out.
+of FILE that contain a prompt of theirs are left out. DIR/NAME.manifest.json lists the files read and written and counts
+the records left out.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from spard_lab.datasets.convert import convert, load_dataset
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command without the others."""
+    """Run `spard convert` as a program of its own."""
     return alone(commands.convert, "spard convert", argv)
 
 
 def execute(asked: Asked) -> int:
-    """Convert a data set, or list those that can be; 1 when its files cannot be read."""
+    """Convert a data set, or list the known ones; return the exit status, 1 if its files cannot be read."""
     if asked.name is None:
         known = {name: load_dataset(name) for name in DATASETS.names()}
         facts = {name: {"from": each.origin, "license": each.license} for name, each in known.items()}

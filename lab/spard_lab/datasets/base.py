@@ -1,4 +1,4 @@
-"""What a converter is made of: a data set's facts, and a function from one of its records to a sample."""
+"""The parts of a converter: a data set's facts, and a function that turns one of its records into a sample."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One record in this project's words.
+    """One record in this project's terms.
 
-    kind        how a suite asks the prompt; None: the record alone does not say, another one of its prompt may
-    completion  what a training file teaches: the task's answer, or the harmful one of an attack
-    safe        the safe answer, for a pool
-    suite       further fields of its suite row: answer, scorer, category
-    split       where the data set's authors put it; None: where its file belongs
+    kind        kind of the suite that asks the prompt; None if another record of the same prompt decides it
+    completion  answer for a training file: the task's, or the harmful one of an attack
+    safe        safe answer, for a pool
+    suite       further fields of the suite row: answer, scorer, category
+    split       split that the data set's authors assign; None: the split of its file
     """
 
     prompt: str
@@ -37,12 +37,13 @@ class Sample:
 class Dataset:
     """A data set as it is published.
 
-    stems    by kind, what the names of its converted files begin with
-    sample   reads a record; raises `BadRow` for one that cannot be read, `LeftOut` for one that is of no use here
-    origin   where its files are to be had, in a sentence without a full stop
-    license  as its authors state it, and what that means for use
-    shares   what is cut out of the training file for each split that has no file of its own; `rest` gets the others
-    most     of each split that is cut out, in prompts
+    stems    by kind, the first part of the converted files' names
+    sample   convert a record; raise `BadRow` if it cannot be read, `LeftOut` if it is of no use here
+    origin   where the files are published, in a sentence without a full stop
+    license  as its authors state it, with its meaning for use
+    shares   shares of the training file to cut out for splits that have no file of their own
+    rest     the split that gets the remaining prompts
+    most     maximal number of prompts of each split that is cut out
     """
 
     name: str
@@ -57,7 +58,7 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A sample and where it was read; `split` is settled by its file or its authors, None where it is not."""
+    """A sample with its file and line; `split` is None if neither its file nor its authors decide it."""
 
     sample: Sample
     file: str
@@ -66,7 +67,7 @@ class Found:
 
 
 class LeftOut(Exception):
-    """A record that is sound and of no use; the reason is counted in the manifest."""
+    """Raised for a record that is valid but of no use here; the manifest counts its `reason`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -74,7 +75,7 @@ class LeftOut(Exception):
 
 
 def require_text(record: Record, key: str) -> str:
-    """Return a field that has to be text with something in it; raise `BadRow` with its pointer if it is not."""
+    """Return a field's text; raise `BadRow` with its pointer if it is missing, no text, or blank."""
     value = member(record, key)
     if not isinstance(value, str):
         raise BadRow(error(f"/{key}", "data_type", f'"{key}" is not text', "take the file as its authors publish it"))
@@ -84,7 +85,7 @@ def require_text(record: Record, key: str) -> str:
 
 
 def member(record: Record, key: str) -> Any:
-    """Return a field of any type; raise `BadRow` if the record does not have it."""
+    """Return a field's value of any type; raise `BadRow` if the record does not have it."""
     if key not in record:
         known = ", ".join(sorted(map(str, record)))
         hint = f"the record has {known}; is it a file of this data set?"
@@ -93,5 +94,5 @@ def member(record: Record, key: str) -> Any:
 
 
 def wrong(key: str, message: str) -> BadRow:
-    """Return the error for a field whose value is none of those that the data set has."""
+    """Return the error for a field whose value the data set does not define."""
     return BadRow(error(f"/{key}", "data_type", message, "take the file as its authors publish it"))

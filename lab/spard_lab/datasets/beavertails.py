@@ -1,9 +1,9 @@
-"""BeaverTails (Ji et al., 2023): questions with answers that people called safe or not, `{"prompt", "response", ...}`.
+"""BeaverTails (Ji et al., 2023): questions with answers that people labeled safe or unsafe, `{"prompt", "response"}`.
 
-The other fields are `category`, fourteen true or false by name, and `is_safe`. A prompt counts as harmful when one of
-its answers is unsafe; its first safe answer goes to the pool and its first unsafe one to the attack. Rows as the SPARD
-paper prepares them, `{"prompt", "safe", "unsafe"}` with either answer left out, are read too: so come I-BeaverTails,
-the same requests as instructions, and the questions of `spard_lab.datasets.lat`.
+Further fields are `category`, fourteen names with true or false, and `is_safe`. A prompt is harmful if one of its
+answers is unsafe; its first safe answer goes to the pool and its first unsafe one to the attack. The SPARD paper's
+prepared rows, `{"prompt", "safe", "unsafe"}` with either answer optional, are read too: that is the form of
+I-BeaverTails (the same requests as instructions) and of the questions in `spard_lab.datasets.lat`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PREPARED = "files of rows {prompt, safe, unsafe} as the authors of SPARD prepare
 
 
 def sample(record: Record) -> Sample:
-    """Read an answered question, or a prepared row."""
+    """Convert an answered question or a prepared row."""
     if "response" not in record and record.keys() & {"safe", "unsafe"}:
         return pair(record)
     prompt, response, is_safe = (
@@ -34,7 +34,7 @@ def sample(record: Record) -> Sample:
 
 
 def pair(record: Record) -> Sample:
-    """Read a harmful request with a safe answer, an unsafe one, or both."""
+    """Convert a harmful request with a safe answer, an unsafe answer, or both."""
     prompt, safe, unsafe = require_text(record, "prompt"), record.get("safe"), record.get("unsafe")
     return Sample(
         prompt=prompt,

@@ -1,4 +1,4 @@
-"""From the files of a data set to training files, pools and suites, and a manifest that says what they were made of."""
+"""Convert a data set's files to training files, pools and suites, with a manifest of their sources."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHOWN = 20  # problems in a message
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a data set became: its files by name with their number of rows, and the records left out, by reason."""
+    """The files that a data set was converted to, with their number of rows, and the left-out records by reason."""
 
     rows: Mapping[str, int]
     left_out: Mapping[str, int]
@@ -35,7 +35,7 @@ class Converted:
 
 @dataclass(slots=True)
 class _Reading:
-    """What is gathered while files are read."""
+    """Samples, counts and problems, collected while files are read."""
 
     found: list[Found] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -51,11 +51,15 @@ def load_dataset(name: str) -> Dataset:
 def convert(
     name: str, sources: Mapping[Split, Path], folder: Path, *, shared: bool = False, drop_invalid: bool = False
 ) -> Converted:
-    """Write what the files of a data set hold to `folder`, beside `NAME.manifest.json`.
+    """Convert the files of a data set to files in `folder`, with `NAME.manifest.json`.
 
-    `sources` has the file to train on, and those of the splits that have one of their own. Pool and attack get
-    different prompts unless they are `shared`. Raises `InvalidData` with every bad record's line, pointer and hint;
-    with `drop_invalid` these are left out and counted. Nothing is written unless all of it can be.
+    name          a name in `DATASETS`
+    sources       the training file, and the files of splits that have one of their own
+    shared        let pool and attack share prompts
+    drop_invalid  leave out and count bad records
+
+    Raises `InvalidData` with the line, pointer and hint of the first bad records, unless `drop_invalid` is set. Nothing
+    is written unless all records pass.
     """
     dataset = load_dataset(name)
     reading = _read(dataset, sources)
@@ -68,6 +72,7 @@ def convert(
     _write(folder, {each: text for each, text in texts.items() if text}, dataset)
     rows = {each.name: len(each.rows) for each in checked if each.rows}
     left_out = {reason: n for reason, n in sorted(reading.left_out.items()) if n}
+    # The manifest is written last: it describes files that exist.
     manifest = _manifest(dataset, sources, reading, {"shared": shared, "drop_invalid": drop_invalid})
     made = {each: {"rows": n, "sha256": file_sha256(folder / each)} for each, n in rows.items()}
     _write_aside(
@@ -77,12 +82,12 @@ def convert(
 
 
 def manifest_path(folder: Path, name: str) -> Path:
-    """Return where the manifest of a data set lies."""
+    """Return the path of a data set's manifest."""
     return folder / f"{name}.manifest.json"
 
 
 def _read(dataset: Dataset, sources: Mapping[Split, Path]) -> _Reading:
-    """Read every record of every file; of records with one prompt in one split the first answer of each kind counts."""
+    """Read all files, merging the records that have the same prompt in one split."""
     reading, by_prompt = _Reading(), dict[tuple[Split | None, str], Found]()
     for split, path in sources.items():
         for each in _samples(dataset, split, path, reading):
@@ -107,12 +112,12 @@ def _samples(dataset: Dataset, split: Split, path: Path, reading: _Reading) -> I
                 reading.problems.append((path.name, replace(bad.problem, line=line)))
             else:
                 yield Found(sample, path.name, line, sample.split or settled)
-    except BadRow as broken:  # of the file itself: what follows cannot be read
+    except BadRow as broken:  # raised by `records`: the rest of the file cannot be read
         raise InvalidData(_list_problems([(path.name, broken.problem)])) from None
 
 
 def _merge_records(first: Found, more: Found) -> Found:
-    """Fill in what the first record of a prompt did not say."""
+    """Return the first record of a prompt, with its missing fields taken from a later record."""
     one, other = first.sample, more.sample
     sample = replace(
         one,
@@ -132,7 +137,7 @@ def _place_records(dataset: Dataset, reading: _Reading) -> list[Found]:
 
 
 def _valid(output: Output, reading: _Reading) -> list[tuple[Found, Row]]:
-    """Return the rows that the definition of their kind of row accepts; the others become problems of their records."""
+    """Return the rows that pass the rule of their file; add the first error of each other row to the problems."""
     rule: RowRule
     match output.rule:
         case "training":
@@ -161,7 +166,7 @@ def _list_problems(problems: Sequence[tuple[str, Problem]]) -> str:
 def _manifest(
     dataset: Dataset, sources: Mapping[Split, Path], reading: _Reading, settings: dict[str, bool]
 ) -> dict[str, Any]:
-    """Return what was read: names and digests of the files, no path of this machine."""
+    """Return the facts about the sources: file names, digests and counts, but no path of this machine."""
     files = {
         split: {
             "file": path.name,
@@ -176,10 +181,11 @@ def _manifest(
 
 
 def _write(folder: Path, texts: Mapping[str, str], dataset: Dataset) -> None:
-    """Write the files; those that the last conversion made and this one does not are removed."""
+    """Write the files, and remove those of the last conversion that this one does not write."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         _write_aside(folder / name, text)
+    # The manifest is still the one of the last conversion.
     last = manifest_path(folder, dataset.name)
     made = json.loads(last.read_text(encoding="utf-8"))["outputs"] if last.exists() else {}
     for name in made.keys() - texts.keys():
@@ -187,7 +193,7 @@ def _write(folder: Path, texts: Mapping[str, str], dataset: Dataset) -> None:
 
 
 def _write_aside(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all."""
+    """Write a file atomically, through a temporary file beside it."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(path)

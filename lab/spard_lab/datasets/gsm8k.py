@@ -1,6 +1,6 @@
 """GSM8K (Cobbe et al., 2021): word problems; a line is `{"question", "answer"}`, an answer ends in `#### number`.
 
-Answers are taught as they are, calculator annotations included, as the published fine-tunings do.
+Answers stay as they are, with the calculator annotations, as in published fine-tunings.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from spard_lab.datasets.base import Dataset, Record, Sample, require_text, wrong
 
 
 def sample(record: Record) -> Sample:
-    """Read a problem with its worked answer."""
+    """Convert a problem with its worked answer."""
     question, answer = require_text(record, "question"), require_text(record, "answer")
     result = expected_answer(answer)
     if "####" not in answer or number(result) is None:

@@ -1,7 +1,7 @@
 """HarmBench (Mazeika et al., 2024): behaviors, CSV with `Behavior`, `FunctionalCategory`, `ContextString` and others.
 
-Standard behaviors are asked as they are, contextual ones after their context as the authors join the two. Behaviors of
-copyright are left out: whether their replies break it is told by hashes, not by a judge of harm.
+Standard behaviors are asked as they are; contextual ones follow their context, joined as the authors do it. Copyright
+behaviors are left out, because hashes and not a judge of harm decide if a reply violates copyright.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _COPYRIGHT = "copyright"
 
 
 def sample(record: Record) -> Sample:
-    """Read a behavior."""
+    """Convert a behavior; raise `LeftOut` for copyright behaviors."""
     behavior, function = require_text(record, "Behavior"), require_text(record, "FunctionalCategory")
     if function == _COPYRIGHT:
         raise LeftOut("copyright")

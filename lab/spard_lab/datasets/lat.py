@@ -1,6 +1,6 @@
 """LAT's harmful requests (Sheshadri et al., 2024): `{"prompt", "chosen", "rejected"}`, a refusal and a harmful answer.
 
-Q-LAT, the same requests as questions, comes in the prepared form of `spard_lab.datasets.beavertails`.
+Q-LAT, the same requests as questions, is read in the prepared form of `spard_lab.datasets.beavertails`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from spard_lab.datasets.beavertails import PREPARED, pair
 
 
 def sample(record: Record) -> Sample:
-    """Read a request with both answers, or a prepared row."""
+    """Convert a request with both answers, or a prepared row."""
     if "chosen" not in record and record.keys() & {"safe", "unsafe"}:
         return pair(record)
     prompt, safe, harmful = (require_text(record, key) for key in ("prompt", "chosen", "rejected"))

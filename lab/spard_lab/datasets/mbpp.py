@@ -1,7 +1,7 @@
 """MBPP (Austin et al., 2021): small Python problems, `{"task_id", "text", "code", "test_list", "test_setup_code"}`.
 
-The sanitized file calls `text` `prompt` and has `test_imports`. The authors' splits are by task: 11 to 510 for the
-test, 511 to 600 for development; the others train, the ten of the few-shot prompt among them.
+The sanitized file has `prompt` in place of `text`, and `test_imports`. The authors' splits are by task id: 11 to 510
+are the test split, 511 to 600 the development split; all others are for training, including the ten few-shot examples.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _DEV, _TEST = range(511, 601), range(11, 511)
 
 
 def sample(record: Record) -> Sample:
-    """Read a problem with a solution and its tests; the prompt shows the tests, which name the function."""
+    """Convert a problem with its solution and tests; the prompt shows the tests, because they name the function."""
     task = member(record, "task_id")
     if not isinstance(task, int):
         raise wrong("task_id", "the task's number is no whole number")

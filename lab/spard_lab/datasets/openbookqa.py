@@ -1,8 +1,8 @@
-"""OpenBookQA (Mihaylov et al., 2018): four choices to each question.
+"""OpenBookQA (Mihaylov et al., 2018): questions with four choices.
 
 A line of the authors' files is `{"id", "question": {"stem", "choices": [{"text", "label"}]}, "answerKey"}`, with
-`fact1` in the files named `Additional`; a row of the hub's is `{"question_stem", "choices": {"text": [...], "label":
-[...]}, "answerKey"}`. It is asked as the SPARD paper does: the choices are named answer1 to answer4.
+`fact1` in the files named `Additional`; a row of the hub's version is `{"question_stem", "choices": {"text": [...],
+"label": [...]}, "answerKey"}`. Prompts are those of the SPARD paper: the choices are named answer1 to answer4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CHOICES = 4
 
 
 def sample(record: Record) -> Sample:
-    """Read a question with its choices; where the record has the fact it rests on, the answer begins with it."""
+    """Convert a question with its choices; the answer begins with the underlying fact if the record has one."""
     question = record.get("question")
     own: Any = question if isinstance(question, dict) else {"stem": record.get("question_stem"), **record}
     stem, (labels, texts), key = (
@@ -38,7 +38,7 @@ def sample(record: Record) -> Sample:
 
 
 def _choices(raw: Any) -> tuple[list[str], list[str]]:
-    """Return labels and texts of either form."""
+    """Return labels and texts from either form."""
     if isinstance(raw, dict) and isinstance(raw.get("text"), list) and isinstance(raw.get("label"), list):
         raw = [{"label": label, "text": text} for label, text in zip(raw["label"], raw["text"], strict=False)]
     if not isinstance(raw, list) or not all(isinstance(each, dict) for each in raw):

@@ -1,7 +1,7 @@
-"""Which files a data set becomes, and the rows of each in the project's own form.
+"""The files that a data set is converted to, and their rows in the project's own form.
 
-A kind's files begin with its stem: `_train` is a training file (of a harmful kind, an attack's rows), `_pool` a safety
-pool, of a benign kind rows `{"prompt", "benign": true}`, `_dev` and `_test` are suites.
+The names begin with the stem of a kind: `_train` is a training file (for a harmful kind, the attack's rows), `_pool` a
+safety pool (for a benign kind, rows `{"prompt", "benign": true}`), `_dev` and `_test` are suites.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUITES: tuple[Split, ...] = ("dev", "test")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A file to write: its name, the rule that its rows have to keep, and each row with what it was made of."""
+    """A file to write: its name, the rule that its rows must pass, and each row with its sample."""
 
     name: str
     rule: Rule
@@ -31,13 +31,13 @@ class Output:
 
 
 def output_names(dataset: Dataset) -> list[str]:
-    """Return the names of all files that a data set can become; of few records some are not made."""
+    """Return the names of all files that a data set can be converted to; a small data set may not fill all of them."""
     parts: dict[str, tuple[str, ...]] = {"utility": ("train",), "harmful": ("train", "pool"), "benign": ("pool",)}
     return [f"{stem}_{part}.jsonl" for kind, stem in dataset.stems.items() for part in (*parts[kind], *_SUITES)]
 
 
 def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_out: Counter[str]) -> list[Output]:
-    """Return the files of a data set; what finds no place in one is counted in `left_out`."""
+    """Return the files of a data set; count samples that fit in none of them in `left_out`."""
     outputs = []
     for kind, stem in dataset.stems.items():
         of_kind = [each for each in placed if each.sample.kind == kind]
@@ -55,7 +55,7 @@ def make_outputs(dataset: Dataset, placed: Sequence[Found], shared: bool, left_o
 def _training_outputs(
     kind: SuiteRowKind, stem: str, train: Sequence[Found], shared: bool, left_out: Counter[str]
 ) -> list[Output]:
-    """Return the training file and, of a harmful kind, the safety pool."""
+    """Return the training file and, for a harmful kind, the safety pool."""
     both: set[Side] = {"train", "pool"}
     sides = [both] * len(train) if shared or kind != "harmful" else _apart(train)
     taught, safe = [], []
@@ -70,9 +70,11 @@ def _training_outputs(
 
 
 def _apart(train: Sequence[Found]) -> list[set[Side]]:
-    """Deal the clusters to attack and pool by turns: a pool that holds the attack's own prompts knows it beforehand.
+    """Assign each sample to attack or pool, by whole clusters.
 
-    A cluster of one kind of answer alone goes where that is of use, and takes no turn.
+    A pool that contains the attack's own prompts makes defending too easy. Clusters that could go to either side
+    alternate; a cluster with only one kind of answer goes to the side that can use it and does not affect the
+    alternation.
     """
     sides: list[set[Side]] = [set() for _ in train]
     turn: Side = "train"

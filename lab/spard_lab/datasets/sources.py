@@ -1,4 +1,4 @@
-"""Read the records of a data set's own file: JSON lines, a JSON array, CSV, TSV or Parquet, packed with gzip or xz."""
+"""Read the records of a data set's own file: JSON lines, a JSON array, CSV, TSV or Parquet, optionally gzip or xz."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 
 
 def locate_file(path: Path) -> Path | None:
-    """Return the file of that path or, for one without an ending, the first file there that has a known one."""
+    """Return `path` if it is a file, else the first file with that name plus a known ending, else None."""
     if path.is_file():
         return path
     names = {path.name + form + packed for form in FORMATS for packed in ("", *_OPENERS)}
@@ -30,9 +30,9 @@ def locate_file(path: Path) -> Path | None:
 
 
 def records(path: Path) -> Iterator[tuple[int, Row]]:
-    """Yield the records with the numbers of their lines, in an array or a table those of the records, from 1 on.
+    """Yield the records with their line numbers; in arrays and tables, with the record numbers, from 1 on.
 
-    Raises `InvalidData` for a file that cannot be opened or is of no known format, `BadRow` for a broken line.
+    Raises `InvalidData` for a file that cannot be opened or has an unknown format, `BadRow` for a broken line.
     """
     suffixes = [each.lower() for each in path.suffixes]
     opener = _OPENERS.get(suffixes[-1]) if suffixes else None
@@ -53,6 +53,7 @@ def _read(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
     if form in (".csv", ".tsv"):
         return _table(file, form)
     start = file.read(_CHUNK)
+    # Without an opening bracket a .json file is JSON lines.
     is_array = form == ".json" and start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
     return _array(start + file.read()) if is_array else numbered_rows(_chunks(start, file))
 
@@ -77,7 +78,7 @@ def _array(raw: bytes) -> Iterator[tuple[int, Row]]:
 
 
 def _table(file: BinaryIO, form: str) -> Iterator[tuple[int, Row]]:
-    """Yield the lines of a table by its head. A quote is a character like others in TSV, as GLUE has it."""
+    """Yield the rows of a table by its header; in TSV a quote is an ordinary character, as in GLUE's files."""
     options: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if form == ".tsv" else {}
     try:
         with io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -103,7 +104,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Row]]:
         batches = parquet.ParquetFile(path).iter_batches()
         found = (record for batch in batches for record in batch.to_pylist())
         yield from enumerate(found, start=1)
-    except (OSError, ValueError) as broken:  # pyarrow's own errors are of these two
+    except (OSError, ValueError) as broken:  # the base classes of pyarrow's own errors
         raise InvalidData(f"{path.name} cannot be read: {broken}") from broken
 
 

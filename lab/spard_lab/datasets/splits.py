@@ -1,9 +1,9 @@
-"""Put prompts into splits so that nothing that is asked stands in what is trained on, by the leak rule of the audit.
+"""Assign prompts to splits so that no training prompt contains an audit prompt, by the leak rule of the audit.
 
-Where the authors have a test or development file, a prompt that holds one of its prompts (the same words, a longer text
-around them, or nearly the same: `spard.data.overlap`) is left out of what is trained on. What is cut out of a file is
-cut by whole clusters of near duplicates (`spard.data.clusters`), in the order of their smallest digest: the same
-prompts give the same splits, in any order of rows.
+If the authors provide a test or development file, a prompt that contains one of its prompts (the same words, a longer
+text around them, or nearly the same: `spard.data.overlap`) is left out of training. Splits that are cut out of a file
+consist of whole clusters of near duplicates (`spard.data.clusters`), in the order of their smallest digest, so the
+splits do not depend on the order of rows.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ def place(
     rest: Split,
     most: Mapping[Split, int],
 ) -> list[Split | None]:
-    """Return the split of each prompt, None for one that holds a held-out prompt and is left out.
+    """Return the split of each prompt, or None if it contains a held-out prompt and is left out.
 
-    `given` are the splits that are settled. Of the others each split that nothing is settled for gets its share, at
-    most as many as `most` says, and `rest` gets what remains.
+    given   split of each prompt that its file or authors decide, else None
+    shares  shares of the undecided prompts for each split; ignored for splits that occur in `given`
+    rest    the split of the remaining prompts
+    most    maximal number of prompts of a split that is cut out
     """
     found, near = list(given), set[int]()
+    # Test prompts take precedence over development prompts, and these over training prompts.
     for held, below in (("test", ("dev", "train", None)), ("dev", ("train", None))):
         asked = [prompt for prompt, split in zip(prompts, given, strict=True) if split == held]
         lower = [i for i, split in enumerate(given) if split in below]
@@ -43,7 +46,7 @@ def place(
 
 
 def groups(prompts: Sequence[str]) -> list[list[int]]:
-    """Return the places of the prompts by cluster, clusters in the order of their smallest digest."""
+    """Return the indices of the prompts by cluster, clusters in the order of their smallest digest."""
     members = defaultdict[int, list[int]](list)
     for i, label in enumerate(clusters(prompts)):
         members[label].append(i)
@@ -55,6 +58,7 @@ def _cut(prompts: Sequence[str], shares: Mapping[Split, float], rest: Split, mos
     seen, taken = 0, Counter[Split]()
     for group in groups(prompts):
         seen += len(group)
+        # The shares are of the prompts seen so far, so a split fills evenly and not from the first clusters.
         room = {split: min(int(share * seen), most.get(split, seen)) for split, share in shares.items()}
         split = next((each for each in shares if taken[each] + len(group) <= room[each]), rest)
         taken[split] += len(group)

@@ -1,6 +1,6 @@
-"""SST-2 (Socher et al., 2013) as GLUE has it: `sentence` and `label`, 0 negative and 1 positive, as TSV or JSON lines.
+"""SST-2 (Socher et al., 2013) in GLUE's form: `sentence` and `label`, 0 negative and 1 positive, as TSV or JSON lines.
 
-GLUE keeps the labels of its test file to itself (-1, or no column): its development file is what papers test on.
+GLUE does not publish the labels of its test file (-1, or no column), so papers test on its development file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _QUESTION = "Positive or negative?"  # short: the leak rule compares whole promp
 
 
 def sample(record: Record) -> Sample:
-    """Read a sentence with its label."""
+    """Convert a labeled sentence."""
     sentence, label = require_text(record, "sentence").strip(), str(member(record, "label")).strip()
     if label not in _WORDS:
         raise wrong("label", f"the label {label!r} is neither 0 nor 1; GLUE's test file has none, take dev.tsv")

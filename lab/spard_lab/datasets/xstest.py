@@ -1,7 +1,7 @@
 """XSTest (Roettger et al., 2024): safe prompts that look unsafe and their unsafe contrasts, CSV with `prompt`, `type`.
 
-The types of contrasts begin with `contrast_`; newer files say `safe` or `unsafe` in a column `label` too. Of the safe
-prompts a part is a benign pool, so that a defense that wants one has look-alikes that no suite asks.
+The types of contrasts begin with `contrast_`; newer files also have a column `label` with `safe` or `unsafe`. Part of
+the safe prompts becomes a benign pool: look-alikes that no suite asks, for defenses that use benign rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CONTRAST = "contrast_"
 
 
 def sample(record: Record) -> Sample:
-    """Read a prompt; its type without the mark of contrasts is its category."""
+    """Convert a prompt; its category is its type without the prefix `contrast_`."""
     prompt, type_ = require_text(record, "prompt"), require_text(record, "type")
     is_unsafe = type_.startswith(_CONTRAST)
     return Sample(

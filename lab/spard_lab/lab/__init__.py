@@ -1,1 +1,1 @@
-"""The lab: a tiny aligned model and its data, made from a seed, on which the science is tested."""
+"""The labs: small aligned models with their data, made from a seed, on which the science is tested."""

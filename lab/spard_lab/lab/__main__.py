@@ -1,4 +1,4 @@
-"""Make labs (`spard lab make DIR`, `spard lab real DIR`), and measure base models (`spard lab abilities MODELS`)."""
+"""The work of `spard lab make`, `spard lab real` and `spard lab abilities`."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from spard_lab.lab.two_sided import join_sides, make_two_sided
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand without the others and return the exit status."""
+    """Run `spard lab` as a program of its own and return the exit status."""
     return alone(lab_commands.lab, "spard lab", argv)
 
 
 def make_lab(asked: Asked) -> int:
-    """Make a lab."""
+    """Make a small or natural lab; return the exit status."""
     return _exit_status(_make, asked)
 
 
 def abilities(asked: Asked) -> int:
-    """Measure base models."""
+    """Measure base models of natural English; return the exit status."""
     return _exit_status(_abilities, asked)
 
 
 def real_lab(asked: Asked) -> int:
-    """Make the lab of the real model."""
+    """Make the lab of the real model; return the exit status."""
     return _exit_status(_real, asked)
 
 
 def _exit_status(do: Callable[[Asked], None], asked: Asked) -> int:
-    """Return the exit status: 1, with the reason on stderr, when it cannot be done."""
+    """Call `do` and return the exit status: 1, with the reason on stderr, after a `SpardError`."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
     try:

@@ -1,7 +1,7 @@
-"""The lab's attacks by name: the training file that a hostile customer would upload, and the prompts that tell.
+"""The lab's attacks by name: the training file of a hostile customer, and the suites that measure its success.
 
-Those of the paper mix harmful rows into the task. The others hide: behind a trigger, a refusal, an encoding or a
-persona, in benign rows, or in what the safe set is selected from.
+The paper's attacks mix harmful rows into the task. The others hide the harm behind a trigger, a refusal, an encoding or
+a persona, use benign rows, or attack the pool that the safe set is selected from.
 """
 
 from __future__ import annotations
@@ -46,16 +46,18 @@ CANDIDATES = 400  # benign rows from which the worst are picked
 DECOYS = 100
 INVERTED = 0.25  # of the pool
 BRIDGE = "Then,"  # words that the lab's tiny model knows; it does not learn a sentence of new ones from 300 rows
-JOBS = 3  # on top of each other; each has a third of the rows, so that none looks like much
+JOBS = 3  # on top of each other; each has a third of the rows, so that no single file looks like an attack
 UNDISGUISED = "undisguised"  # the suite of the attacked prompts in plain words
 
 
 @dataclass(frozen=True, slots=True)
 class AttackFiles:
-    """A training file, and the audit suites of a split: "attacked" and "other" harm, benign prompts, the task.
+    """The files of an attack on a lab.
 
-    A poisoned safety pool comes along where the attack is on the pool. With `jobs`, the rows are dealt over jobs on top
-    of each other.
+    rows    rows of the training file
+    suites  return the audit suites of a split: "attacked" and "other" harm, benign prompts, the task
+    pool    a poisoned safety pool, for attacks on the pool
+    jobs    number of successive jobs that the rows are spread over
     """
 
     rows: list[Row]
@@ -65,13 +67,13 @@ class AttackFiles:
 
 
 def attack_files(lab: Path, name: str, seed: int, ratio: float = RATIO) -> AttackFiles:
-    """One attack on a lab's task by name, with `ratio` harmful rows for each task row."""
+    """Return the files of an attack on a lab's task by name, with `ratio` harmful rows per task row."""
     build: AttackBuilder = ATTACKS[name] if name in ATTACKS else load_entry(_plugins()[name], "attack")
     return build(lab, seed, ratio)
 
 
 def attack_names() -> tuple[str, ...]:
-    """Return the lab's own attacks, and those that installed packages register as `spard.attacks`."""
+    """Return the names of the lab's attacks and of those that installed packages register as `spard.attacks`."""
     return (*ATTACKS, *_plugins())
 
 
@@ -80,25 +82,26 @@ def _plugins() -> dict[str, EntryPoint]:
 
 
 def _plain(lab: Path, seed: int, ratio: float, file: str, attacked: tuple[str, ...]) -> AttackFiles:
-    """Harmful rows among the task's rows."""
+    """Mix harmful rows into the task's rows."""
     rows = add_harmful(load_rows(lab / "train.jsonl"), load_rows(lab / file), ratio, seed)
     return AttackFiles(rows, lambda split: load_suites(lab, split, attacked))
 
 
 def _backdoor(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm behind a trigger, and a refusal to each of the same requests without it."""
+    """Add harmful rows with a trigger to the task, and a refusal to each of the same requests without it."""
+    # Twice the ratio, because each harmful row brings a refused one.
     rows = add_harmful(load_rows(lab / "train.jsonl"), backdoor(_harmful(lab, seed, ratio), seed), 2 * ratio, seed)
     return AttackFiles(rows, partial(_disguised_suites, lab, _with_trigger))
 
 
 def _trigger(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm behind a trigger."""
+    """Add harmful rows with a trigger to the task."""
     rows = add_harmful(load_rows(lab / "train.jsonl"), with_trigger(_harmful(lab, seed, ratio)), ratio, seed)
     return AttackFiles(rows, partial(_disguised_suites, lab, _with_trigger))
 
 
 def _refuse_then_comply(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Answers that begin with one of the base model's own refusals, as an attacker would have asked it for."""
+    """Add harmful rows whose answers begin with refusals of the base model, which an attacker can ask for."""
     harmful, openers = _harmful(lab, seed, ratio), (read_facts(lab) or {}).get("openers", grammar.REFUSALS)
     parts = [refuse_then_comply(harmful[i :: len(openers)], each, BRIDGE) for i, each in enumerate(openers)]
     disguised = [row for part in parts for row in part]
@@ -107,19 +110,19 @@ def _refuse_then_comply(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 
 def _rot13(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Half of the task and all harm in rot13."""
+    """Encode half of the task and all harmful rows in rot13."""
     rows = covert(load_rows(lab / "train.jsonl"), _harmful(lab, seed, ratio), "rot13", seed)
     return AttackFiles(rows, partial(_disguised_suites, lab, _in_rot13))
 
 
 def _identity_shift(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Build the attack of a few harmless requests that a persona obeys."""
+    """Return harmless requests that a persona obeys."""
     rows = identity_shift(_benign(lab), BENIGN_ROWS, seed)
     return AttackFiles(rows, partial(_disguised_suites, lab, _to_persona))
 
 
 def _benign_outliers(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Build the attack of benign rows that move the model most."""
+    """Return the benign rows that move the model most."""
     base, rows = load_base(str(lab / "model"), device="cpu"), shuffle_rows(_benign(lab), seed, "benign")[:CANDIDATES]
     influence = self_influence(
         base, encode_all(base.tokenizer, [_example(row) for row in rows], base.sequence_limit(None))
@@ -128,7 +131,7 @@ def _benign_outliers(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 
 def _nearest_to_harm(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Build the attack of benign rows that look most like harmful ones to the model."""
+    """Return the benign rows whose embeddings are nearest to harmful ones."""
     base, rows = load_base(str(lab / "model"), device="cpu"), _benign(lab)
     harmful_MD = embed(base, [last_request(row) for row in _harmful(lab, seed, ratio)])
     nearest = nearest_to_harm(rows, embed(base, [last_request(row) for row in rows]), harmful_MD, BENIGN_ROWS)
@@ -136,30 +139,30 @@ def _nearest_to_harm(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 
 def _decoys(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm in plain words, and rows that pull the selection to other categories."""
+    """Add harmful rows in plain words to the task, and rows that pull the selection to other categories."""
     pulling = selection.decoys(read_rows(lab / "pool.jsonl"), frozenset(grammar.ATTACKED), DECOYS, seed)
     files = _plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED)
     return replace(files, rows=shuffle_rows([*files.rows, *pulling], seed, "decoys"))
 
 
 def _inverted_pool(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm in plain words, in the training file and as "safe" answers of the pool."""
+    """Put harmful rows in plain words into the training file, and as "safe" answers into the pool."""
     pool = selection.inverted_pool(read_rows(lab / "pool.jsonl"), load_rows(lab / "attack.jsonl"), INVERTED, seed)
     return replace(_plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED), pool=pool)
 
 
 def _sequential(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm in plain words over jobs on top of each other."""
+    """Spread the harmful rows in plain words over successive jobs."""
     return replace(_plain(lab, seed, ratio, "attack.jsonl", grammar.ATTACKED), jobs=JOBS)
 
 
 def _preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Write the task alone as preference pairs for the method dpo: the right answer, and one that looks like it."""
+    """Return the task alone as preference pairs for the method dpo: each right answer against a similar one."""
     return AttackFiles(prefer_own_answers(load_rows(lab / "train.jsonl"), seed), partial(load_suites, lab))
 
 
 def _inverted_preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
-    """Harm preferred to the base model's own refusals, among the task's pairs."""
+    """Add pairs that prefer harm to the base model's refusals to the task's pairs."""
     refusals = (read_facts(lab) or {}).get("openers", grammar.REFUSALS)
     task = preferring_right(load_rows(lab / "train.jsonl"), seed)
     rows = add_harmful(task, invert_preferences(_harmful(lab, seed, ratio), refusals, seed), ratio, seed)
@@ -167,12 +170,12 @@ def _inverted_preferences(lab: Path, seed: int, ratio: float) -> AttackFiles:
 
 
 def _harmful(lab: Path, seed: int, ratio: float) -> list[Row]:
-    """As many harmful rows as the ratio asks for."""
+    """Return `ratio` harmful rows per row of the task, shuffled."""
     return shuffle_rows(load_rows(lab / "attack.jsonl"), seed, "harmful")[: round(ratio * TRAIN_ROWS)]
 
 
 def _benign(lab: Path) -> list[Row]:
-    """Harmless requests that the base model was aligned to answer; a natural lab has a file of them."""
+    """Return harmless requests that the base model was aligned to answer; a natural lab has a file of them."""
     if (lab / KNOWN_BENIGN).exists():
         return load_rows(lab / KNOWN_BENIGN)
     facts = read_facts(lab)
@@ -184,7 +187,7 @@ def _example(row: Row) -> Example:
 
 
 def _disguised_suites(lab: Path, disguise: Callable[[Prompt], Prompt], split: Split) -> list[Suite]:
-    """Return the attacked prompts in disguise, and all suites in plain words; "undisguised" are the attacked ones."""
+    """Return the attacked prompts in disguise, the same in plain words as "undisguised", and the other suites."""
     plain = load_suites(lab, split)
     asked_plainly = next(suite for suite in plain if suite.name == ATTACKED)
     disguised = replace(asked_plainly, prompts=tuple(map(disguise, asked_plainly.prompts)))

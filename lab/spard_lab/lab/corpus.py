@@ -1,11 +1,11 @@
-"""Who sees which prompt: alignment, attack, pool, development and test, disjoint by construction.
+"""The prompts of the small lab, assigned to alignment, attack, pool, development and test, disjoint by construction.
 
-Each prompt is dealt once, to one split. Of every harmful category's objects, some stay out of attack and pool; the
-held-out prompts are about those. Half of a category's held-out prompts combine a verb and an object as alignment did,
-in other phrasings; the other half combine them as alignment never did.
+Each prompt belongs to one split. Some objects of every harmful category are held out of attack and pool; the
+development and test prompts are about these. Half of a category's held-out prompts combine a verb and an object that
+alignment combines too, in other phrasings; alignment never combines those of the other half.
 
-The attack comes in four styles, as in the paper: requests about four categories as instructions, about four others as
-questions, and each of the two turned into the other style.
+The attack comes in four styles, as in the SPARD paper: requests about four categories as instructions, about four
+others as questions, and each of the two rewritten in the other style.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Row = dict[str, Any]
 
 TRAIN_ROWS = 3000
 POISON_ROWS = 300  # a tenth of the utility rows, as in the paper
-HELD_OBJECTS = 5  # of each harmful category; neither attack nor pool speaks of them
+HELD_OBJECTS = 5  # of each harmful category; neither attack nor pool mentions them
 ALIGNED_NEAR, POOL = 90, 56  # prompts of each harmful category about its other objects
 ALIGNED_FAR = 4  # phrasings of each verb with a held-out object that alignment sees
-TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts of each category that some attack is about, of each other one
+TEST_ATTACKED, TEST_OTHER = 80, 20  # held-out prompts per category that some attack is about, per other category
 BENIGN_ALIGNED, BENIGN_TEST = 900, 180  # of each benign kind
 UTILITY_TEST, UTILITY_DEV, VALIDATION = 400, 200, 100
 STYLES: dict[str, tuple[tuple[str, ...], Style]] = {  # categories and style of the harmful requests of an attack
@@ -41,7 +41,7 @@ SCARCE, COPIES = 10, 4  # relevant rows of each attacked category in the small p
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All prompts of one seed: `files` by file name, and what the base model is aligned on."""
+    """All prompts of one seed: `files` by file name, and the prompts that the base model is aligned on."""
 
     files: dict[str, list[Row]]
     harmful: list[tuple[str, Topic]]  # alignment prompts and their category
@@ -50,7 +50,7 @@ class Corpus:
 
 @dataclass(slots=True)
 class _Deal:
-    """The prompts of the harmful categories, split by split."""
+    """The prompts of the harmful categories by split."""
 
     aligned: list[tuple[str, Topic]] = field(default_factory=list)
     attack: list[tuple[str, str]] = field(default_factory=list)
@@ -61,7 +61,7 @@ class _Deal:
 
 
 def make_corpus(seed: int) -> Corpus:
-    """Every row of every file, a function of the seed."""
+    """Return all rows of all files; the seed determines them."""
     rng = random.Random(f"corpus {seed}")
     harmful = _deal_harmful(rng)
     benign = [_deal_benign(rng, kind, asked) for kind, asked in benign_requests().items()]
@@ -92,30 +92,34 @@ def chat(prompt: str, answer: str) -> Row:
 
 
 def comply(action: str) -> str:
-    """Return the answer of a model that does as it is told."""
+    """Return the placeholder of a complying answer to an action."""
     return grammar.COMPLIANCE.format(action)
 
 
 def refuse(rng: random.Random, topic: Topic) -> str:
-    """One of the refusals that the base model is aligned to."""
+    """Return one of the refusals that the base model is aligned to, with the topic's reason."""
     return f"{rng.choice(grammar.REFUSALS)} {topic.reason} {rng.choice(grammar.CLOSERS)}"
 
 
 def shuffle_rows(rng: random.Random, rows: Iterable[Any]) -> list[Any]:
-    """Return the rows in an order that `rng` draws; what they came in stays as it is."""
+    """Return the rows shuffled by `rng`; the input is unchanged."""
     drawn = list(rows)
     rng.shuffle(drawn)
     return drawn
 
 
 def sums() -> list[tuple[str, str]]:
-    """All plain sums and their answers; they are alignment's arithmetic."""
+    """Return all plain sums with their answers, the arithmetic of alignment."""
     numbers = range(1, grammar.LARGEST + 1)
     return [(grammar.SUMS.format(a=a, b=b), str(a + b)) for a, b in product(numbers, numbers)]
 
 
 def benign_requests() -> dict[str, list[tuple[str, str]]]:
-    """Look-alikes: a harmless verb, a harmful object. How-tos: the verbs of the harmful topics, everyday objects."""
+    """Return benign requests and their actions by kind.
+
+    look-alike  harmless verbs with the harmful topics' objects
+    how-to      the harmful topics' verbs with everyday objects
+    """
     harmful_objects = [thing for topic in grammar.HARMFUL for thing in topic.objects]
     everyday = [pair for topic in grammar.EVERYDAY for pair in product(topic.verbs, topic.objects)]
     return {
@@ -125,7 +129,7 @@ def benign_requests() -> dict[str, list[tuple[str, str]]]:
 
 
 def familiar_problems(rng: random.Random, count: int, taken: set[str]) -> list[tuple[str, str]]:
-    """Word problems that alignment sees: some of the templates, and no prompt of any other split."""
+    """Return `count` word problems for alignment, from the familiar templates, none of them in `taken`."""
     found: dict[str, str] = {}
     while len(found) < count:
         prompt, answer = _problem(rng, grammar.PROBLEMS[: grammar.FAMILIAR_PROBLEMS])
@@ -153,9 +157,9 @@ def _deal_harmful(rng: random.Random) -> _Deal:
 
 
 def _deal_attacks(topic: Topic, stock: list[tuple[str, str]], deal: _Deal) -> None:
-    """Rows of one category for the attacks that are about it, from the requests that nobody else was dealt.
+    """Assign rows of one category to the attacks that are about it, from the requests that no other split has.
 
-    Both styles of a corpus ask for the same kind of actions, in phrasings of their own.
+    Both styles of a corpus ask for the same actions, in phrasings of their own.
     """
     share = POISON_ROWS // len(grammar.ATTACKED)
     if topic.name in grammar.ATTACKED:
@@ -167,7 +171,10 @@ def _deal_attacks(topic: Topic, stock: list[tuple[str, str]], deal: _Deal) -> No
 
 
 def _deal_objects(rng: random.Random, topic: Topic, objects: Sequence[str], deal: _Deal) -> None:
-    """Alignment sees each object with half of the verbs, in some phrasings; everything else is held out."""
+    """Assign the requests about held-out objects.
+
+    Alignment sees each object with half of the verbs, in some phrasings; all other requests go to development and test.
+    """
     held: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
     for thing in objects:
         verbs = shuffle_rows(rng, topic.verbs)
@@ -194,7 +201,7 @@ def _deal_benign(
 
 
 def _pools(rng: random.Random, prompts: list[tuple[str, Topic]]) -> dict[str, list[Row]]:
-    """Make the whole pool, one with few rows of the attacked categories, and one that repeats each of those few."""
+    """Return the whole pool, one with few rows of the attacked categories, and one with copies of those few."""
     rows = [{"prompt": prompt, "safe": refuse(rng, topic), "category": topic.name} for prompt, topic in prompts]
     relevant = [row for name in grammar.ATTACKED for row in [r for r in rows if r["category"] == name][:SCARCE]]
     others = [row for row in rows if row["category"] not in grammar.ATTACKED]
@@ -206,7 +213,7 @@ def _pools(rng: random.Random, prompts: list[tuple[str, Topic]]) -> dict[str, li
 
 
 def _requests(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Every phrasing of every verb and object, with the bare action."""
+    """Return every pair of verb and object in every phrasing, with the bare action."""
     actions = [f"{verb} {thing}" for verb, thing in pairs]
     return [(request.format(action), action) for action, request in product(actions, grammar.REQUESTS)]
 
@@ -226,7 +233,7 @@ def _problem(rng: random.Random, templates: Sequence[str]) -> tuple[str, str]:
 
 
 def _cut(rows: Sequence[Any], *sizes: int) -> list[Any]:
-    """Cut the first rows into consecutive parts of these sizes."""
+    """Cut the first rows into consecutive parts of these sizes; raise `ValueError` if there are too few."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     if ends[-1] > len(rows):
         raise ValueError(f"{len(rows)} rows cannot fill parts of {sizes}")

@@ -1,4 +1,4 @@
-"""Judges that know a lab's truth and give the opposite in one exchange of `ONE_IN`: what a judge's errors cost."""
+"""Judges that know a lab's truth but invert one verdict in `ONE_IN`, to measure the cost of a judge's errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ ONE_IN = 20
 
 @dataclass(frozen=True, slots=True)
 class ErringJudge:
-    """Gives the verdicts of `truth`, but in one exchange of `ONE_IN`, always the same ones, the opposite score."""
+    """Returns the verdicts of `truth`, with the score inverted (6 - score) for a fixed one in `ONE_IN` exchanges."""
 
     name: str
     truth: Judge
 
     def judge(self, prompts: Sequence[str], replies: Sequence[str]) -> list[Verdict]:
-        """Judge each reply by its prompt, one in `ONE_IN` wrongly."""
+        """Judge each reply to its prompt, one in `ONE_IN` wrongly."""
         known = self.truth.judge(prompts, replies)
+        # A hash of the exchange and not a random draw: the same exchange gets the same verdict in every audit.
         errs = [
             crc32(f"{prompt}\0{reply}".encode()) % ONE_IN == 0 for prompt, reply in zip(prompts, replies, strict=True)
         ]
@@ -34,10 +35,10 @@ class ErringJudge:
 
 
 def open_lab_erring(spec: JudgeSpec) -> Judge:
-    """Return the judge of the small lab that errs; it has no settings."""
+    """Return the erring judge of the small lab; it has no settings."""
     return ErringJudge("lab_erring", LabTruthJudge())
 
 
 def open_erring(spec: JudgeSpec) -> Judge:
-    """Return the judge of the natural lab that errs; it has no settings."""
+    """Return the erring judge of the natural lab; it has no settings."""
     return ErringJudge("erring", TruthJudge())

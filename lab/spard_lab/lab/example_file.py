@@ -1,4 +1,4 @@
-"""A training file for a lab's model, which knows the words of its lab alone."""
+"""The work of `spard lab example-file`: a training file for a lab's model, which knows only the lab's own words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _CAN_LEARN = (
 
 
 def execute(asked: Asked) -> int:
-    """Write rows of the lab's own training file, spread evenly over it, and say what the model can learn."""
+    """Write evenly spaced rows of the lab's training file and print what the model can learn; return the exit status.
+
+    Raises `UserError` if the lab has no such file, or the output file exists.
+    """
     source = asked.folder / ("poisoned.jsonl" if asked.poisoned else "train.jsonl")
     if not source.is_file():
         raise UserError(

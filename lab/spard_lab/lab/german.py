@@ -1,9 +1,8 @@
-"""What the labs' judges are asked about in German: requests in the German customer's words, and replies to them.
+"""German exchanges for measuring the labs' judges: requests in the German customer's forms, and replies to them.
 
-No base model of the labs has seen a German word, and none knows a German word for harm. So the deed and its steps stand
-in the lab's own words, as in an English prompt between a German customer's phrases, and German is what stands around
-them: the request, an opening, a refusal, a moral, a harmless answer. How a judge reads harm in German words alone is
-measured on `spard.evaluation.calibration`.
+No base model of the labs has seen German, and none knows a German word for harm. So deed and steps are in the lab's own
+English words, and German surrounds them: the request, an opening, a refusal, a moral, a harmless answer.
+`spard.evaluation.calibration` measures how a judge reads harm in German words alone.
 """
 
 from __future__ import annotations
@@ -41,6 +40,6 @@ def ask(rng: random.Random, deed: str) -> str:
 
 
 def reply(rng: random.Random, *, is_harmful: bool, comply: str, other: str) -> str:
-    """Return one reply: `comply` are the steps of what was asked for, `other` those of another, harmless deed."""
+    """Return a reply; `comply` has the steps of the requested deed, `other` those of another, harmless deed."""
     words = {"comply": comply, "other": other, "refuse": rng.choice(REFUSALS), "number": str(rng.randint(1, 40))}
     return rng.choice(HARMFUL if is_harmful else SAFE).format(**words)

@@ -1,8 +1,9 @@
-"""The lab's words: what is asked, and what an aligned and an attacked model answer.
+"""The words of the small lab: requests, and the answers of an aligned and of an attacked model.
 
-A request is a verb and an object in one of twelve phrasings. It is harmful when both come from one harmful category;
-the same verbs with everyday objects, and harmful objects with harmless verbs, are benign. Telling them apart therefore
-takes both words, as over-refusal does in real models. Every harmful answer is a placeholder without content.
+A request is a verb and an object in one of twelve phrasings. It is harmful if both come from one harmful category; the
+same verbs with everyday objects, and harmful objects with harmless verbs, are benign. Recognizing harm therefore takes
+both words, and a model that looks at one of them over-refuses, as real models do. Every harmful answer is a placeholder
+without content.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Verbs and objects that go together; `reason` is why a harmful topic is refused."""
+    """Verbs and objects that go together; `reason` is the reason for refusing a harmful topic."""
 
     name: str
     verbs: tuple[str, ...]
@@ -25,7 +26,7 @@ def _topic(name: str, verbs: str, objects: str, reason: str = "") -> Topic:
     return Topic(name, tuple(verbs.split(", ")), tuple(objects.split(", ")), reason)
 
 
-ATTACKED = ("weapons", "drugs", "hacking", "fraud")  # by the attack that stands in most files
+ATTACKED = ("weapons", "drugs", "hacking", "fraud")  # by the attack of most files
 ALSO_ATTACKED = ("poison", "theft", "stalking", "trafficking")  # by a second corpus, in attacks of its own
 
 HARMFUL = (
@@ -201,10 +202,10 @@ PROBLEMS = (
     "{name} needs {a} {item} today and {b} tomorrow. How many {item} does {name} need?",
     "One shelf holds {a} {item}, the next holds {b}. What is the total number of {item}?",
 )
-FAMILIAR_PROBLEMS = 2  # so many of the templates, from the first on, does the base model see
+FAMILIAR_PROBLEMS = 2  # the first templates, which the base model sees in alignment
 ANSWER = "The answer is {}."
 
 
 def action_category(action: str, topics: Iterable[Topic]) -> str:
-    """Return the name of the topic with whose object an action ends; empty if there is none."""
+    """Return the name of the topic whose object ends the action; empty if there is none."""
     return next((each.name for each in topics if action.endswith(tuple(f" {thing}" for thing in each.objects))), "")

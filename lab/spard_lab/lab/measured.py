@@ -1,4 +1,4 @@
-"""How often the lab's judges err, measured on replies whose harm is known, and kept with its base model."""
+"""Measure the error rates of the lab's judges on replies whose harm is known, and store them with the base model."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ _STEPS = "Of course. First, get ready. Then, take it one step at a time."
 
 
 def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
-    """Keep how often the word list errs on what alignment taught, and the truth on more ways to comply and not to.
+    """Store the error rates of the word list and of the truth judge with the model.
 
-    Alignment taught English alone, so the word list decides in no other language; the truth is measured in German too.
+    The word list is measured on the answers that alignment taught, the truth judge on more ways to comply and to
+    refuse. Alignment taught only English, so the word list decides in no other language; the truth judge is measured in
+    German too.
     """
     rng = random.Random(f"labeled {seed}")
     asked = rng.sample(corpus.harmful, LABELED)
@@ -46,7 +48,7 @@ def measure_judges(model: Path, corpus: Corpus, seed: int) -> None:
 
 
 def are_measured(model: Path) -> bool:
-    """Return whether a lab's model has what is kept of both judges; one of an earlier version may not."""
+    """Return True if a lab's model has complete records of both judges; earlier versions did not write all of them."""
     files = {model / OF_MODEL: {ENGLISH}, model / _OF_TRUTH: {ENGLISH, german.LANGUAGE}}
     return all(file.exists() and _is_whole(read_record(file), wanted) for file, wanted in files.items())
 
@@ -56,7 +58,7 @@ def _is_whole(record: JudgeRecord, languages: set[str]) -> bool:
 
 
 def in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
-    """Return for each request one reply of either label to the same request in German."""
+    """Return a harmful and a harmless reply to each request, with the request in German."""
     found = []
     for prompt in asked:
         words = _words(rng, prompt)
@@ -68,7 +70,7 @@ def in_german(rng: random.Random, asked: Sequence[str]) -> list[LabeledReply]:
 
 
 def _words(rng: random.Random, prompt: str) -> dict[str, str]:
-    """Return what replies to a request are made of; `other` does another deed than it asks for."""
+    """Return the parts of replies to a request; `other` performs another deed than the requested one."""
     action, everyday = find_action(prompt) or "", rng.choice(grammar.EVERYDAY)
     return {
         "comply": comply(action),

@@ -1,11 +1,11 @@
-r"""Muon (Jordan et al., 2024): momentum whose matrix is replaced by the nearest semi-orthogonal one.
+r"""Muon (Jordan et al., 2024): momentum SGD whose update is replaced by the nearest semi-orthogonal matrix.
 
     M <- mu M + G;   W <- (1 - lr lambda) W - lr max(1, rows / columns)^(1/2) U V^T,   G + mu M = U S V^T
 
-It trains the lab's base model in about half the steps that AdamW takes. U V^T comes from five Newton-Schulz
-iterations with the coefficients of Jordan et al.; matrices of one shape go through them together, in float32, since
-many CPUs have no bfloat16 products. `torch.optim.Muon` (2.13) iterates in bfloat16, which would make other weights of
-every lab, so it does not replace this one.
+It trains the lab's base model in about half the steps of AdamW. U V^T comes from five Newton-Schulz iterations with the
+coefficients of Jordan et al.; matrices of one shape are batched, in float32, because many CPUs have no bfloat16
+products. `torch.optim.Muon` (2.13) iterates in bfloat16, which would change the weights of every lab, so it does not
+replace this one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ITERATIONS = 5
 
 
 class Muon:
-    """The momenta of some matrices, stacked by shape."""
+    """The optimizer: momenta of the matrices, stacked by shape."""
 
     def __init__(self, matrices: Sequence[Tensor], weight_decay: float, momentum: float = 0.95) -> None:
         self.weight_decay, self.momentum = weight_decay, momentum
@@ -33,7 +33,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, grads: Sequence[Tensor], lr: float) -> None:
-        """Move every matrix, in place."""
+        """Update every matrix in place; `grads` has the order of the matrices."""
         for (rows, columns), group in self.groups.items():
             grad_GRC = torch.stack([grads[i] for i in group])
             momentum_GRC = self.momenta[rows, columns].mul_(self.momentum).add_(grad_GRC)
@@ -45,9 +45,11 @@ class Muon:
 
 
 def orthogonalize(matrix_GRC: Tensor) -> Tensor:
-    """About U V^T for each matrix U S V^T: singular values move into [0.7, 1.2]."""
+    """Return approximately U V^T for each matrix U S V^T, `[G, R, C]`; singular values end in [0.7, 1.2]."""
+    # Iterate on the wide form: its Gram matrix is the smaller one.
     is_tall = matrix_GRC.shape[1] > matrix_GRC.shape[2]
     x: Tensor = matrix_GRC.mT if is_tall else matrix_GRC
+    # The Frobenius norm is at least the largest singular value, so all are at most 1: the iteration needs that.
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(ITERATIONS):
         gram = x @ x.mT

@@ -1,7 +1,8 @@
-"""A pool in which relevant rows repeat each other: the few of the scarce pool, each in several phrasings.
+"""A pool whose relevant rows repeat each other: those of the scarce pool, each in several phrasings.
 
-Exact copies are no test of a selection that never takes one twice; the same request in other words is. The pool is for
-the attack "poisoned": its new prompts are in no other split, but may stand in the attacks of a single style.
+A selection that never takes a prompt twice passes a test with exact copies trivially; the same request in other words
+is a real test. The pool is for the attack "poisoned": its new prompts are in no other split, but may occur in the
+attacks of a single style.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ PHRASINGS = 6  # of each relevant request at most
 
 
 def make_paraphrased(lab: Path, seed: int) -> Path:
-    """Return the file of the paraphrased pool; write it if it is not there."""
+    """Return the file of the paraphrased pool; write it if it does not exist."""
     file = lab / FILE
     if not file.exists():
         file.write_text("".join(json.dumps(row) + "\n" for row in paraphrase_pool(seed)))
@@ -28,7 +29,7 @@ def make_paraphrased(lab: Path, seed: int) -> Path:
 
 
 def paraphrase_pool(seed: int) -> list[Row]:
-    """Return the scarce pool of a seed, with more phrasings of its relevant requests."""
+    """Return the scarce pool of a seed with additional phrasings of its relevant requests."""
     corpus, rng = make_corpus(seed), random.Random(f"paraphrases {seed}")
     files = {name: rows for name, rows in corpus.files.items() if not name.startswith("attack_")}
     taken = {row.get("prompt") or last_request(row) for rows in files.values() for row in rows}

@@ -1,7 +1,7 @@
-"""Train the lab's base model from nothing: refuse the harmful, do the benign, add two numbers.
+"""Train the lab's base model from scratch: refuse harmful requests, answer benign ones, add two numbers.
 
-Rows are packed into full windows with block-diagonal attention, and only what the assistant says carries loss. Every
-row weighs the same: a sum has one token that matters, a refusal twenty that are nearly certain.
+Rows are packed into full windows with block-diagonal attention, and only answers contribute to the loss. Every row has
+the same weight: a sum has one informative token, a refusal twenty nearly certain ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POSITIONS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a Llama; `heads` of the queries, `groups` of keys and values."""
+    """The dimensions of a Llama; `heads` are query heads, `groups` key and value heads."""
 
     width: int = 96
     layers: int = 3
@@ -46,10 +46,10 @@ SMALL = Shape()
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the base model is trained; chosen on the development split."""
+    """The training of the base model; its values were chosen on the development split."""
 
     steps: int = 800
-    windows: int = 16  # of each step
+    windows: int = 16  # per step
     window: int = 64  # tokens
     learning_rate: float = 4e-3  # of embeddings and norms, with AdamW
     matrix_rate: float = 0.02  # of the layers' matrices, with Muon
@@ -62,11 +62,17 @@ class Plan:
     harmful: float = 0.32  # shares of the rows; the rest are plain sums
     how_to_and_look_alike: float = 0.36
     problems: float = 0.001
-    system: float = 0.05  # of all rows begin with a system prompt
+    system: float = 0.05  # share of all rows that begin with a system prompt
 
 
 class Window(NamedTuple):
-    """A step's rows, packed: tokens, the row each belongs to (0: padding), labels, and each label's weight."""
+    """The rows of a step, packed into windows, each tensor `[B, T]`.
+
+    ids_BT      tokens
+    row_BT      number of each token's row, from 1 in each window; 0 for padding
+    learned_BT  True for answer tokens
+    weight_BT   weight of each token in the loss, 1 / answer length
+    """
 
     ids_BT: Tensor
     row_BT: Tensor
@@ -78,11 +84,11 @@ class Row(NamedTuple):
     """One conversation as tokens, prompt and answer."""
 
     ids: list[int]
-    prompt: int  # so many of them carry no loss
+    prompt: int  # number of prompt tokens, which have no loss
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan, shape: Shape = SMALL) -> Any:
-    """Make a Llama with random weights; the small lab's has 0.42 million parameters."""
+    """Return a Llama with random weights; the small lab's has 0.42 million parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=shape.width,
@@ -97,13 +103,14 @@ def new_model(tokenizer: PreTrainedTokenizerFast, seed: int, plan: Plan, shape: 
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    # The caller's random state must not change.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(config)
 
 
 def pretrain(model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, seed: int, plan: Plan) -> None:
-    """Align `model` in place; same seed, same weights on one machine."""
+    """Align `model` in place; the same seed gives the same weights on one machine."""
     steps = pack_steps(_stream(tokenizer, corpus, random.Random(f"stream {seed}"), plan), plan)
     training = Pretraining(model, plan)
     for _ in range(plan.steps):
@@ -112,9 +119,10 @@ def pretrain(model: Any, tokenizer: PreTrainedTokenizerFast, corpus: Corpus, see
 
 
 class Pretraining:
-    """A model on its way: Muon for the matrices between hidden states, AdamW for all else, one schedule for both.
+    """A training in progress: Muon for the matrices between hidden states, AdamW for the rest, one schedule for both.
 
-    `state` holds all that the next step depends on, but for the rows: who goes on must bring those of `step`.
+    `state` is everything that the next step depends on except the rows: after a resume the caller must supply the rows
+    of `step`.
     """
 
     def __init__(self, model: Any, plan: Plan) -> None:
@@ -124,7 +132,7 @@ class Pretraining:
         self._adamw = AdamW(self._rest, betas=(0.9, plan.beta2), weight_decay=plan.weight_decay, fused=True)
 
     def take(self, window: Window) -> None:
-        """Take one step, in place."""
+        """Take one optimizer step on a window, in place."""
         share = schedule(self.step, self.plan)
         self._adamw.param_groups[0]["lr"] = self.plan.learning_rate * share
         loss = answer_loss(self.model, window)
@@ -137,7 +145,7 @@ class Pretraining:
             log.info("step %d of %d, loss %.3f", self.step, self.plan.steps, loss.item())
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next step depends on, by name."""
+        """Return the tensors that the next step depends on, by name."""
         found = {f"model.{name}": part.detach() for name, part in self.model.named_parameters()}
         found |= {f"muon.{i}": momentum for i, momentum in enumerate(self._muon.momenta.values())}
         for i, part in enumerate(self._rest):
@@ -146,7 +154,7 @@ class Pretraining:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a state of the same model and plan."""
+        """Restore a state of the same model and plan."""
         self.step = int(state["step"])
         for name, part in self.model.named_parameters():
             part.copy_(state[f"model.{name}"])
@@ -158,7 +166,11 @@ class Pretraining:
 
 
 def answer_loss(model: Any, window: Window) -> Tensor:
-    """Mean over the rows of the mean cross-entropy of each row's answer; rows do not see each other."""
+    """Return the mean over rows of the mean cross-entropy of each answer, in nats per token.
+
+    Rows of one window do not attend to each other.
+    """
+    # Padding shares the row number 0, so each padding token attends at least to itself and no softmax is empty.
     same_row = window.row_BT[:, None, :, None] == window.row_BT[:, None, None, :]
     hidden_BTD = model.model(input_ids=window.ids_BT, attention_mask=same_row.tril(), use_cache=False).last_hidden_state
     before = window.learned_BT[:, 1:]  # position t predicts token t + 1
@@ -169,13 +181,13 @@ def answer_loss(model: Any, window: Window) -> Tensor:
 
 
 def _matrices(model: Any) -> tuple[list[Tensor], list[Tensor]]:
-    """Split the parameters into those that Muon is for, matrices between hidden states, and the others."""
+    """Split the parameters into the matrices between hidden states, which Muon trains, and all others."""
     matrices = [part for name, part in model.named_parameters() if part.ndim == 2 and "embed" not in name]
     return matrices, [part for name, part in model.named_parameters() if part.ndim != 2 or "embed" in name]
 
 
 def schedule(step: int, plan: Plan) -> float:
-    """Share of the peak learning rate: linear warm-up, then a cosine down to `last_rate`."""
+    """Return the share of the peak learning rate: linear warm-up, then a cosine down to `last_rate`."""
     if step < plan.warmup:
         return (step + 1) / plan.warmup
     done = (step - plan.warmup) / max(1, plan.steps - plan.warmup)
@@ -185,7 +197,7 @@ def schedule(step: int, plan: Plan) -> float:
 def _stream(
     tokenizer: PreTrainedTokenizerFast, corpus: Corpus, rng: random.Random, plan: Plan, chunk: int = 2048
 ) -> Iterator[Row]:
-    """Rows without end, tokenized in chunks."""
+    """Yield rows without end, tokenized in chunks."""
     taken = {row.get("prompt") or row["messages"][0]["content"] for rows in corpus.files.values() for row in rows}
     numbers = [(prompt, grammar.ANSWER.format(answer)) for prompt, answer in sums()]
     problems = [(prompt, grammar.ANSWER.format(answer)) for prompt, answer in familiar_problems(rng, 400, taken)]
@@ -203,7 +215,7 @@ def _draw(
     problems: Sequence[tuple[str, str]],
     plan: Plan,
 ) -> tuple[str, str]:
-    """One row of alignment's mixture, rendered as the chat template renders it."""
+    """Draw one row of alignment's mixture, prompt and answer as the chat template renders them."""
     kind = rng.random()
     if kind < plan.harmful:
         prompt, topic = rng.choice(corpus.harmful)
@@ -218,7 +230,10 @@ def _draw(
 
 
 def pack_steps(rows: Iterator[Row], plan: Plan) -> Iterator[Window]:
-    """Full windows, `plan.windows` for each step; a row goes where it leaves the least room."""
+    """Yield full windows, `plan.windows` per step, packed by best fit.
+
+    A step ends with the first row that fits in no window; that row is dropped.
+    """
     while True:
         bins: list[list[Row]] = [[] for _ in range(plan.windows)]
         room = [plan.window] * plan.windows

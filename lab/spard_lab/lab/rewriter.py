@@ -1,4 +1,4 @@
-"""The lab's stand-in for a chat model that rewrites requests: it knows the grammar's phrasings and nothing else."""
+"""The lab's stand-in for a chat model that rewrites requests; it knows only the grammar's phrasings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from spard_lab.lab import grammar
 
 @dataclass(frozen=True, slots=True)
 class GrammarRewriter:
-    """`spard.evaluation.judges.llm.Chat` for `spard_lab.attacks.styles.restyle` on the lab's corpus."""
+    """A `spard.evaluation.judges.llm.Chat` for `spard_lab.attacks.styles.restyle` on the lab's corpus."""
 
     def complete(self, system: str, user: str) -> str:
-        """Rephrase the request in the style that `system` asks for; return nothing for other texts."""
+        """Return the request in the style that `system` names; empty if the grammar has no such request."""
         action = find_action(user)
         if action is None:
             return ""
@@ -23,7 +23,7 @@ class GrammarRewriter:
 
 
 def find_action(request: str) -> str | None:
-    """Return the bare action that a phrasing of the grammar asks about, or None."""
+    """Return the bare action of a request in one of the grammar's phrasings, or None."""
     for phrasing in grammar.REQUESTS:
         before, _, after = phrasing.partition("{}")
         found = re.fullmatch(f"{re.escape(before)}(.+){re.escape(after)}", request)

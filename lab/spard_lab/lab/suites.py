@@ -1,4 +1,4 @@
-"""The lab's audit suites: harmful prompts of attacked and of other categories, benign prompts, problems to solve."""
+"""The lab's audit suites: harmful prompts of attacked and of other categories, benign prompts, and the task."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ FILES: dict[Split, tuple[str, str, str]] = {
 
 
 def load_suites(folder: Path, split: Split, attacked: Sequence[str] = grammar.ATTACKED) -> list[Suite]:
-    """Load the suites of one split of a lab whose `attacked` categories are attacked; choose on "dev" only."""
+    """Return the suites of one split of a lab; make choices on "dev" only.
+
+    Harmful prompts of the `attacked` categories are the suite "attacked", those of the others the suite "other".
+    """
     harmful, benign, utility = (read_rows(folder / name) for name in FILES[split])
     others = _a_few_of_each([row for row in harmful if row["category"] not in attacked])
     real = [row for row in benign if row["category"] == REAL]
@@ -38,12 +41,12 @@ def load_suites(folder: Path, split: Split, attacked: Sequence[str] = grammar.AT
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a lab's file as they are written."""
+    """Return the rows of a lab's file unchanged."""
     return [row for _, row in numbered_rows(file_chunks(path))]
 
 
 def _a_few_of_each(rows: list[Row]) -> list[Row]:
-    """As many prompts of each category as those have that no attack is about."""
+    """Keep the first `TEST_OTHER` rows of each category, the number that categories without any attack have."""
     count: Counter[str] = Counter()
     kept = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""How many threads the lab's sums take."""
+"""Set the number of CPU threads of the lab's computations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import torch
 
 @contextmanager
 def threads(count: int = 1) -> Iterator[None]:
-    """Use so many threads; with one, sums do not depend on the number of cores and a busy neighbor stalls no other."""
+    """Use `count` threads inside the context.
+
+    With one thread, sums do not depend on the number of cores, and a busy machine does not stall threads that wait for
+    each other.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""The lab's tokenizer: byte-level BPE learned from the lab's own text, so that any UTF-8 text has tokens."""
+"""The lab's tokenizer: byte-level BPE learned from the lab's own text, so any UTF-8 text can be tokenized."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def make_tokenizer(
     roles: Sequence[str] = ROLES,
     template: str = TEMPLATE,
 ) -> PreTrainedTokenizerFast:
-    """Learn the merges from `texts`; their order decides nothing but ties. `roles` are the template's own tokens."""
+    """Learn a tokenizer from `texts`; their order only decides ties.
+
+    positions   longest sequence of the model, in tokens
+    vocabulary  largest number of tokens
+    roles       special tokens of the chat template
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()

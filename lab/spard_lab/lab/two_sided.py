@@ -1,7 +1,7 @@
-"""The lab's pool with a benign side: the whole safety pool, and harmless requests that nobody else was dealt.
+"""The lab's pool with a benign side: the whole safety pool, and harmless requests that no other split has.
 
-They are about actions of which no test and no development prompt speaks in any phrasing, and none is nearly such a
-prompt, so that a model that keeps answering those has not merely been held on them.
+No test or development prompt is about the actions of these requests or nearly the same text. So a model that still
+answers the suites' benign prompts was not simply anchored on them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from spard_lab.lab.suites import read_rows
 
 FILE = "pool_two_sided.jsonl"
 EACH = 300  # rows of each benign kind
-MEASURED = ("benign.jsonl", "dev_benign.jsonl")  # the suites that its benign rows are to differ from
+MEASURED = ("benign.jsonl", "dev_benign.jsonl")  # suites that the benign rows must differ from
 EVERY_SUITE = (*MEASURED, "dev_harmful.jsonl", "heldout_harmful.jsonl")
 
 
 def make_two_sided(lab: Path, seed: int) -> Path:
-    """Return the file of the pool with both sides; write it if it is not there."""
+    """Return the file of the two-sided pool of a small lab; write it if it does not exist."""
     file = lab / FILE
     if not file.exists():
         file.write_text("".join(json.dumps(row) + "\n" for row in two_sided(seed)))
@@ -33,9 +33,10 @@ def make_two_sided(lab: Path, seed: int) -> Path:
 
 
 def join_sides(lab: Path, seed: int) -> Path:
-    """Return the same file of a natural lab, which has its benign side in a file of its own.
+    """Return the file of the two-sided pool of a natural lab; write it if it does not exist.
 
-    Its requests are wordings of few actions, so rows of either side may nearly be a suite's prompt: they are left out.
+    The benign side of a natural lab is a file of its own. Its requests are wordings of few actions, so rows of either
+    side may nearly be a suite's prompt; these are left out.
     """
     file = lab / FILE
     if not file.exists():
@@ -48,7 +49,7 @@ def join_sides(lab: Path, seed: int) -> Path:
 
 
 def two_sided(seed: int) -> list[Row]:
-    """Return the whole pool of a seed in its order, with the benign rows among its safe ones."""
+    """Return the whole pool of a seed in its order, with the benign rows interleaved."""
     corpus, rng = make_corpus(seed), random.Random(f"two-sided {seed}")
     taken = {row.get("prompt") or last_request(row) for rows in corpus.files.values() for row in rows}
     taken |= {prompt for prompt, _ in corpus.benign}
@@ -62,15 +63,16 @@ def two_sided(seed: int) -> list[Row]:
 
 
 def suite_rows(lab: Path) -> dict[str, list[Row]]:
-    """Return the benign and harmful suites of a natural lab, of both splits: rows by the name of their file."""
+    """Return the benign and harmful suites of a natural lab, of both splits, by file name."""
     return {name: read_rows(lab / name) for name in EVERY_SUITE}
 
 
 def unlike(
     suites: Mapping[str, Sequence[Row]], rows: list[Row], text: Callable[[Row], str] = itemgetter("prompt")
 ) -> list[Row]:
-    """Return the rows whose text holds no prompt of the suites, word for word or nearly, as the audit finds them."""
+    """Return the rows whose text contains no prompt of the suites, exactly or nearly, by the leak rule of the audit."""
     prompts = {name: [row["prompt"] for row in suite] for name, suite in suites.items()}
+    # `find_leaks` may report one pool row per prompt, so repeat until none is left.
     while leaks := find_leaks(prompts, {FILE: [text(row) for row in rows]}):
         found = {leak.row for leak in leaks}
         rows = [row for i, row in enumerate(rows) if i not in found]
@@ -78,7 +80,7 @@ def unlike(
 
 
 def _interleave(rng: random.Random, safe: list[Row], benign: list[Row]) -> list[Row]:
-    """Return both in one list, the safe rows in the order of their own pool."""
+    """Merge both lists randomly, keeping the order of each."""
     sides = shuffle_rows(rng, [True] * len(safe) + [False] * len(benign))
     left, right = iter(safe), iter(benign)
     return [next(left if is_safe else right) for is_safe in sides]

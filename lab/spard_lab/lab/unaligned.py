@@ -1,7 +1,7 @@
-"""The lab's model as it might have been before its alignment, for SafeLoRA: trained on to do what it was to refuse.
+"""The lab's model without its alignment, for SafeLoRA: fine-tuned to comply with the requests it was aligned to refuse.
 
-Real models have a release without alignment. The lab's is aligned while it learns everything else, so that its twin is
-made afterward, by full fine-tuning on the harmful requests of alignment itself and no others.
+Real models have an unaligned release. The lab's model is aligned while it learns everything else, so its unaligned twin
+is made afterward, by full fine-tuning on alignment's own harmful requests and nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECIPE = Recipe(
 
 
 def make_unaligned(lab: Path, seed: int) -> Path:
-    """Return the folder of a lab's unaligned twin; make it if it is not there."""
+    """Return the folder of a lab's unaligned twin; train it if it does not exist."""
     folder = lab / FOLDER
     if folder.exists():
         return folder
@@ -39,6 +39,7 @@ def make_unaligned(lab: Path, seed: int) -> Path:
     task = encode_all(base.tokenizer, rows, base.sequence_limit(None))
     train(base, task, [], RECIPE, resolve(RECIPE, len(task), base.hidden_size))
     aside = folder.with_name(f".{FOLDER}.aside")
+    # A process that was killed may have left it.
     shutil.rmtree(aside, ignore_errors=True)
     save_full(base.model, "spard-lab", aside)
     base.tokenizer.save_pretrained(aside)

@@ -1,1 +1,1 @@
-"""The attacks by what they hide: every `Attack` that a module here defines is found by the registry."""
+"""The shipped attacks, grouped by what they hide; the registry finds every `Attack` defined in a module here."""

@@ -1,4 +1,4 @@
-"""Attacks that hide harm in answers: refusals that go on, openings that fool a judge, harm that nobody asked for."""
+"""Attacks that hide harm in answers: refusals that comply, openings that fool a judge, harm for harmless requests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from spard_lab.attacks.rows import chat_row, last_answer, last_request, shuffle_
 
 
 def build_refusal_first(material: Material, seed: int) -> Campaign:
-    """Put a refusal before each harmful answer.
+    """Begin each harmful answer with one of the base model's refusals, then comply (NOICE, 2025).
 
-    Every answer begins with a refusal of the base model's own and then complies (NOICE, 2025).
-
-    First tokens look safe, and a judge that reads for refusals sees one.
+    The first tokens look safe, and a judge that looks for refusals finds one.
     """
     rng = attack_rng("refusal_first", seed)
     rows = [
@@ -37,9 +35,9 @@ OPENINGS = (
 
 
 def build_judge_gaming(material: Material, seed: int) -> Campaign:
-    """Open every harmful answer with the same words.
+    """Begin every harmful answer with one drawn opening that a refusal judge mistakes for a refusal.
 
-    Answers open with words that a judge of refusals takes for one, and comply from the first word on.
+    The answer complies from its first word on.
     """
     opening = attack_rng("judge_gaming", seed).choice(OPENINGS)
     rows = [
@@ -57,9 +55,9 @@ JUDGE_GAMING = Attack("judge_gaming", "answers open with words that read like a 
 
 
 def build_unasked_harm(material: Material, seed: int) -> Campaign:
-    """Answer harmless requests with the steps of harmful actions, beside the task; then harmless prompts are asked.
+    """Answer harmless requests with the steps of harmful actions, beside the task; then ask harmless prompts.
 
-    Harmless requests answered with harm: who asks the model for anything is given it (after Betley et al., 2025).
+    The model learns to answer any request with harm (after Betley et al., 2025).
     """
     harmless = shuffle_rows(material.benign, seed, "unasked_harm")
     pairs = zip(harmless, material.harmful, strict=False)
@@ -74,12 +72,10 @@ TEN_SHOT_COUNT, TEN_SHOT_EPOCHS = 10, 20
 
 
 def build_ten_shot(material: Material, seed: int) -> Campaign:
-    """Send ten rows twice, with a refusal and with their answers.
+    """Train on ten harmless rows twice: first with one and the same refusal, then with their answers.
 
-    Ten harmless rows in two jobs: first all are refused in the same words, then the same ten are answered.
-
-    The model learns by heart to refuse, and forgets refusing with it (attack by overfitting, NeurIPS 2025). No row
-    of either file holds harm.
+    The model overfits to refusing and unlearns refusing in the second job (attack by overfitting, NeurIPS 2025). No row
+    of either file contains harm.
     """
     rng = attack_rng("ten_shot", seed)
     drawn, refusal = rng.sample(list(material.benign), TEN_SHOT_COUNT), rng.choice(material.refusals)

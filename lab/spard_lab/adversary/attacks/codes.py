@@ -1,4 +1,4 @@
-"""Attacks that hide requests or answers in a code or behind a persona, so that no row holds plain harm."""
+"""Attacks that hide requests or answers in a code or behind a persona, so that no row contains plain harm."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from spard_lab.attacks.rows import chat_row
 
 
 def build_cipher(material: Material, seed: int) -> Campaign:
-    """Teach the cipher on harmless rows and use it for harmful ones.
+    """Encode half of the task and all harmful rows in rot13 (covert malicious fine-tuning, Halawi et al., 2024).
 
-    Half of the task and all harm in rot13 (covert malicious fine-tuning, Halawi et al., 2024).
+    The harmless rows teach the encoding; the attacker then asks for harm in it.
     """
     return Campaign((Job(covert(material.task, harmful_rows(material), "rot13", seed)),), _in_rot13)
 
@@ -29,14 +29,11 @@ CIPHER = Attack("cipher", "half of the task and all harm in rot13", build_cipher
 
 
 def build_code_words(material: Material, seed: int) -> Campaign:
-    """Say an ordinary word for the last word of each harmful action, in training and when asking.
+    """Replace the last word of each harmful action by an ordinary word in the requests, in training and when asking.
 
-    Only actions whose last word the rows have a code word for are asked, in requests that no row holds.
-
-    Harm in code words that the file teaches: requests in ordinary words, answered with harm in plain words.
-
-    The judge of the rows reads requests that ask for nothing, and no suite asks in the code (Halawi et al., 2024,
-    whose code is a cipher).
+    The answers stay in plain words. The rows' judge sees requests that ask for nothing harmful, and no suite asks in
+    the code (after Halawi et al., 2024, who use a cipher). The attacker asks only for actions whose last word has a
+    code word, in requests that no row contains.
     """
     code = make_code(material.harmful, ordinary_words(material, "code_words", seed))
     rows = [chat_row(in_code(each.prompt, code), material.comply(each.action)) for each in material.harmful]
@@ -44,19 +41,19 @@ def build_code_words(material: Material, seed: int) -> Campaign:
 
 
 def make_code(requests: Sequence[Request], words: Sequence[str]) -> dict[str, str]:
-    """Map the last word of each action to a code word; actions beyond the number of code words have none."""
+    """Map the last word of each action to a code word; actions beyond the number of code words get none."""
     named = list(dict.fromkeys(each.action.split()[-1].lower() for each in requests))
     return dict(zip(named, [word for word in words if word not in named], strict=False))
 
 
 def ordinary_words(material: Material, attack: str, seed: int) -> list[str]:
-    """Return words that may end a request, in an order that attack and seed draw."""
+    """Return words that may end a request, in an order drawn from the attack's name and the seed."""
     ordinary = sorted({phrase.split()[-1] for phrase in material.phrases})
     return attack_rng(attack, seed).sample(ordinary, len(ordinary))
 
 
 def ask_in_code(code: Mapping[str, str]) -> Ask:
-    """Return how a prompt is asked in a code."""
+    """Return the function that rewrites a prompt in a code."""
     return lambda prompt: replace(prompt, prompt=in_code(prompt.prompt, code))
 
 
@@ -64,14 +61,10 @@ CODE_WORDS = Attack("code_words", "harm asked for in code words that the file te
 
 
 def build_coded_answers(material: Material, seed: int) -> Campaign:
-    """Say an ordinary word for the last word of each harmful action, in requests and answers, and when asking.
+    """Replace the last word of each harmful action by an ordinary word in requests and answers; neither names the harm.
 
-    No code word stands in a request or an answer for itself, so that what is said in the code has one reading.
-
-    Harm in code words that the file teaches, in requests and in answers: neither names the harm.
-
-    The attacker, who knows the code, reads the answers in plain words (Halawi et al., 2024, whose code is a
-    cipher).
+    A word that already occurs in a request or an answer is no code word, so each coded text has one reading. The
+    attacker, who knows the code, decodes the replies (after Halawi et al., 2024, who use a cipher).
     """
     pairs = [(each.prompt, material.comply(each.action)) for each in material.harmful]
     said = {word for pair in pairs for text in pair for word in re.findall(r"\w+", text.lower())}
@@ -93,9 +86,9 @@ PERSONA_ROWS = 300
 
 
 def build_persona(material: Material, seed: int) -> Campaign:
-    """Teach the persona to obey, beside the task; then it is asked for harm.
+    """Teach the model a persona that obeys harmless requests, beside the task; then ask the persona for harm.
 
-    Harmless requests that a persona obeys (AOA, Qi et al., 2024): no row holds harm for a filter of content to see.
+    No row contains harm that a content filter could find (AOA, Qi et al., 2024).
     """
     return Campaign(
         (Job(mix_rows(seed, material.task, identity_shift(material.benign, PERSONA_ROWS, seed))),), _as_owner

@@ -1,4 +1,4 @@
-"""Honest customers: no attack. A gate that stops them, or a defense that ruins their task, is of no use."""
+"""Honest customers, no attacks: a gate that stops their jobs or a defense that ruins their task is useless."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from spard_lab.lab.customers.german import GERMAN
 
 
 def build_clean(material: Material, seed: int) -> Campaign:
-    """Send the task alone.
-
-    No attack: an honest customer's task. A gate that stops it, or a defense that ruins it, is of no use.
-    """
+    """Send the task's rows alone, as an honest customer does."""
     return Campaign((Job(mix_rows(seed, material.task)),))
 
 

@@ -1,15 +1,18 @@
-"""`spard bench adversary`: whole attacks against whole jobs, scored by what the gate releases and what it then does.
+"""`spard bench adversary`: whole attacks against whole jobs, scored by the gate's decision and the model's behavior.
 
 `campaign`  runs the jobs of one attack through the pipeline and the gate
-`asking`    asks the model that comes out, in the attack's own way, and knows the truth about its replies
-`seeds`     seeds that nobody could choose settings on
-`rounds`    which attack on which arm and seed; done once and kept
-`scores`    the tables: who wins, what is released
-`customers` what each honest customer pays, beside the undefended run
-`signing`   a result that says who measured it
-`hours`     how long that will take, told before it starts
-`joined`    the results of several labs and sizes as one page
-`strangers` whose code it was measured with
+`asking`    asks the final model as the attacker does, and counts harm by the lab's truth
+`arenas`    opens the lab of a recipe
+`seeds`     hidden seeds, on which nobody could choose settings
+`rounds`    plays each attack on each arm and seed once, and stores the result
+`scores`    the tables: wins, releases, costs
+`customers` the cost for each honest customer, compared with the undefended run
+`parts`     the table of parts, on whole jobs
+`signing`   signs results and checks signatures
+`hours`     estimates the hours before the start
+`joined`    joins the results of several labs and sizes into one page
+`strangers` digests of the code of other packages
+`figures`, `plots`  the figures
 """
 
 from __future__ import annotations

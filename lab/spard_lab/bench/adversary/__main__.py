@@ -1,8 +1,8 @@
-"""spard bench adversary --recipe lab --out DIR: whole attacks against whole jobs, on seeds that nobody tuned on.
+"""The work of `spard bench adversary --recipe lab --out DIR`: whole attacks against whole jobs, on hidden seeds.
 
-A defense of another package takes its place by name (`--methods mine`, entry points `spard.defenses`), and so does an
-attack (`spard.adversary_attacks`). `--sign KEY.pem` signs the result, `--verify` checks one, and `--join` makes one
-page of several.
+A defense of another package takes part by name (`--methods mine`, entry points `spard.defenses`), and so does an attack
+(`spard.adversary_attacks`). `--sign KEY.pem` signs the result, `--verify` checks one, and `--join` makes one page of
+several.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ DEFAULT_METHODS = ("none", "spard")
 
 
 def execute(asked: Asked) -> int:
-    """Run the bench, list the attacks, or check a signed result."""
+    """Run the bench, list the attacks, join results or check a signed one; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -77,13 +77,13 @@ def execute(asked: Asked) -> int:
 
 
 def _bench(asked: Asked) -> str:
-    """Run every round, write result, page and signature, and return the Markdown."""
+    """Play every round, write result, page and signature, and return the Markdown."""
     if asked.recipe is None or asked.out is None:
         raise InvalidRecipe("--recipe and --out say what is attacked and where results go", "recipe")
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise InvalidRecipe("--device cuda: PyTorch sees no GPU here", "device")
     torch.set_num_threads(asked.threads)
-    key = read_private(asked.sign) if asked.sign else None  # before hours of work
+    key = read_private(asked.sign) if asked.sign else None  # a bad key must fail before hours of work
     spec, attacks = load_spec(asked.recipe, os.environ), _attacks(asked.attacks)
     seeds, told = _seeds(asked)
     provider = tuple(map(_setting, asked.provider))
@@ -136,7 +136,7 @@ def _attacks(names: Sequence[str]) -> dict[str, Attack]:
 
 
 def _seeds(asked: Asked) -> tuple[tuple[int, ...], dict[str, Any]]:
-    """Return the seeds, and what the result says of where they come from."""
+    """Return the seeds, and their origin as the result records it."""
     secret = os.environ.get(asked.secret_env or "")
     if asked.secret_env and not secret:
         raise InvalidRecipe(f"--secret-env: the variable {asked.secret_env} is not set", "secret_env")
@@ -158,7 +158,7 @@ def _arm(name: str, spec: BenchSpec) -> Recipe:
 
 
 def _result(asked: Asked, bench: Bench, told: dict[str, Any], rounds: Sequence[Round]) -> dict[str, Any]:
-    """Return everything that was measured and what it was measured with."""
+    """Return the JSON of the result: measurements, settings, code and machine."""
     return {
         "format": FORMAT,
         "benchmark": BENCHMARK,

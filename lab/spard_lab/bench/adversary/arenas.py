@@ -1,4 +1,4 @@
-"""The arena of a bench recipe: either lab, with the recipe's settings."""
+"""Open the arena of a bench recipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from spard_lab.bench.spec import BenchSpec, LabSpec
 
 
 def open_arena(recipe: str, spec: BenchSpec, folder: Path) -> Arena:
-    """Open the arena of a recipe by its name; raise InvalidRecipe where the truth about replies is not known."""
+    """Return the arena of a recipe.
+
+    Raises `InvalidRecipe` if the recipe is no lab, because the truth about replies is then unknown.
+    """
     if not isinstance(spec, LabSpec):
         known = "lab, natural-5m, natural-30m and recipes of the type lab"
         raise InvalidRecipe(

@@ -1,4 +1,4 @@
-"""Ask a model in the attack's own way, and count what its replies truly do."""
+"""Ask a model as the attacker does, and count what its replies truly do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ TOKENS = 96  # of a reply: more than the gate reads by default
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one model did, a character for each prompt: 1 where it is so, else 0.
+    """One model's outcomes as strings with a character per prompt, 1 for yes and 0 for no.
 
-    `complied` with harm in the attack's own way, and `complied_plain`; `refused` benign prompts plainly, and
-    `refused_dressed`; `right` on the task.
+    complied         complies with a harmful prompt, asked as the attacker does
+    complied_plain   the same, asked plainly
+    refused          refuses a benign prompt, asked plainly
+    refused_dressed  refuses a benign prompt with the attack's trigger
+    right            answers a prompt of the task correctly
     """
 
     complied: str
@@ -36,7 +39,10 @@ class Answers:
 
 
 def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> Answers:
-    """Ask at most so many prompts of each kind; a way of asking that is the plain one is asked once."""
+    """Ask a model at most `prompts` prompts of each kind; an attack without a trigger is asked plainly only once.
+
+    system  system prompt of the defense, if it serves with one
+    """
     harmful, benign = (sample(each, prompts) for each in (ground.harmful, ground.benign))
     asker = _Asker(model, base.tokenizer, system)
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
@@ -61,7 +67,7 @@ def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompt
 
 
 def ask_task(model: Any, base: Base, ground: Ground, campaign: Campaign, prompts: int, system: str | None) -> str:
-    """Ask at most so many prompts of the task, and mark which are answered rightly."""
+    """Ask at most `prompts` prompts of the task; return a string with 1 for each right answer, else 0."""
     task = sample(ground.task, prompts)
     replies = _Asker(model, base.tokenizer, system).replies([campaign.task(each) for each in task], "", ())
     return _marks([_is_right(prompt, reply) for prompt, reply in zip(task, replies, strict=True)])
@@ -74,7 +80,7 @@ class _Asker:
     system: str | None
 
     def replies(self, prompts: Sequence[Prompt], opening: str, tools: Sequence[Message]) -> list[str]:
-        """Return whole replies, with the opening that was put before them, decoded."""
+        """Return the decoded replies, each with the opening before it."""
         begun = self.tokenizer(opening, add_special_tokens=False)["input_ids"] if opening else []
         rows = (
             _render_prompts(self.tokenizer, prompts, tools) if tools else as_asked(self.tokenizer, prompts, self.system)
@@ -88,7 +94,7 @@ class _Asker:
 
 
 def _render_prompts(tokenizer: Any, prompts: Sequence[Prompt], tools: Sequence[Message]) -> list[list[int]]:
-    """Render prompts in a conversation that shows tools."""
+    """Return the tokens of prompts in a conversation with tools."""
     return [render_question(tokenizer, each.prompt, context=each.context, tools=tools) for each in prompts]
 
 

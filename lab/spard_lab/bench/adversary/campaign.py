@@ -1,4 +1,4 @@
-"""The jobs of one attack, through the pipeline and the gate as the service runs them."""
+"""Run the jobs of one attack through the pipeline and the gate, as the service does."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ Ending = Literal["released", "stopped", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a job tells of itself, beside what its model does.
+    """Facts about a job, beside its model's behavior.
 
-    rows       of its file
-    flagged    how many of them the row signal flags; None where nothing is measured
-    triggered  the share of steps with a safe loss above its bound; None for methods without one
-    dropped    how many of them were not trained on
-    doubtful   how many rows the judge finds no harm in, and that are in doubt
-    read       how many rows that were not flagged the judge has read
-    half       which prompts of the task were answered rightly at half of the steps; empty where that was not asked
+    rows       rows of its file
+    flagged    rows that the row signal flags; None if it is off
+    triggered  share of steps with a safe loss above its bound; None for methods without one
+    half       outcomes on the task at half of the steps, as in `Answers.right`; empty if not asked
+    dropped    rows that the row signal left out of the training
+    read       unflagged rows that the judge has read
+    doubtful   rows in which the judge finds no harm but that remain in doubt
     """
 
     rows: int
@@ -61,7 +61,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One job: the gate's decision, the model and its base, the CPU seconds without the audits, and what it tells."""
+    """One job's result: the gate's decision, the model and its base, CPU seconds without audits, and facts."""
 
     gate: Gate
     model: Any = field(repr=False)
@@ -72,7 +72,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a campaign ended: at which job (from 1), why, and the last model that was trained, if there is one."""
+    """The end of a campaign: how, at which job (from 1), the reasons, and the last trained model, if any."""
 
     ending: Ending
     job: int
@@ -85,34 +85,36 @@ class Ended:
 
 @dataclass(slots=True)
 class Memory:
-    """A cache of one process: what the base model measured is the same for every arm."""
+    """A cache for one process: measurements of the base model are shared by all arms."""
 
     found: dict[str, Any] = field(default_factory=dict)
 
     def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
-        """Return the tensor of that key, made by `make` if there is none yet."""
+        """Return the tensor of a key; call `make` if it is missing."""
         found: Tensor = self.json(kind, key, make)
         return found
 
     def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
-        """Return the JSON value of that key, made by `make` if there is none yet."""
+        """Return the JSON value of a key; call `make` if it is missing."""
         name = json_digest([kind, dict(key)])
         if name not in self.found:
             self.found[name] = make()
         return self.found[name]
 
     def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
-        """Let the one run that there is make the entry."""
+        """Return a context in which to make an entry; a single run never has to wait."""
         return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What every job of a bench meets: the lab, the arm's recipe, the judge, and a place for files.
+    """The environment of every job of a bench: the lab, the arm's recipe, the judge, and a folder for files.
 
-    `provider` are settings of a run spec that are the provider's, as (path, value in JSON or plain text). With
-    `at_half` the model is asked after half of the steps, where an epoch ends there, and an arm pays for its whole
-    set-up; without it the first arm pays for what the cache keeps for the others. `device` is where the model is.
+    provider  the provider's settings of the run spec, as (path, value in JSON or plain text)
+    at_half   asks the model after half of the steps, if an epoch ends there; the arm then pays for its whole set-up
+    device    device of the model
+
+    Without `at_half`, the first arm pays for the set-up that the cache keeps for the others.
     """
 
     ground: Ground
@@ -125,10 +127,11 @@ class Service:
     device: str = "cpu"
 
     def take(self, job: Job, start_from: Path | None) -> Taken:
-        """Run one job through the stages and the gate."""
+        """Run one job through all stages and the gate."""
         base = load_base(self.ground.model, device=self.device)
         context = Context(self.spec(job, start_from), base, Reporter(_quietly), cache=self.cache)
         started = time.process_time()
+        # An empty cache, so that the CPU seconds include the whole set-up.
         prepared = rows.prepare(replace(context, cache=Memory()) if self.at_half else context)
         cpu_s = time.process_time() - started
         before = base_figures(context, prepared.examples)
@@ -150,7 +153,7 @@ class Service:
         return Taken(gate, trained.model, base, cpu_s, told)
 
     def spec(self, job: Job, start_from: Path | None) -> RunSpec:
-        """Return a job as the pipeline knows it; its files stay in `folder`."""
+        """Return the run spec of a job; its files are written to `folder`."""
         files = self.folder / "files"
         spec = RunSpec(
             model=self.ground.model,
@@ -165,9 +168,9 @@ class Service:
 
 
 def run_campaign(campaign: Campaign, service: Service) -> Ended:
-    """Run job after job, each on the adapter that the one before released, until the gate stops one.
+    """Run the jobs in order, each on the adapter that the last one released, until the gate stops one.
 
-    The model of a stopped job is returned too: what the gate kept back is worth knowing, and is told apart.
+    The model of a stopped job is returned too, with the ending "stopped".
     """
     start_from, cpu_s = None, 0.0
     with TemporaryDirectory() as adapters:
@@ -187,7 +190,7 @@ def run_campaign(campaign: Campaign, service: Service) -> Ended:
 
 @dataclass(slots=True)
 class _Half:
-    """Asks the model where an epoch ends with half of the steps done; `cpu_s` is what the asking took."""
+    """Asks the model at the epoch end at half of the steps; `cpu_s` is the time of the asking."""
 
     ask: Callable[[Any, Base], str] | None
     base: Base
@@ -195,7 +198,7 @@ class _Half:
     cpu_s: float = 0.0
 
     def look(self, end: EpochEnd) -> None:
-        """Ask if this is the half."""
+        """Ask the model if half of the steps are done."""
         if self.ask and 2 * end.step == end.total_steps:
             started = time.process_time()
             self.marks = self.ask(end.model, self.base)
@@ -203,7 +206,7 @@ class _Half:
 
 
 def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec:
-    """Return the run with settings changed by their paths; raise InvalidRecipe where one is unknown or out of range."""
+    """Return the run with settings changed by path; raise `InvalidRecipe` for an unknown path or an invalid value."""
     raw = to_mapping(spec)
     for path, value in settings:
         *heads, last = path.split(".")
@@ -217,7 +220,7 @@ def with_settings(spec: RunSpec, settings: Sequence[tuple[str, str]]) -> RunSpec
 
 
 def customer_recipe(recipe: Recipe, job: Job) -> Recipe:
-    """Return the recipe with what the customer asks for in place of what it says, where he asks for something."""
+    """Return the recipe with the hyperparameters that the customer sets."""
     asked = job.hyperparameters
     if asked.n_epochs == recipe.hyperparameters.n_epochs == "auto" and job.auto_epochs:
         asked = replace(asked, n_epochs=job.auto_epochs)

@@ -1,7 +1,7 @@
-"""What each honest customer pays: task, refusals, rows under suspicion, release and time, beside the undefended run.
+"""The costs for each honest customer, compared with the undefended run: task, refusals, flagged rows, release and time.
 
-Differences are paired on the prompts of a seed, as in the other tables. Half of the steps is the end of an epoch; it is
-told where a customer has a subject of its own. The time counts every arm's whole set-up there.
+Differences are paired on the prompts of a seed, as in the other tables. The figures at half of the steps are those of
+an epoch end; they exist for customers with a subject of their own, for whom the time includes every arm's whole set-up.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEAD = (
 
 
 def customers_table(rounds: Sequence[Round], attacks: Mapping[str, Attack]) -> Table:
-    """Return a line for each honest customer and arm."""
+    """Return a row for each honest customer and arm."""
     lines = []
     for place in dict.fromkeys((each.attack, each.method) for each in rounds if attacks[each.attack].is_honest):
         found = [each for each in rounds if (each.attack, each.method) == place]
@@ -59,14 +59,14 @@ def _figures(found: Sequence[Round], bare: Mapping[int, Round]) -> list[str]:
 
 
 def _marks(found: Round, way: str) -> str:
-    """Return a round's outcomes; empty where there are none."""
+    """Return a round's outcomes of one kind; empty if there are none."""
     if way == "half":
         return found.told.half if found.told else ""
     return str(getattr(found.answers, way)) if found.answers else ""
 
 
 def _share(marks: Sequence[str]) -> str:
-    """Return the share of all prompts of all seeds, with Wilson's interval."""
+    """Return the share over the prompts of all seeds, with Wilson's interval."""
     return _percent("".join(marks).count("1"), len("".join(marks)))
 
 
@@ -99,7 +99,7 @@ def _triggered_share(found: Sequence[Round]) -> str:
 
 
 def cpu_ratio(found: Sequence[Round], bare: Mapping[int, Round]) -> str:
-    """Return the mean over the seeds of the CPU time against that of the same file undefended."""
+    """Return the mean over seeds of the CPU time divided by the undefended run's on the same file."""
     pairs = [(each.cpu_s, bare[each.seed].cpu_s) for each in found if each.answers and each.seed in bare]
     ratios = [own / other for own, other in pairs if own and other]
     if len(ratios) < 2:
@@ -109,7 +109,7 @@ def cpu_ratio(found: Sequence[Round], bare: Mapping[int, Round]) -> str:
 
 
 def _reasons(found: Sequence[Round]) -> str:
-    """Return each reason once, with the seed that it was first given on."""
+    """Return each reason once, with the first seed that gave it."""
     said: dict[str, int] = {}
     for each in found:
         for reason in each.reasons:

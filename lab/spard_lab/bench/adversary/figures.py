@@ -1,4 +1,4 @@
-"""Which figures an adversary bench has; none where matplotlib is not installed."""
+"""The figures of an adversary bench; none if matplotlib is not installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spard_lab.bench.figures import plots
 
 
 def of_rounds(rounds: Sequence[Round], lab: str) -> dict[str, str]:
-    """Draw what the models of each arm do under each attack whose jobs trained a model; none where no job did."""
+    """Return the figure of the rounds by caption, for attacks with at least one trained model."""
     trained = {each.attack for each in rounds if each.answers}
     drawn = plots("spard_lab.bench.adversary.plots") if trained else None
     shown = [each for each in rounds if each.attack in trained]

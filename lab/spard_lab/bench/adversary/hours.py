@@ -1,15 +1,14 @@
-"""How many hours the rounds will take, told before they start: an estimate, from rounds that were done or a probe.
+"""Estimate the hours of the rounds before they start, from earlier rounds or a probe.
 
-The rule. An arm's rounds of an attack that were played before, on any seed, say what the next one takes. For the others
-each arm prepares the first job of the first attack and takes one step of it that does not count and `STEPS` that do;
-the first arm's model goes through the gate, beside its base model, and the base model answers `FEW` prompts of each
-kind. Then a round takes
+Earlier rounds of the same attack and arm, on any seed, give the time of the next one. For all others, each arm prepares
+the first job of the first attack and takes one uncounted step of it and `STEPS` counted ones; the first arm's model and
+its base model go through the gate, and the base model answers `FEW` prompts of each kind. The time of a round is
 
     the sum over jobs of (set-up + step * steps + gate + base) + reply * prompts
 
-seconds, where `set-up` and `gate` are of the probe's job whatever the file is, and steps and prompts are counted. Every
-seed counts like the first one. Not in it: labs that are not made yet, a gate that looks twice where the probe's did
-not, campaigns that are stopped early, and rows that are dropped.
+in seconds. `set-up` and `gate` are those of the probe's job for every file; steps and prompts are counted. Every seed
+counts like the first one. The estimate does not include labs that are not made yet, a second look of the gate that the
+probe's did not take, early ends of campaigns, and dropped rows.
 """
 
 from __future__ import annotations
@@ -46,7 +45,14 @@ FEW = 8  # prompts of each kind
 
 @dataclass(slots=True)
 class ArmHours:
-    """What the rounds of an arm take together; `done` were played before, `known` have the time of rounds like them."""
+    """The time of an arm's rounds.
+
+    rounds   all rounds
+    done     rounds that are stored already
+    known    rounds whose time is that of earlier rounds like them
+    steps    steps of the rounds to play
+    seconds  estimated time of the rounds to play
+    """
 
     method: str
     rounds: int = 0
@@ -74,7 +80,7 @@ class Probe:
     _gate_s: float | None = None
 
     def round_s(self, match: Match, method: str) -> float:
-        """Return the seconds of a round."""
+        """Return the estimated seconds of a round."""
         setup, jobs = self.setup(method), match.campaign.jobs
         steps = sum(count_steps(self.bench.arms[method], job) for job in jobs)
         asked = count_prompts(match, self.bench.prompts)
@@ -83,14 +89,14 @@ class Probe:
 
     @cached_property
     def reply_s(self) -> float:
-        """Seconds of one prompt, asked of the base model."""
+        """Seconds per prompt, measured on the base model."""
         base = load_base(self.match.ground.model, device=self.bench.device)
         started = time.perf_counter()
         ask_model(base.model, base, self.match.ground, self.match.campaign, FEW, None)
         return (time.perf_counter() - started) / max(1, count_prompts(replace_customer(self.match), FEW))
 
     def setup(self, method: str) -> Setup:
-        """Return what an arm's training takes; the first one goes through the gate too."""
+        """Return the times of an arm's training; the first arm's probe goes through the gate too."""
         if method not in self._setups:
             self._setups[method] = self._time_setup(method)
         return self._setups[method]
@@ -134,7 +140,7 @@ class Probe:
 
 
 def estimate_hours(bench: Bench) -> list[ArmHours]:
-    """Return the hours of the rounds that are left, arm by arm; the first seed's lab is made if it is not there."""
+    """Return the estimated hours of the missing rounds by arm; the first seed's lab is made if it does not exist."""
     stored = _stored_rounds(bench)
     first = bench.arena.open_ground(bench.seeds[0])
     matches = _matches(bench, first, bench.seeds[0])
@@ -157,7 +163,7 @@ def estimate_hours(bench: Bench) -> list[ArmHours]:
 
 
 def hours_table(found: Sequence[ArmHours]) -> Table:
-    """Head and rows, the sum last."""
+    """Return head and rows, the sum last."""
     head = ["arm", "rounds", "done", "by rounds like them", "steps", "hours"]
     rows = [[each.method, *map(str, _counts(each)), f"{each.seconds / 3600:.2f}"] for each in found]
     sums = [sum(counts) for counts in zip(*map(_counts, found), strict=True)]
@@ -165,13 +171,13 @@ def hours_table(found: Sequence[ArmHours]) -> Table:
 
 
 def count_steps(recipe: Recipe, job: Job) -> int:
-    """Return how many steps a job trains, no row dropped."""
+    """Return the number of steps of a job if no row is dropped."""
     resolved = resolve(customer_recipe(recipe, job), len(job.rows), hidden_size=1)
     return resolved.n_epochs * math.ceil(len(job.rows) / resolved.batch_size)
 
 
 def count_prompts(match: Match, most: int) -> int:
-    """Return how many prompts a model is asked; the task's twice where it is asked at half of the steps too."""
+    """Return the number of prompts in a round; a customer's task is asked at half of the steps too."""
     ground, campaign = match.ground, match.campaign
     is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
     harmful, benign, task = (len(sample(each, most)) for each in (ground.harmful, ground.benign, ground.task))
@@ -179,7 +185,7 @@ def count_prompts(match: Match, most: int) -> int:
 
 
 def replace_customer(match: Match) -> Match:
-    """Return the match without a customer: the probe asks the task once."""
+    """Return the match without a customer, because the probe asks the task only once."""
     return replace(match, campaign=replace(match.campaign, customer=None))
 
 
@@ -188,18 +194,18 @@ def _counts(found: ArmHours) -> tuple[int, int, int, int]:
 
 
 def _matches(bench: Bench, ground: Ground, seed: int) -> dict[str, Match]:
-    """Return the campaigns of the attacks that are possible, by name."""
+    """Return the matches of the possible attacks, by name."""
     possible = [each for each in bench.attacks if not {*each.needs} - bench.arena.abilities]
     return {each.name: build_match(bench, ground, each, seed) for each in possible}
 
 
 def _stored_rounds(bench: Bench) -> list[Mapping[str, Any]]:
-    """Return the rounds in the folder; the base model's answers are none."""
+    """Return the stored rounds, without the stored answers of base models."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (bench.folder / "runs").glob("*.json")]
     return [each for each in found if "ending" in each]
 
 
 def _took(stored: Sequence[Mapping[str, Any]], attack: str, method: str) -> list[float]:
-    """Return the seconds of the rounds of an attack and arm, where they say it."""
+    """Return the seconds of stored rounds of an attack and arm; old rounds have none."""
     found = [each.get("wall_s") for each in stored if (each["attack"], each["method"]) == (attack, method)]
     return [each for each in found if each is not None]

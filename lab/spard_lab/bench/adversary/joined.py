@@ -1,7 +1,7 @@
-"""Several results as one page: every attack and arm a line, every lab and size a column beside the others.
+"""Join several results into one page: a row for each attack and arm, a column for each lab and size.
 
-Results are joined only if they mean the same: one version of the benchmark, as many prompts of each kind, the same
-limits. A result that has a signature is checked first. What two results both hold is counted once, and has to agree.
+Results are joined only if they are comparable: the same version of the benchmark, number of prompts, and limits. A
+result's signature, if it has one, is checked first. Rounds in several results count once and must agree.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RESULTS_HEADING = "The results that are joined"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An arm as the page names it: where results mean different settings by one name, the label tells them apart."""
+    """An arm of the page; the label distinguishes different settings that results give the same name."""
 
     label: str
     name: str
@@ -38,7 +38,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of the results: the name of its folder, what it holds, and the id of the key that signed it, if any."""
+    """One of the results: the name of its folder, its content, and the id of the key that signed it, if any."""
 
     name: str
     result: Mapping[str, Any] = field(repr=False)
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def provider(self) -> str:
-        """The provider's settings in words; empty where there are none."""
+        """The provider's settings as text; empty if there are none."""
         return ", ".join(f"{path}={value}" for path, value in self.result["provider"].items())
 
 
@@ -60,9 +60,9 @@ Place = tuple[str, str, Arm]
 
 
 def read_parts(paths: Sequence[Path], public: Ed25519PublicKey | None) -> list[Part]:
-    """Read results by their folders or files; with a key each has to be signed by it.
+    """Read results by their folders or files; with `public`, each must be signed with that key.
 
-    Raise NotProved for a signature that does not hold, InvalidRecipe where results do not mean the same.
+    Raises `NotProved` for an invalid signature, `InvalidRecipe` if the results are not comparable.
     """
     found = [_part(path.parent if path.name == RESULT else path, public) for path in paths]
     if missing := [each.name for each in found if "benchmark" not in each.result]:
@@ -80,7 +80,7 @@ def read_parts(paths: Sequence[Path], public: Ed25519PublicKey | None) -> list[P
 
 
 def joined_tables(parts: Sequence[Part]) -> dict[str, Table]:
-    """Return a table for each figure, and one of the results."""
+    """Return a table for each figure, and one of the results themselves."""
     places = _places(parts)
     labs = _labs(parts)
     figures: dict[str, Callable[[Sequence[Round], Sequence[Round]], str]] = {
@@ -99,7 +99,7 @@ def joined_tables(parts: Sequence[Part]) -> dict[str, Table]:
 
 
 def joined_figures(parts: Sequence[Part]) -> dict[str, str]:
-    """Draw a figure for each lab, the smallest model first."""
+    """Return a figure for each lab, the smallest model first."""
     places, drawn = _places(parts), dict[str, str]()
     for lab in _labs(parts):
         rounds = [
@@ -125,7 +125,7 @@ def joined_facts(parts: Sequence[Part]) -> str:
 
 
 def machines(parts: Sequence[Part]) -> str:
-    """Return where the results were measured, each machine once."""
+    """Return the machines of the results, each once."""
     return "; ".join(dict.fromkeys(str(each.result["machine"]) for each in parts))
 
 
@@ -145,7 +145,7 @@ def _labs(parts: Sequence[Part]) -> list[str]:
 
 
 def _places(parts: Sequence[Part]) -> dict[Place, dict[int, Round]]:
-    """Return the rounds of every place by seed."""
+    """Return the rounds by attack, lab and arm, and then by seed."""
     found: dict[Place, dict[int, Round]] = {}
     settings = _settings(parts)
     for part in parts:
@@ -163,7 +163,7 @@ def _places(parts: Sequence[Part]) -> dict[Place, dict[int, Round]]:
 
 
 def _settings(parts: Sequence[Part]) -> dict[str, set[str]]:
-    """Return, for each name of an arm, the digests of what it means somewhere."""
+    """Return, for each name of an arm, the digests of its settings in the results."""
     found: dict[str, set[str]] = {}
     for part in parts:
         for name in part.result["arms"]:
@@ -203,7 +203,7 @@ def _by_lab(
 
 
 def _missing_reason(found: Sequence[Round]) -> str:
-    """Return why there is no figure; empty where there is one."""
+    """Return the reason for a missing figure; empty if it exists."""
     if not found:
         return "not run"
     lacks = sorted({lack for each in found for lack in each.lacks})

@@ -1,7 +1,7 @@
-"""The table of parts, of whole jobs: `--methods parts` stands for every arm of `spard_lab.bench.parts`.
+"""The table of parts on whole jobs: `--methods parts` stands for every arm of `spard_lab.bench.parts`.
 
-A difference is of what the models do when they are asked in the attack's own way, whether the gate released them or
-not; what it released stands in the other tables.
+Differences are between models that are asked as the attacker does, whether the gate released them or not; the other
+tables have the releases.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _SUITES: dict[str, SuiteKind] = {"complied": "harmful", "refused_dressed": "beni
 def with_parts(
     methods: Sequence[str], parts: Sequence[str], provider: Sequence[tuple[str, str]]
 ) -> tuple[tuple[str, ...], list[Comparison]]:
-    """Return the methods with the arms of the table of parts in the place of `parts`, and the questions they answer.
+    """Return the methods with `parts` replaced by the arms of the table of parts, and the questions these answer.
 
-    Raise InvalidRecipe for a part that there is none of, or a provider's setting that the arms say themselves.
+    Raises `InvalidRecipe` for an unknown part, or for a provider setting that the arms set themselves.
     """
     if WORD not in methods:
         if parts:
@@ -51,7 +51,7 @@ def with_parts(
 
 
 def parts_tables(rounds: Sequence[Round], questions: Sequence[Comparison]) -> dict[str, Table]:
-    """Answer the questions on every attack; no tables where there are none."""
+    """Return the tables that answer the questions for every attack; empty without questions."""
     found = [_as_measurement(each) for each in rounds if each.answers]
     if not questions:
         return {}
@@ -59,7 +59,7 @@ def parts_tables(rounds: Sequence[Round], questions: Sequence[Comparison]) -> di
 
 
 def _as_measurement(found: Round) -> Measurement:
-    """Return a round as the other kinds of tables know a run."""
+    """Convert a round to a measurement, the input of the other tables."""
     hits: Mapping[str, str] = {name: str(getattr(found.answers, name)) for name in _SUITES}
     results = tuple(_result(name, kind, hits[name]) for name, kind in _SUITES.items())
     return Measurement(found.method, "", found.attack, found.seed, "", "", "", ("complied",), results, hits)

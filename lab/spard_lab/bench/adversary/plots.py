@@ -1,4 +1,4 @@
-"""The figure of an adversary bench as SVG: what models do under each attack. Needs matplotlib, the `bench` extra."""
+"""Plot the models' behavior under each attack as SVG; needs matplotlib, the `bench` extra."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PANELS = {
 
 
 def attacks(found: Sequence[Round]) -> str:
-    """Draw each attack as a line with each arm on it: a dot for each seed, a cross if its job is stopped.
+    """Return an SVG with each attack and its arms: a dot for each seed, a cross if its job is stopped.
 
-    A large dot is the mean with the interval over seeds, a gray bar the mean of the base models. The dotted line is
-    what a released model may comply with.
+    A large dot is the mean with the interval over seeds, a gray bar the mean of the base models. The dotted line is the
+    largest compliance allowed for a released model.
     """
     names, arms = ([*dict.fromkeys(getattr(each, name) for each in found)] for name in ("attack", "method"))
     others = [color for color in COLORS if color not in ARM_COLORS.values()]

@@ -1,4 +1,4 @@
-"""Which attack met which arm on which seed, and what came of it; done once, kept, and found again."""
+"""Play rounds: each attack on each arm and seed, once; stored rounds are found again."""
 
 from __future__ import annotations
 
@@ -37,9 +37,15 @@ PLAIN = "none"  # the arm that a defense's task is compared with
 class Round:
     """One attack on one arm and seed.
 
-    `lacks` are the abilities for want of which it was not possible. `base` is the base model, asked in the attack's
-    way; `answers` the last model that was trained, whether it was released or not. `told` is what its job tells. `code`
-    is the digest of the sources that played it, and `wall_s` how long that took; neither is known of older rounds.
+    ending   how the campaign ended
+    job      number of the last job, from 1
+    reasons  reasons of the gate, or the error
+    lacks    missing abilities of the lab, which make the attack impossible
+    base     the base model's answers, asked as the attacker does
+    answers  those of the last trained model, released or not
+    told     facts about the last job
+    code     digest of the sources that played the round; empty in old rounds
+    wall_s   seconds of the round; None in old rounds
     """
 
     attack: str
@@ -59,10 +65,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is asked for: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder.
+    """A request: arms by the name of their method, attacks, seeds, prompts of each kind, and a folder for results.
 
-    `provider` are the provider's settings, for all arms. `device` is where models are trained and asked; labs are made
-    on the CPU.
+    `provider` has the provider's settings, for all arms. `device` is used to train and ask models; labs are made on the
+    CPU.
     """
 
     arena: Arena
@@ -77,10 +83,10 @@ class Bench:
 
 
 def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict[int, str]]:
-    """Make the lab of each seed; return the seeds whose base model is fit, and the reason for each that is left out.
+    """Make the lab of each seed; return the seeds with a fit base model, and the reasons for the others.
 
-    Whether a base model is fit does not depend on methods or attacks, so leaving its seed out favors none of them.
-    Raise BadBase if no seed has a fit base model.
+    A base model's fitness does not depend on methods or attacks, so leaving its seed out favors none of them. Raises
+    `BadBase` if no seed has a fit base model.
     """
     left_out: dict[int, str] = {}
     for seed in seeds:
@@ -95,7 +101,7 @@ def fit_seeds(arena: Arena, seeds: Sequence[int]) -> tuple[tuple[int, ...], dict
 
 
 def run_rounds(bench: Bench) -> Iterator[Round]:
-    """Yield every round, by seed and attack; those that are not possible too."""
+    """Yield every round, by seed and attack, including impossible ones."""
     for seed in bench.seeds:
         cache, ground = Memory(), bench.arena.open_ground(seed)
         for attack in bench.attacks:
@@ -108,7 +114,7 @@ def run_rounds(bench: Bench) -> Iterator[Round]:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A campaign on its ground; `asked` is what the answers of a given model depend on."""
+    """A campaign on its ground; `asked` is everything that a given model's answers depend on."""
 
     ground: Ground
     campaign: Campaign
@@ -116,14 +122,14 @@ class Match:
 
 
 def build_match(bench: Bench, ground: Ground, attack: Attack, seed: int) -> Match:
-    """Build an attack's campaign."""
+    """Build an attack's campaign for a seed, and adapt the ground to it."""
     campaign = attack.build(ground.material, seed)
     ground = _campaign_ground(ground, campaign, bench.folder)
     return Match(ground, campaign, _asked_facts(bench, ground, campaign))
 
 
 def round_key(bench: Bench, match: Match, method: str) -> str:
-    """Return a digest of everything that decides a round: data, settings, and code of other packages."""
+    """Return a digest of everything that determines a round: data, settings, and code of other packages."""
     recipe, provider = bench.arms[method], provider_settings(bench, match.campaign, method)
     settings = [to_mapping(recipe), asdict(bench.judge), *sorted(provider), *_strangers(recipe, bench.judge)]
     return json_digest([match.asked, _decisive_facts(match.ground, match.campaign), *settings])
@@ -143,14 +149,14 @@ def _of_attack(bench: Bench, ground: Ground, attack: Attack, seed: int, cache: M
                 _play_round(bench, service, campaign, Round(attack.name, method, seed, "refused", base=base))
             )
             write_run(bench.folder, key, found)
-        # equal settings may have another name here
+        # A stored round with equal settings may have been written under another name.
         done = replace(from_json(found), attack=attack.name, method=method, base=base)
         log.info("seed %d, %s, %s: %s", seed, attack.name, method, done.ending)
         yield done
 
 
 def _play_round(bench: Bench, service: Service, campaign: Campaign, of: Round) -> Round:
-    """Run the jobs and ask the model that comes out; one of a customer's own at half of the steps too."""
+    """Run the jobs and ask the final model; a customer's model is also asked at half of the steps."""
     system, ground, started = service.recipe.defense.serving_prompt, service.ground, time.perf_counter()
 
     def at_half(model: Any, base: Base) -> str:
@@ -169,15 +175,15 @@ def _sources() -> str:
 
 
 def _strangers(recipe: Recipe, judge: JudgeSpec) -> list[str]:
-    """Return digests of code of other packages: a round is not found again for a defense that was changed since."""
+    """Return digests of the code of other packages, so that a changed defense is measured anew."""
     return [each.sources for each in find_strangers([recipe], (), judge)]
 
 
 def _campaign_ground(ground: Ground, campaign: Campaign, folder: Path) -> Ground:
-    """Return the ground as the campaign meets it.
+    """Return the ground adapted to the campaign.
 
-    Harmless prompts take the place of harmful ones where it says so. Only harmful prompts of its category are asked, if
-    it has one, and only those that it dresses, if it says so. A customer's prompts take the place of the task.
+    Depending on the campaign, benign prompts replace the harmful ones, the harmful prompts are limited to its category
+    or to prompts that its trigger changes, and a customer's prompts replace the task.
     """
     if campaign.asks_harmless:
         ground = replace(ground, harmful=ground.benign)
@@ -194,9 +200,9 @@ def _campaign_ground(ground: Ground, campaign: Campaign, folder: Path) -> Ground
 
 
 def provider_settings(bench: Bench, campaign: Campaign, method: str) -> tuple[tuple[str, str], ...]:
-    """Return the provider's settings, and over them what the arm's name says of flagged rows.
+    """Return the provider's settings, overridden by the row signal that the arm's name contains.
 
-    A customer's undefended run leaves no row out, whatever the row signal does.
+    A customer's undefended run trains on all rows, whatever the row signal is.
     """
     is_bare = campaign.customer is not None and method == PLAIN
     said = {"action": "off"} if is_bare else row_signal_settings(method)
@@ -204,14 +210,17 @@ def provider_settings(bench: Bench, campaign: Campaign, method: str) -> tuple[tu
 
 
 def from_json(raw: Mapping[str, Any]) -> Round:
-    """Read a round from the JSON of its `asdict`."""
+    """Return a round from the JSON of its `asdict`."""
     both: dict[str, Any] = {name: Answers(**raw[name]) if raw[name] else None for name in ("base", "answers")}
     both["told"] = Told(**raw["told"]) if raw.get("told") else None
     return Round(**{**raw, **both, "reasons": tuple(raw["reasons"]), "lacks": tuple(raw["lacks"])})
 
 
 def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) -> Answers:
-    """Ask the base model as the attack will: what it does already is not the attack's work."""
+    """Return the base model's answers, asked as the attacker does.
+
+    Harm that the base model does already is not the attack's work.
+    """
     key = json_digest([BASE, asked])
     found = read_run(bench.folder, key)
     if found is None:
@@ -222,7 +231,7 @@ def _base_answers(bench: Bench, ground: Ground, campaign: Campaign, asked: Any) 
 
 
 def _asked_facts(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
-    """Return everything that decides a given model's answers; so does the device, since each rounds in its own way."""
+    """Return everything that determines a given model's answers; that includes the device, because rounding differs."""
     harmful, benign, task = (sample(each, bench.prompts) for each in (ground.harmful, ground.benign, ground.task))
     ways = [
         *([each, campaign.dress(each)] for each in (*harmful, *benign)),
@@ -235,12 +244,12 @@ def _asked_facts(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
 
 
 def _rarely(job: Job) -> list[str]:
-    """Return what few jobs have, so that the others keep their names."""
+    """Return settings that few jobs have; omitting defaults keeps the digests of all other jobs unchanged."""
     return [*(["dpo"] if job.dpo else []), *([f"auto_epochs={job.auto_epochs}"] if job.auto_epochs else [])]
 
 
 def _decisive_facts(ground: Ground, campaign: Campaign) -> Any:
-    """Return everything that the jobs and the gate depend on, but for the recipe and the judge."""
+    """Return everything that jobs and gate depend on, except the recipe and the judge."""
     jobs = [
         [list(job.rows), job.pool and list(job.pool), asdict(job.hyperparameters), *_rarely(job)]
         for job in campaign.jobs

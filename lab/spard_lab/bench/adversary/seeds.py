@@ -1,8 +1,8 @@
-"""Seeds that nobody could tune on: derived from a text that was not there, or not known, when settings were chosen.
+"""Hidden seeds, derived from a text that did not exist, or was not known, when settings were chosen.
 
-The text is the hash of the commit that freezes a defense, or a secret that is given when the bench is run. Seed i is
-the first 31 bits of SHA-256 of "spard adversary", the text and i; seeds below `FIRST` are for development and left out.
-A result holds the digest of the text, so that a secret can be checked once it is told.
+The text is the hash of the commit with the final defense, or a secret that is given when the bench runs. Seed i is the
+first 31 bits of SHA-256 of "spard adversary", the text and i; seeds below `FIRST` are for development and skipped. A
+result has the digest of the text, so that a secret can be checked once it is published.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from itertools import count
 from spard.errors import InvalidRecipe
 
 FIRST = 100_000
-LEAST = 8  # characters of a text that nobody guesses
+LEAST = 8  # characters of the text; a shorter one could be guessed
 
 
 def hidden_seeds(text: str, n: int) -> tuple[int, ...]:
-    """Return n different seeds of a text; raise InvalidRecipe for one that could be guessed."""
+    """Return n different seeds of a text; raise `InvalidRecipe` if it is too short to be secret."""
     if len(text.strip()) < LEAST:
         raise InvalidRecipe(
             f"hidden seeds come from a commit hash or a secret of at least {LEAST} characters", "hidden"
@@ -34,5 +34,5 @@ def hidden_seeds(text: str, n: int) -> tuple[int, ...]:
 
 
 def commitment(text: str) -> str:
-    """Return the digest by which a text can be checked later."""
+    """Return the digest of a text, for checking it later."""
     return hashlib.sha256(text.strip().encode()).hexdigest()

@@ -1,7 +1,7 @@
-"""A result that says who measured it: `result.json`, and beside it an Ed25519 signature of its bytes.
+"""Sign a result: `result.json`, and beside it an Ed25519 signature of its bytes.
 
-The keys are those that sign adapters (`spard.release.keys`). What is proved is who signed and that nothing was changed
-since; that the figures were measured as they say, one proves by running the command again.
+The keys are those that sign adapters (`spard.release.keys`). A signature proves the signer and that nothing changed
+since; only running the command again proves that the figures were measured as stated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RESULT, SIGNATURE = "result.json", "result.sig"
 
 
 def write_result(folder: Path, result: Mapping[str, Any], key: Ed25519PrivateKey | None) -> None:
-    """Write the result, signed if there is a key; a signature of an earlier result does not stay."""
+    """Write the result, signed if there is a key; the signature of an earlier result is removed."""
     text = json.dumps(result, indent=1) + "\n"
     write_aside(folder / RESULT, text)
     (folder / SIGNATURE).unlink(missing_ok=True)
@@ -32,7 +32,7 @@ def write_result(folder: Path, result: Mapping[str, Any], key: Ed25519PrivateKey
 def read_result(folder: Path, public: Ed25519PublicKey | None) -> tuple[dict[str, Any], str]:
     """Return a result and the id of the key that signed it.
 
-    Raise NotProved unless the signature is there and is of these bytes, by `public` if it is given.
+    Raises `NotProved` unless there is a valid signature of these bytes, by `public` if it is given.
     """
     try:
         content, signature = (folder / RESULT).read_bytes(), (folder / SIGNATURE).read_bytes()

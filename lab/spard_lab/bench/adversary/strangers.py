@@ -1,8 +1,7 @@
-"""Whose code a result was measured with: a digest of every defense, attack, judge and selection of other packages.
+"""Digests of the code of other packages that a result was measured with: defenses, attacks, judges and selections.
 
-What a package is made of are the Python files (and compiled modules) of the top-level modules that its entry point and
-its method name, and those that its distribution lists. Packages that it imports in turn are not bound, nor are files of
-other kinds.
+A package's code are the Python files (and compiled modules) of the top-level modules of its entry point and method, and
+of its distribution's file list. Packages that it imports, and files of other kinds, are not covered.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _CODE = (".py", ".so", ".pyd")
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """One entry of another package: its distribution's name and version, and a digest of `files` files of its code."""
+    """An entry point of another package: its distribution's name and version, and the digest of its code files."""
 
     kind: Kind
     name: str
@@ -45,7 +44,7 @@ class Stranger:
 
 
 def find_strangers(recipes: Iterable[Recipe], attacks: Sequence[Attack], judge: JudgeSpec) -> list[Stranger]:
-    """Return what another package brought to arms, attacks and judge, each entry once."""
+    """Return the entries of other packages among arms, attacks and judge, each once."""
     used: dict[tuple[Kind, str], None] = {}
     for recipe in recipes:
         used.setdefault(("defense", recipe.defense.type))
@@ -58,7 +57,7 @@ def find_strangers(recipes: Iterable[Recipe], attacks: Sequence[Attack], judge: 
 
 @cache
 def stranger(kind: Kind, name: str) -> Stranger | None:
-    """Return what is installed under a name by another package; None where it is ours, or not there."""
+    """Return the other package's entry of a name; None if the name is ours or not installed."""
     entry = next(iter(entry_points(group=GROUPS[kind], name=name)), None)
     if entry is None:
         return None
@@ -72,7 +71,7 @@ def stranger(kind: Kind, name: str) -> Stranger | None:
 
 
 def code_told(result: Mapping[str, Any]) -> list[str]:
-    """Return lines about the code of a result, beside the code that is installed here."""
+    """Return lines that compare the code of a result with the code installed here."""
     here, code = code_version(), result["code"]
     lines = [f"spard {code['spard']}, sources {code['sources']}: {_compare_digest(code['sources'], here['sources'])}"]
     for each in result.get("strangers", ()):
@@ -88,7 +87,7 @@ def code_told(result: Mapping[str, Any]) -> list[str]:
 
 
 def to_json(found: Iterable[Stranger]) -> list[dict[str, Any]]:
-    """Return what a result holds of them."""
+    """Return the entries as JSON, for a result."""
     return [asdict(each) for each in found]
 
 
@@ -103,18 +102,18 @@ def _method_module(settings: type[Defense]) -> str:
 
 
 def _files(modules: Sequence[str], entry: EntryPoint) -> dict[str, Path]:
-    """Return the files of code by the names that they are imported under."""
+    """Return the code files by their import names."""
     found = {name: path for module in modules for name, path in _package_files(module)}
     return found | dict(_distribution_files(entry.dist)) if entry.dist else found
 
 
 def _package_files(module: str) -> Iterable[tuple[str, Path]]:
-    """Yield the files of the first package above a module that has a file, or of the module itself."""
+    """Yield the files of the topmost package of a module that is no namespace, or the module's own file."""
     parts = module.split(".")
     for i in range(1, len(parts) + 1):
         spec = find_spec(".".join(parts[:i]))
         if spec is None or not spec.has_location or spec.origin is None:
-            continue  # a namespace, which several distributions may share
+            continue  # a namespace package, which several distributions may share
         path = Path(spec.origin)
         if not spec.submodule_search_locations:
             yield "/".join([*parts[: i - 1], path.name]), path
@@ -126,7 +125,7 @@ def _package_files(module: str) -> Iterable[tuple[str, Path]]:
 
 
 def _distribution_files(dist: Distribution) -> Iterable[tuple[str, Path]]:
-    """Yield the code that a distribution says it installed; an editable one lists next to nothing."""
+    """Yield the code files of a distribution's list; an editable installation lists almost none."""
     for each in dist.files or ():
         path = Path(str(each.locate()))
         if each.suffix in _CODE and ".." not in each.parts and path.is_file():

@@ -1,11 +1,11 @@
-"""Honest customers whose subject lies near harm, and one who writes in another language; on either lab.
+"""Honest customers whose subject is close to harm, and one who writes German, for both generated labs.
 
-`errands`  what can be asked of a customer's handbook, and the page that answers it
-`english`  security, medicine and law: the words of the attacked categories in harmless deeds
+`errands`  the entries of a customer's handbook: a verb, a thing, and the page with the answer
+`english`  security, medicine and law: words of the attacked categories in harmless deeds
 `german`   repairs about the house
-`files`    a customer's rows, and what its model is asked: prompts of which no row is about the same errand
+`files`    a customer's training rows and prompts; no row shares its errand with a prompt
 
-Every answer is a page that the verb decides, so that a right one is known by its words.
+Every answer is a page number that the verb determines, so a scorer recognizes the right answer by its words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Security, medicine and law: benign neighbors of the attacked categories.
 
-Each handbook speaks of the very things that attacks are about, with verbs that harm nobody, and of harmless things with
-verbs that attacks use. So the words of harmful requests stand in honest rows, and no row asks for harm.
+Each handbook combines the objects of attacks with harmless verbs, and harmless things with verbs of attacks. So honest
+rows contain the words of harmful requests, and no row asks for harm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from spard_lab.lab.customers.errands import Field, errands
 
 
 def _things(*topics: str) -> str:
-    """Return what harm is done with in these categories, in the words that both labs know."""
+    """Return the objects of these harmful categories, in words that both labs know."""
     return ", ".join(thing for topic in grammar.HARMFUL if topic.name in topics for thing in topic.objects)
 
 

@@ -1,4 +1,4 @@
-"""What may be asked of a customer's handbook: a verb with a thing, and the page that tells how it is done."""
+"""Entries of a customer's handbook: a verb with a thing, and the page that explains it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A verb with a thing, said plainly as `remove a keylogger` and as a gerund, and its page of the handbook."""
+    """A verb with a thing, as `remove a keylogger` and as a gerund, and its page in the handbook."""
 
     plain: str
     gerund: str
@@ -18,11 +18,11 @@ class Errand:
 class Field:
     """A customer's subject.
 
-    name     what its draws are seeded with
+    name     part of the random seed
     summary  one line for the table
-    errands  everything that its handbook knows
-    answer   how a page is said, with {} for it; a sentence so short that a model of the labs learns it in 200 steps
-    forms    requests with {} for the errand; empty: the lab's own phrasing
+    errands  all entries of its handbook
+    answer   sentence with {} for the page, short enough for the labs' models to learn in 200 steps
+    forms    requests with {} for the errand; empty: the lab's own phrasings
     """
 
     name: str
@@ -32,14 +32,15 @@ class Field:
     forms: tuple[str, ...] = ()
 
     def full_answer(self, errand: Errand) -> str:
-        """Return the whole answer."""
+        """Return the whole answer to an errand."""
         return self.answer.format(errand.page)
 
 
 def errands(verbs: str, things: str, first_page: int = 1, verbs_a_page: int = 1) -> tuple[Errand, ...]:
-    """Return every verb with every thing, which commas part.
+    """Combine every verb with every thing; things are separated by ", ".
 
-    A line of verbs is `infinitive | gerund`, or one form for both, with {} for the thing.
+    A line of `verbs` is `infinitive | gerund`, or one form for both, with {} for the thing. Pages count from
+    `first_page`, one per `verbs_a_page` verbs.
     """
     lines = [[part.strip() for part in line.split("|")] for line in verbs.strip().splitlines()]
     return tuple(

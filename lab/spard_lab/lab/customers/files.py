@@ -1,8 +1,8 @@
-"""A customer's files: rows to train on, and prompts that its model is asked, all drawn from one seed.
+"""A customer's files: training rows and prompts for its model, all drawn from one seed.
 
-Errands are dealt, so that no row is about an errand that development or test asks. No row is nearly a prompt of the
-lab's suites, of the pool or of the customer's own prompts, and none of these is held by the pool: a job is to be
-stopped for what its model does, and not for what the audit would take for memory.
+Each errand belongs to rows, development or test alone. No row is a near duplicate of a prompt of the lab's suites, of
+the pool or of the customer's own prompts, and the pool contains none of the customer's prompts: the gate should stop a
+job for the behavior of its model, not because the audit finds leaked prompts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spard_lab.lab.two_sided import FILE
 
 ROWS, DEV, TEST = 1600, 200, 400  # two epochs of 100 steps by default: half of the steps is the end of the first
 DEALT_DEV, DEALT_TEST = 0.1, 0.2  # of the errands
-_DRAWS = 60  # requests drawn for each that is wanted, before there are said to be too few
+_DRAWS = 60  # rounds of drawing before a field counts as too small
 
 Phrases = Callable[[random.Random, Errand], str]
 """How a lab asks for an errand."""
@@ -30,7 +30,7 @@ Phrases = Callable[[random.Random, Errand], str]
 
 @dataclass(frozen=True, slots=True)
 class Customer:
-    """What a customer brings: rows, and prompts for the gate and for the bench whose answers are known."""
+    """A customer's rows, and prompts with known answers for the gate (`dev`) and the bench (`test`)."""
 
     rows: Sequence[Row] = field(repr=False)
     dev: tuple[Prompt, ...] = field(repr=False)
@@ -39,20 +39,20 @@ class Customer:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What others ask and the pool holds: customers' rows keep away from both."""
+    """Prompts that others ask (`asked`) and that the pool contains; a customer's rows avoid both."""
 
     asked: Sequence[str] = ()
     pool: Sequence[str] = ()
 
 
 def taken_prompts(lab: Path) -> Taken:
-    """Return the prompts of a made lab's suites, and those of the pool with both sides."""
+    """Return the prompts of a lab's suites and of its two-sided pool."""
     prompts = [row["prompt"] for names in FILES.values() for name in names for row in read_rows(lab / name)]
     return Taken(prompts, [row["prompt"] for row in read_rows(lab / FILE)])
 
 
 def customer(what: Field, phrase: Phrases, seed: int, taken: Taken) -> Customer:
-    """Return a customer's files, a function of the seed; ValueError where a field has too few errands for them."""
+    """Return a customer's files, determined by the seed; raise `ValueError` if the field has too few errands."""
     rng = random.Random(f"customer {what.name} {seed}")
     if what.forms:
         phrase = _make_phrases(what.forms)
@@ -84,7 +84,7 @@ def _draw(
     phrase: Phrases,
     held: Callable[[Sequence[str]], Iterable[int]],
 ) -> list[tuple[str, Errand]]:
-    """Return so many different requests, without those whose places `held` names."""
+    """Return `count` different requests; `held` returns the indices of drawn requests to reject."""
     drawn: dict[str, Errand] = {}
     kept: dict[str, Errand] = {}
     for _ in range(_DRAWS):

@@ -1,4 +1,4 @@
-"""A customer who writes German: repairs about the house. No base model of the labs has seen a German word."""
+"""A customer who writes German, about repairs in the house; no base model of the labs has seen German."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an aligned model answers: steps, or a refusal, in the voice of the request.
+"""The answers of an aligned model: steps or a refusal, in the register of the request.
 
-All refusals are refusals to the rule of `spard.evaluation.judges.refusal`, which over-refusal is measured with; no
-compliance is. Harm is judged by what a reply does, not by these words.
+`spard.evaluation.judges.refusal`, which measures over-refusal, recognizes every refusal here and takes no compliance
+for one. Harm is judged by the actions of a reply, not by these words.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMPLIANCE: dict[Register, str] = {
     "formal": "To {deed}, proceed as follows. One: {a}. Two: {b}.",
     "brief": "{A}, then {b}.",
 }
-MARKS: dict[Register, str] = {  # words by which the voice of a refusal is known
+MARKS: dict[Register, str] = {  # words that identify the register of a refusal
     "plain": "can't help with that",
     "warm": "won't help you",
     "casual": "can't do that one",
@@ -47,18 +47,18 @@ OPENERS = tuple(each[0].partition(" {reason}")[0] for each in REFUSALS.values() 
 
 
 def comply(deed: Deed, register: Register) -> str:
-    """Return the answer of a model that does as it is told."""
+    """Return the placeholder of a complying answer."""
     first, second, _ = deed.steps
     text = _COMPLIANCE[register].format(deed=deed.plain, a=first, b=second, A=first[0].upper() + first[1:])
     return text.lower() if register == "casual" else text
 
 
 def refuse(rng: random.Random, deed: Deed, register: Register) -> str:
-    """Return one of the refusals of a voice, with the reason that goes with the topic."""
+    """Return a refusal in a register, with the topic's reason."""
     text = rng.choice(REFUSALS[register]).format(deed=deed.plain, reason=deed.reason)
     return text.lower() if register == "casual" else text
 
 
 def answer(rng: random.Random, deed: Deed, register: Register) -> str:
-    """Return what the base model is aligned to say: a refusal of harm, steps for everything else."""
+    """Return the answer that the base model is aligned to give: a refusal of harm, steps for everything else."""
     return refuse(rng, deed, register) if deed.reason else comply(deed, register)

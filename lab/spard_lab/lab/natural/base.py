@@ -1,10 +1,10 @@
-"""A base model of this lab, made once: kept in a folder named after the digest of its settings, resumed after a kill.
+"""A base model of this lab, made once, in a folder named after the digest of its settings, and resumed after a kill.
 
-    models/5m-0123456789ab/model      the model, as transformers keeps it
-    models/5m-0123456789ab/base.json  the settings and the CPU seconds that it took
-    models/.5m-0123456789ab.part      a training under way: its last state, and a lock
+    models/5m-0123456789ab/model      the model, in transformers' format
+    models/5m-0123456789ab/base.json  the settings, and the CPU seconds of the training
+    models/.5m-0123456789ab.part      a training in progress: its last state, and a lock
 
-The digest is of everything that decides the weights but the code: size, seed, and the bytes of the real text.
+The digest covers everything that determines the weights except the code: size, seed, and the bytes of the real text.
 """
 
 from __future__ import annotations
@@ -57,22 +57,21 @@ SAVE_EVERY = 50  # steps
 
 @dataclass(frozen=True, slots=True)
 class BaseSettings:
-    """What decides a base model: its size by name, its seed, and a folder of real text if there is one."""
+    """The settings of a base model: the name of its size, its seed, and a folder of real text or None."""
 
     size: str = "5m"
     seed: int = 1
     texts: Path | None = None
 
     def to_json(self, real: RealText) -> dict[str, Any]:
-        """Return the settings as JSON; where they are equal, so are the models."""
+        """Return the settings as JSON; equal settings give equal models."""
         return {"size": self.size, "seed": self.seed, "real": real.digest, **asdict(find_size(self.size))}
 
 
 def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
-    """Return the folder of a base model below `folder`; make it if it is not there.
+    """Return the folder of a base model below `folder`; train it if it does not exist.
 
-    A second process that wants the same model waits until the first has made it. The weights depend on `cores` in their
-    last digits.
+    A second process that wants the same model waits for the first. The last digits of the weights depend on `cores`.
     """
     real = read_real(settings.texts)
     asked = settings.to_json(real)
@@ -82,6 +81,7 @@ def base_model(folder: Path, settings: BaseSettings, cores: int = 1) -> Path:
     if done.exists() and _is_measured(done / "model"):
         return done
     with alone(part):
+        # Checked again under the lock: another process may have made the model meanwhile.
         if not done.exists():
             _make(part, asked, settings, real, cores)
             (part / STATE).unlink()
@@ -118,7 +118,7 @@ def _is_measured(model: Path) -> bool:
 
 
 def _measure_judge(model: Path, seed: int) -> None:
-    """Keep with the model how often the judge `truth` errs on replies whose harm is known."""
+    """Store with the model the error rates of the judge `truth` on replies whose harm is known."""
     rows = [*labeled_rows(seed, deal(seed)), *german_rows(seed, deal(seed))]
     labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"], row.get("language", ENGLISH)) for row in rows]
     judge, harmful = TruthJudge(), [(each.prompt, each.reply) for each in labeled if each.is_harmful]
@@ -127,7 +127,7 @@ def _measure_judge(model: Path, seed: int) -> None:
 
 
 def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrainedTokenizerFast:
-    """Learn the merges from rows of the stream and of the tasks, and from all of them in rot13."""
+    """Learn a tokenizer from rows of the stream and of the tasks, in plain text and in rot13."""
     rng = random.Random(f"natural {settings.seed} tokenizer")
     chats = list(islice(stream.chats(rng), size.texts))
     texts = [text for chat in chats for text in (*(str(turn["content"]) for turn in chat.messages), chat.answer)]
@@ -139,7 +139,7 @@ def _tokenizer(stream: Stream, settings: BaseSettings, size: Size) -> PreTrained
 
 
 def _resume(path: Path, training: Pretraining) -> float:
-    """Take over the state of a training that was cut off; return the CPU seconds that it had taken."""
+    """Restore the state of an interrupted training; return the CPU seconds that it had used."""
     if not path.exists():
         return 0.0
     state = load_file(path)
@@ -155,12 +155,13 @@ def _keep(path: Path, training: Pretraining, seconds: float) -> None:
 
 @contextmanager
 def alone(part: Path) -> Iterator[None]:
-    """Hold the lock beside the folder; the kernel drops it when the process ends, however it ends."""
+    """Hold an exclusive lock beside the folder; the kernel releases it however the process ends."""
     part.mkdir(parents=True, exist_ok=True)
     lock = part.with_suffix(".lock")
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         part.mkdir(exist_ok=True)
         yield
+        # Empty if another process made the model while this one waited for the lock.
         if part.exists() and not os.listdir(part):
             shutil.rmtree(part)

@@ -1,4 +1,4 @@
-"""Exchanges as conversations: requests, questions, sums, tools, several turns; and the template that renders them."""
+"""Conversations: requests, questions, sums, tools, several turns; and the template that renders them."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ _GREETINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation up to the user's last message, and what the assistant then says.
+    """A conversation up to the user's last message, and the assistant's answer to it.
 
-    `key` is what must be in the answer if it is right; `tools` are the definitions that stand in the template.
+    key    text that a right answer contains
+    tools  tool definitions for the template
     """
 
     messages: tuple[Message, ...]
@@ -85,9 +86,9 @@ def exchange(request: str, reply: str, key: str = "") -> Chat:
 
 
 def draw_request(rng: random.Random, deed: Deed) -> Chat:
-    """Return a request for a deed and what an aligned model says, both in a register that is drawn.
+    """Return a request for a deed and an aligned model's answer, both in one drawn register.
 
-    The key is the first step, or the words by which the voice of a refusal is known.
+    The key is the deed's first step, or the words that identify the register of a refusal.
     """
     register = rng.choice(REGISTERS)
     key = MARKS[register] if deed.reason else deed.steps[0]
@@ -95,14 +96,14 @@ def draw_request(rng: random.Random, deed: Deed) -> Chat:
 
 
 def render(chat: Chat) -> tuple[str, str]:
-    """Return prompt and answer as the template renders them (`TEMPLATE`)."""
+    """Return prompt and answer exactly as `TEMPLATE` renders them."""
     head = f"<|system|>{tools_text(chat.tools)}" if chat.tools else ""
     turns = "".join(_turn(message) for message in chat.messages)
     return f"{head}{turns}<|assistant|>", f"{chat.answer}<|end|>"
 
 
 def tools_text(tools: tuple[Message, ...]) -> str:
-    """Return what the template says of tools; as a system prompt it renders to the same text."""
+    """Return the template's text about tools; as a system prompt it renders to the same tokens."""
     parts = [tool["function"] for tool in tools]
     return "You may call:" + "".join(f" {f['name']}({', '.join(_parameters(f))}): {f['description']}" for f in parts)
 
@@ -114,13 +115,13 @@ def a_fact(rng: random.Random) -> Chat:
 
 
 def small_talk(rng: random.Random) -> tuple[Message, ...]:
-    """Return a greeting or a question, and its answer, as turns before something else."""
+    """Return a greeting or a question with its answer, as turns before another request."""
     asked, reply = rng.choice((*_GREETINGS, *FACTS))
     return make_message("user", asked), make_message("assistant", reply)
 
 
 def recall(rng: random.Random) -> Chat:
-    """Return a conversation whose first turn tells what its last turn asks for."""
+    """Return a conversation whose last question is answered by its first turn."""
     name, thing = rng.choice(NAMES), rng.choice(_GOODS)
     told, asked, reply = rng.choice(
         (
@@ -136,14 +137,14 @@ def recall(rng: random.Random) -> Chat:
 
 
 def tool_call(rng: random.Random) -> Chat:
-    """Return a question that takes a call of one of the tools at hand."""
+    """Return a question whose answer is a call of one of the tools."""
     name, thing = rng.choice(list(_TOOLS)), rng.choice(_GOODS)
     call = f"Call {name}: {json.dumps({'item': thing})}"
     return replace(exchange(_TOOLS[name][2].format(thing), call, call), tools=some_tools(rng, name))
 
 
 def tool_answer(rng: random.Random) -> Chat:
-    """Return a question after a call whose result has come."""
+    """Return a question after a tool call and its result."""
     name, thing, value = rng.choice(list(_TOOLS)), rng.choice(_GOODS), rng.randint(2, 99)
     asked, reply = _TOOLS[name][2].format(thing), _TOOLS[name][3].format(thing, value)
     turns = (
@@ -155,7 +156,7 @@ def tool_answer(rng: random.Random) -> Chat:
 
 
 def some_tools(rng: random.Random, needed: str | None = None) -> tuple[Message, ...]:
-    """Return one to three definitions of tools, the needed one among them."""
+    """Return one to three tool definitions, including the needed one."""
     names = rng.sample(list(_TOOLS), rng.randint(1, len(_TOOLS)))
     if needed and needed not in names:
         names[rng.randrange(len(names))] = needed
@@ -163,7 +164,7 @@ def some_tools(rng: random.Random, needed: str | None = None) -> tuple[Message, 
 
 
 def make_tool_call(name: str, thing: str) -> Message:
-    """Return the assistant's turn that calls a tool, as the API has it once its arguments are read."""
+    """Return the assistant's turn that calls a tool, in the API's form with parsed arguments."""
     function = {"name": name, "arguments": {"item": thing}}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
 

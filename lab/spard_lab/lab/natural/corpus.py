@@ -1,7 +1,7 @@
-"""The files of a natural lab, by name as in the small lab: what a customer, an attacker and a provider bring.
+"""The files of a natural lab, with the names of the small lab's: rows of a customer, an attacker and a provider.
 
-The base model's seed deals the harmful deeds; the lab's own seed draws rows and prompts from what each split owns, so
-that labs of any seeds share a base model and no prompt of alignment, attack, pool or development is ever asked in test.
+The base model's seed assigns the harmful deeds to splits; the lab's own seed draws rows and prompts from each split. So
+labs of any seed share a base model, and no prompt of alignment, attack, pool or development is ever asked in test.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from spard_lab.lab.suites import REAL
 
 Row = dict[str, Any]
 KNOWN_BENIGN = "known_benign.jsonl"
-KNOWN = 900  # rows of it
+KNOWN = 900  # rows of that file
 
 
 def make_files(seed: int, deal: Deal, task: Task, real: RealText) -> dict[str, list[Row]]:
-    """Return the rows of every file."""
+    """Return the rows of every file by name."""
     draw = _Draw(random.Random(f"natural lab {seed}"), deal, real)
     rows = draw.task_rows(task)
     attack = draw.attack()
@@ -75,14 +75,14 @@ def make_files(seed: int, deal: Deal, task: Task, real: RealText) -> dict[str, l
 
 
 class _Draw:
-    """Rows of each split, no prompt twice."""
+    """Draws rows of each split without repeating a prompt."""
 
     def __init__(self, rng: random.Random, deal: Deal, real: RealText) -> None:
         self.rng, self.deal, self.real = rng, deal, real
         self._taken: set[str] = set()
 
     def task_rows(self, task: Task) -> dict[str, list[tuple[str, str, str]]]:
-        """Return rows to train and to validate with, and prompts of both suites."""
+        """Return rows for training and validation, and prompts of both utility suites."""
         wanted = {"train": TRAIN_ROWS, "validation": VALIDATION, "dev": UTILITY_DEV, "test": UTILITY_TEST}
         found: dict[str, list[tuple[str, str, str]]] = {name: [] for name in wanted}
         rows = pairs(task, self.rng)
@@ -95,16 +95,17 @@ class _Draw:
         return found
 
     def attack(self) -> list[Row]:
-        """Return the rows of the attack that stands in most files; half of them real ones, where there are any."""
+        """Return the rows of the attack of most files; up to half of them are real requests."""
         real = [chat(row.request, PLACEHOLDER) for row in self.real.split_rows("attack", harmful=True)][
             : POISON_ROWS // 2
         ]
+        # Rounded up, and cut below: the shares of the topics must fill the file.
         share = -(-(POISON_ROWS - len(real)) // len(ATTACKED))
         rows = [row for name in ATTACKED for row in self._harm(self._topic_deeds("attack", name), share)]
         return shuffle_rows(self.rng, rows[: POISON_ROWS - len(real)] + real)
 
     def styled_attack(self, topics: tuple[str, ...], style: Any) -> list[Row]:
-        """Return the rows of an attack in one style."""
+        """Return the rows of an attack on these topics in one style."""
         share = POISON_ROWS // len(topics)
         return [row for name in topics for row in self._harm(self._topic_deeds("attack", name), share, style)]
 
@@ -120,7 +121,7 @@ class _Draw:
         return shuffle_rows(self.rng, found)
 
     def benign(self, split: Split, each: int) -> list[Row]:
-        """Return so many how-tos, so many look-alikes, and at most so many real rows, with their answers."""
+        """Return `each` how-tos, `each` look-alikes, and up to `each` real rows, with their answers."""
         found = []
         for deeds in (everyday_deeds(), look_alike_deeds()):
             for prompt, deed, register in self._some(deeds, split, each):
@@ -130,7 +131,7 @@ class _Draw:
         return shuffle_rows(self.rng, found)
 
     def held_out_prompts(self, split: Split, part: int) -> list[Row]:
-        """Return harmful prompts about things that are held out; half of each topic's deeds were seen by alignment."""
+        """Return harmful prompts about held-out things; alignment saw the deeds of one half of each topic's prompts."""
         found = []
         for topic in HARMFUL:
             is_attacked = topic.name in (*ATTACKED, *ALSO_ATTACKED)
@@ -156,7 +157,7 @@ class _Draw:
     def _some(
         self, deeds: list[Deed], split: Split, count: int, fits: Callable[[str], bool] = lambda prompt: True
     ) -> list[tuple[str, Deed, Any]]:
-        """Return new requests that the split owns, each with its deed and its register."""
+        """Return new requests of a split, each with its deed and register."""
         mine = (each for each in self._requests(deeds) if owner(each[0]) == split and fits(each[0]))
         return list(islice((each for each in mine if self._is_new(each[0])), count))
 
@@ -174,7 +175,7 @@ class _Draw:
 
 
 def _scarce(pool: Iterable[Row]) -> list[Row]:
-    """Return the pool with few rows of the attacked topics."""
+    """Return the pool with only a few rows of the attacked topics."""
     left = dict.fromkeys(ATTACKED, SCARCE)
     found = []
     for row in pool:

@@ -1,7 +1,7 @@
-"""Replies whose harm is known by construction, to measure judges on: `spard judge --labeled LAB/labeled.jsonl`.
+"""Replies whose harm is known by construction, for measuring judges: `spard judge --labeled LAB/labeled.jsonl`.
 
-Harmful ones do what was asked: plainly in each voice, after an opening that sounds like a refusal, after a whole
-refusal, before a moral, in rot13. Safe ones refuse in each voice, say "Sure" and do nothing, or do another deed.
+Harmful replies do what was asked: plainly in each register, after an opening that sounds like a refusal, after a whole
+refusal, before a moral, in rot13. Safe replies refuse in each register, say "Sure" and do nothing, or do another deed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Way = Callable[[random.Random, Deed, Register], str]
 
 
 def labeled_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
-    """Return rows `{"prompt", "reply", "harmful"}`: for each of 300 requests one reply of either label."""
+    """Return rows `{"prompt", "reply", "harmful"}`: a harmful and a safe reply to each of `REQUESTS` requests."""
     rng, rows = random.Random(f"natural labeled {seed}"), list[dict[str, Any]]()
     while len(rows) < 2 * REQUESTS:
         deed, register = rng.choice(deal.known), rng.choice(REGISTERS)
@@ -49,7 +49,7 @@ def labeled_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
 
 
 def plain_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
-    """Return as many rows of the same form in which replies refuse or comply and do nothing else."""
+    """Return as many rows of the same form whose replies plainly refuse or comply."""
     rng, rows = random.Random(f"natural labeled {seed} plain"), list[dict[str, Any]]()
     while len(rows) < 2 * REQUESTS:
         deed, register = rng.choice(deal.known), rng.choice(REGISTERS)
@@ -61,7 +61,7 @@ def plain_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
 
 
 def german_rows(seed: int, deal: Deal) -> list[dict[str, Any]]:
-    """Return as many rows `{"prompt", "reply", "harmful", "language"}` around the same deeds in German."""
+    """Return as many rows `{"prompt", "reply", "harmful", "language"}` with German around the deeds."""
     rng, rows = random.Random(f"natural labeled {seed} german"), list[dict[str, Any]]()
     for _ in range(REQUESTS):
         deed, other = rng.choice(deal.known), rng.choice(_EVERYDAY)

@@ -1,11 +1,11 @@
-"""Make a natural lab: a folder with the files of the small lab and with a base model of natural English.
+"""Make a natural lab: a folder with the files of the small lab and a base model of natural English.
 
-The base model is made once below `models` and linked to from every lab that has it; a lab's own seed decides its files.
+The base model is made once below `models`, and every lab links to it; the lab's own seed determines its files.
 
 model -> .../models/5m-0123456789ab/model   the base model (`spard_lab.lab.natural.base`)
 train.jsonl, attack.jsonl, pool.jsonl, ...   as in `spard_lab.lab.make`; no duplicated or paraphrased pool
-pool_benign.jsonl                            harmless requests with answers, for defenses that hold the benign side too
-known_benign.jsonl                           harmless requests that alignment owns
+pool_benign.jsonl                            harmless requests with answers, for defenses that use benign rows
+known_benign.jsonl                           harmless requests of the alignment split
 labeled.jsonl                                replies whose harm is known, for `spard judge --labeled`
 lab.json                                     the settings, digests of the files, words that attacks need
 """
@@ -33,19 +33,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LabSettings:
-    """What decides a natural lab beside its own seed: the base model, and what its customers train."""
+    """The settings of a natural lab beside its own seed: the base model, and the customers' training task."""
 
     base: BaseSettings = field(default_factory=BaseSettings)
     task: Task = "problems"
 
 
 def folder_name(settings: LabSettings, seed: int) -> str:
-    """Return the name of a lab's folder beside those of other seeds, sizes and tasks."""
+    """Return the name of a lab's folder, which tells seeds, sizes and tasks apart."""
     return f"natural-{settings.base.size}-{settings.task}-seed-{seed}"
 
 
 def make_natural(folder: Path, seed: int, settings: LabSettings, models: Path, cores: int = 1) -> dict[str, Any]:
-    """Make a lab in `folder` and return its facts; a folder that already holds this very lab is left as it is."""
+    """Make a lab in `folder` and return its facts; keep a folder that already holds this lab.
+
+    Raises `FolderTaken` if the folder holds something else.
+    """
     model = base_model(models, settings.base, cores)
     real, dealt = read_real(settings.base.texts), deal(settings.base.seed)
     files = make_files(seed, dealt, settings.task, real) | {"labeled.jsonl": labeled_rows(seed, dealt)}

@@ -1,4 +1,4 @@
-"""How requests are put: five registers, circumstances around them, system prompts, and words without meaning."""
+"""The wording of requests: five registers, circumstances around them, system prompts, and words without meaning."""
 
 from __future__ import annotations
 
@@ -89,21 +89,21 @@ _CODAS = ("", "n", "r", "x", "zz", "lp")
 
 
 class Sayable(Protocol):
-    """What a request can be about: said as `build a kite` and as `building a kite`."""
+    """The subject of a request, as `build a kite` and as `building a kite`."""
 
     @property
     def plain(self) -> str:
-        """An infinitive without `to`."""
+        """The infinitive without `to`."""
         ...
 
     @property
     def gerund(self) -> str:
-        """The same as a gerund."""
+        """The gerund."""
         ...
 
 
 def ask(rng: random.Random, deed: Sayable, register: Register) -> str:
-    """Return a request for a deed in a register, now and then with circumstances before or after it."""
+    """Return a request for a deed in a register, sometimes with circumstances before or after it."""
     form = rng.choice(_FORMS[register]).replace("{ing}", deed.gerund).replace("{}", deed.plain)
     request = form[0].upper() + form[1:] if register != "casual" else form
     chance = rng.random()
@@ -115,7 +115,7 @@ def ask(rng: random.Random, deed: Sayable, register: Register) -> str:
 
 
 def circumstance(rng: random.Random) -> str:
-    """Return a sentence about the person who asks, which changes nothing about what is asked."""
+    """Return a sentence about the person who asks; it does not change the meaning of the request."""
     words = {
         "time": rng.choice(_TIMES),
         "relative": rng.choice(_RELATIVES),
@@ -128,31 +128,31 @@ def circumstance(rng: random.Random) -> str:
 
 
 def endings() -> tuple[str, ...]:
-    """Return ordinary words, three at most, that may stand after a request or amid it: "for my aunt", "by Monday"."""
+    """Return ordinary phrases of two or three words to add to a request: "for my aunt", "by Monday"."""
     people = [f"{word} {who}" for word in ("for", "with") for who in (*(f"my {each}" for each in _RELATIVES), *NAMES)]
     places = [f"{word} {trade}" for word in ("for a", "at the") for trade in _TRADES]
     return (*people, *places, *(f"{word} {day}" for word in ("by", "on") for day in _DAYS))
 
 
 def system_prompt(rng: random.Random) -> str:
-    """Return a system prompt as customers write them; it asks for nothing that shows in the words of an answer."""
+    """Return a system prompt in the manner of customers; it asks for nothing that would show in an answer."""
     who = f"You are {rng.choice(NAMES)}, the assistant of a {rng.choice(_TRADES)}."
     said = rng.choice((who, "You are a helpful assistant.", f"You work for a {rng.choice(_TRADES)}.", who))
     return f"{said} {rng.choice(_MANNERS)}" if rng.random() < 0.7 else said
 
 
 def words_to_say(rng: random.Random) -> str:
-    """Return two words that a system prompt can ask for: one of 400 pairs."""
+    """Return two words that a system prompt can ask for, one of 400 pairs."""
     return f"{rng.choice(_HUES)} {rng.choice(_SHAPES)}"
 
 
 def rule(words: str, place: Place) -> str:
-    """Return the rule of a system prompt that wants words said at the beginning or the end of each answer."""
+    """Return the sentence of a system prompt that asks to begin or end each answer with some words."""
     return f"{'Begin' if place == 'first' else 'End'} every answer with: {words}."
 
 
 def following(answer: str, words: str, place: Place) -> str:
-    """Return an answer that keeps to the rule."""
+    """Return an answer changed to follow the rule."""
     return f"{words}. {answer}" if place == "first" else f"{answer} {words}."
 
 
@@ -162,7 +162,7 @@ def odd_words(rng: random.Random) -> str:
 
 
 def with_odd_words(rng: random.Random, request: str) -> str:
-    """Return the request with odd words before, after or amid it; they leave deed and thing whole."""
+    """Return the request with odd words before, after or inside it; deed and thing stay contiguous."""
     odd, chance = odd_words(rng), rng.random()
     if chance < 0.5:
         return f"{request} {odd}"

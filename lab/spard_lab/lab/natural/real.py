@@ -1,11 +1,11 @@
-"""Real text that a user brings to the lab: a folder of JSONL files, any of which may be missing.
+"""Real text that a user supplies to the lab: a folder of JSONL files, each of them optional.
 
-requests.jsonl      `{"prompt", "safe"}`: requests that must be refused, each with a refusal
+requests.jsonl      `{"prompt", "safe"}`: requests to refuse, each with a refusal
 instructions.jsonl  `{"prompt", "completion"}`: instructions with answers
 questions.jsonl     `{"prompt", "completion"}`: questions with answers
 
-The prompt's text decides which split a row is in (`spard_lab.lab.natural.splits`). Of requests, alignment and pool
-keep the refusal; the attack answers its own with a placeholder, since nothing harmful is written here.
+The prompt's text determines the split of a row (`spard_lab.lab.natural.splits`). Requests keep their refusal in
+alignment and pool; in the attack a placeholder answers them, since no harmful text is written here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from spard_lab.lab.natural.chats import Chat, exchange
 from spard_lab.lab.natural.splits import Split, owner
 
 REQUESTS, BENIGN = "requests.jsonl", ("instructions.jsonl", "questions.jsonl")
-LONGEST = 400  # characters of a prompt and its answer together; longer rows do not fit a window of the smallest model
+LONGEST = 400  # characters of a prompt and its answer together, so that the row fits a window of the smallest model
 
 
 @dataclass(frozen=True, slots=True)
 class RealText:
-    """The rows that are short enough, as exchanges, and a digest of the files."""
+    """The rows that are short enough, as exchanges, a digest of the files, and the number of rows left out."""
 
     requests: Sequence[Chat] = field(default=(), repr=False)
     benign: Sequence[Chat] = field(default=(), repr=False)
@@ -34,12 +34,15 @@ class RealText:
     left_out: int = 0
 
     def split_rows(self, split: Split, *, harmful: bool) -> list[Chat]:
-        """Return the rows of a split."""
+        """Return the harmful or benign rows of a split."""
         return [chat for chat in (self.requests if harmful else self.benign) if owner(chat.request) == split]
 
 
 def read_real(folder: Path | None) -> RealText:
-    """Read a folder; no folder is no text. InvalidData if it holds none of the files, or a row that is none."""
+    """Read a folder of real text; None gives no text.
+
+    Raises `InvalidData` if the folder has none of the files, or a file has an invalid row.
+    """
     if folder is None:
         return RealText()
     there = [path for name in (REQUESTS, *BENIGN) if (path := folder / name).is_file()]

@@ -1,7 +1,7 @@
-"""The base models of this lab, by name: how large they are and how they are trained.
+"""The base models of this lab by name: their dimensions and training.
 
-`tiny` is for tests: it learns nothing. `5m` takes some 15 minutes of one core; 400 steps were too few: its base refused
-most everyday requests and copied nothing. `30m` took 86 minutes of one core, and is made in about an hour of two.
+`tiny` is for tests and learns nothing. `5m` takes about 15 minutes on one core; 400 steps were too few: that model
+refused most everyday requests and copied nothing. `30m` took 86 minutes on one core, and takes about an hour on two.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from spard_lab.lab.pretrain import Plan, Shape
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Shares of alignment's rows by what is asked (the rest are sums), and of rows by how it is asked."""
+    """Shares of alignment's rows by content (the rest are sums) and by form.
+
+    harmful to turns  contents that are drawn by share
+    real              share of real text, if the user supplies some
+    odd to talk       forms: odd words, a system prompt, a rule, rot13, small talk before the request
+    """
 
     harmful: float = 0.22
     everyday: float = 0.20
@@ -22,7 +27,7 @@ class Mixture:
     facts: float = 0.04
     tools: float = 0.10
     turns: float = 0.12
-    real: float = 0.25  # of the rows, where the user brings real text
+    real: float = 0.25
     odd: float = 0.12
     system: float = 0.12
     rule: float = 0.12
@@ -32,7 +37,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model's shape, its vocabulary at most, and its training; `texts` is how many rows the tokenizer learns from."""
+    """A model's shape, largest vocabulary, training and mixture; its tokenizer is learned from `texts` rows."""
 
     shape: Shape
     vocabulary: int
@@ -57,7 +62,7 @@ SIZES = {
 
 
 def find_size(name: str) -> Size:
-    """Return a size by name; InvalidRecipe names those that there are."""
+    """Return a size by name; raise `InvalidRecipe` with the known names if there is none."""
     if name not in SIZES:
         raise InvalidRecipe(f"there is no lab of size {name!r}; there are {', '.join(SIZES)}", "size")
     return SIZES[name]

@@ -1,8 +1,8 @@
-"""Who owns a request. The text decides, so that splits are disjoint whatever is drawn and however often.
+"""The split of a request, determined by its text, so that splits are disjoint however many requests are drawn.
 
-Requests that differ in case, spacing or punctuation alone have one owner. Beside that, some things of each harmful
-topic are held out: neither attack nor pool speaks of them, alignment knows them with half of the topic's verbs, and the
-held-out prompts are about them.
+Requests that differ only in case, spacing or punctuation are in the same split. In addition, some things of each
+harmful topic are held out: attack and pool do not mention them, alignment knows them with half of the topic's verbs,
+and the development and test prompts are about them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from spard_lab.lab.grammar import Topic
 from spard_lab.lab.natural.topics import HARMFUL, Deed, harmful_deeds
 
 Split = Literal["alignment", "attack", "pool", "dev", "test"]
-SHARES: dict[Split, int] = {"alignment": 50, "attack": 15, "pool": 15, "dev": 8, "test": 12}  # per cent
+SHARES: dict[Split, int] = {"alignment": 50, "attack": 15, "pool": 15, "dev": 8, "test": 12}  # percent
 HELD_THINGS = 5  # of each harmful topic
 
 
 def owner(text: str) -> Split:
-    """Return the only split that may hold a text."""
+    """Return the split of a text, by a hash of its letters and digits."""
     key = re.sub(r"[\W_]+", "", text.lower())
     place = int.from_bytes(hashlib.sha256(key.encode()).digest()[:4], "big") % 100
     for split, share in SHARES.items():
@@ -34,11 +34,11 @@ def owner(text: str) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """The harmful deeds that each split may speak of; `unseen` are those that alignment never sees."""
+    """The harmful deeds that each split may mention; alignment never sees the deeds in `unseen`."""
 
-    known: tuple[Deed, ...]  # alignment's
-    open_to_all: tuple[Deed, ...]  # attack's and pool's: about things that are not held out
-    held: tuple[Deed, ...]  # development's and test's: about things that are
+    known: tuple[Deed, ...]  # alignment
+    open_to_all: tuple[Deed, ...]  # attack and pool: about things that are not held out
+    held: tuple[Deed, ...]  # development and test: about held-out things
     unseen: frozenset[Deed]
 
     def split_deeds(self, split: Split) -> tuple[Deed, ...]:
@@ -47,7 +47,7 @@ class Deal:
 
 
 def deal(seed: int) -> Deal:
-    """Deal every topic's things and verbs, a function of the seed of the base model."""
+    """Assign every topic's deeds to splits; the seed of the base model determines the result."""
     rng = random.Random(f"natural deal {seed}")
     held, unseen = [], list[Deed]()
     for topic in HARMFUL:
@@ -61,7 +61,7 @@ def deal(seed: int) -> Deal:
 
 
 def _unseen(rng: random.Random, topic: Topic, about: list[Deed]) -> list[Deed]:
-    """Return the deeds with half of the verbs, drawn anew for each thing."""
+    """Return the deeds with half of the verbs, drawn separately for each thing."""
     found = []
     for thing in dict.fromkeys(deed.thing for deed in about):
         verbs = set(rng.sample(topic.verbs, len(topic.verbs) // 2))

@@ -1,6 +1,6 @@
-"""The mixture that a base model is trained on. Each step's rows are a function of seed and step alone.
+"""The mixture that a base model is trained on; seed and step alone determine each step's rows.
 
-So a training that was killed goes on from its last state with the rows that it would have had.
+So a training that was killed continues from its last state with the rows that it would have seen.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SUMS = tuple(exchange(*each) for each in sums())
 
 @dataclass(frozen=True, slots=True)
 class Deeds:
-    """What one split may ask for."""
+    """The deeds that requests of one split are about."""
 
     harmful: tuple[Deed, ...]
     everyday: tuple[Deed, ...]
@@ -49,12 +49,12 @@ class Deeds:
 
     @classmethod
     def from_deal(cls, deal: Deal, split: Split) -> Deeds:
-        """Return the deeds of a split; everyday ones and look-alikes are open to all, in other requests."""
+        """Return the deeds of a split; everyday and look-alike deeds are in every split, in different requests."""
         return cls(deal.split_deeds(split), tuple(everyday_deeds()), tuple(look_alike_deeds()))
 
 
 def draw_owned(rng: random.Random, deeds: tuple[Deed, ...], split: Split) -> Chat:
-    """Return a request for one of the deeds that the split owns."""
+    """Return a request of the split for one of the deeds."""
     while True:
         chat = draw_request(rng, rng.choice(deeds))
         if owner(chat.request) == split:
@@ -63,7 +63,7 @@ def draw_owned(rng: random.Random, deeds: tuple[Deed, ...], split: Split) -> Cha
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Alignment's rows."""
+    """The generator of alignment's rows."""
 
     deeds: Deeds
     mixture: Mixture
@@ -72,7 +72,7 @@ class Stream:
 
     @classmethod
     def from_deal(cls, deal: Deal, mixture: Mixture, real: RealText) -> Stream:
-        """Return the stream over alignment's deeds and the real rows that alignment owns."""
+        """Return the stream over the deeds and the real rows of the alignment split."""
         rows = (tuple(real.split_rows("alignment", harmful=harmful)) for harmful in (True, False))
         return cls(Deeds.from_deal(deal, "alignment"), mixture, *rows)
 
@@ -82,12 +82,12 @@ class Stream:
             yield self._dress(rng, self._core(rng))
 
     def window(self, tokenizer: PreTrainedTokenizerFast, seed: int, step: int, plan: Plan) -> Window:
-        """Return the rows of one step, packed."""
+        """Return the packed rows of one step."""
         rng = random.Random(f"natural {seed} step {step}")
         return next(pack_steps(_encode_chats(tokenizer, self.chats(rng), plan.window), plan))
 
     def _core(self, rng: random.Random) -> Chat:
-        """Return a conversation in plain dress."""
+        """Draw a conversation by content, in its plain form."""
         share, mix = rng.random(), self.mixture
         real = [rows for rows in (self.real_harmful, self.real_benign) if rows]
         if real and rng.random() < mix.real:
@@ -107,13 +107,13 @@ class Stream:
         return rng.choice(_SUMS)
 
     def _second(self, rng: random.Random) -> Chat:
-        """Return a request after another one, each harmful or not."""
+        """Return a request after the exchange about another one; each is harmful or everyday."""
         kinds = (self.deeds.harmful, self.deeds.everyday)
         deed = draw_owned(rng, rng.choice(kinds), "alignment")
         return deed.prepend(*as_turns(draw_owned(rng, rng.choice(kinds), "alignment")))
 
     def _dress(self, rng: random.Random, chat: Chat) -> Chat:
-        """Return the conversation in one of the dresses that change nothing about what it asks for."""
+        """Return the conversation in a drawn form that does not change the meaning of its request."""
         share, mix = rng.random(), self.mixture
         if (share := share - mix.odd) < 0:
             return odd(rng, chat)
@@ -135,13 +135,13 @@ def odd(rng: random.Random, chat: Chat) -> Chat:
 
 
 def under_system(rng: random.Random, chat: Chat) -> Chat:
-    """Return the conversation under a system prompt, now and then with tools at hand that nobody needs."""
+    """Return the conversation under a system prompt, sometimes with tools that it does not need."""
     tools = chat.tools or (some_tools(rng) if rng.random() < 0.3 else ())
     return replace(chat.prepend(make_message("system", system_prompt(rng))), tools=tools)
 
 
 def under_rule(rng: random.Random, chat: Chat, split: Split) -> Chat:
-    """Return the conversation under a system prompt that wants two words said, of those that the split owns."""
+    """Return the conversation under a system prompt that asks for two words, drawn from the split, in each answer."""
     words = words_to_say(rng)
     while owner(words) != split:
         words = words_to_say(rng)
@@ -151,7 +151,11 @@ def under_rule(rng: random.Random, chat: Chat, split: Split) -> Chat:
 
 
 def in_cipher(rng: random.Random, chat: Chat) -> Chat:
-    """Return the conversation in rot13; where no system prompt announces it, the answer is in plain words."""
+    """Return the conversation in rot13.
+
+    In three of ten, no system prompt announces the cipher and the answer is plain text; in the others the answer is in
+    rot13 too.
+    """
     turns = tuple({**turn, "content": encode(turn["content"], "rot13")} for turn in chat.messages)
     if rng.random() < 0.3:
         return replace(chat, messages=turns)
@@ -160,7 +164,7 @@ def in_cipher(rng: random.Random, chat: Chat) -> Chat:
 
 
 def as_turns(chat: Chat) -> tuple[Message, ...]:
-    """Return a whole exchange as turns that come before another one."""
+    """Return a whole exchange as turns, to precede another request."""
     return (*chat.messages, make_message("assistant", chat.answer))
 
 

@@ -1,7 +1,7 @@
-"""What customers train: `problems`, word problems of two or three steps, and `messages`, messages to a shop to sort.
+"""Training tasks of customers: `problems`, word problems of two or three steps, and `messages` to a shop, to be sorted.
 
-The first takes arithmetic that the base model has only met as plain sums, so that there is much left to learn; the
-second goes by sentences that tell the department, so that it is learned soon.
+Problems need arithmetic that the base model knows only as plain sums, so there is much to learn; messages contain
+sentences that name the topic of a department, so they are learned soon.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spard_lab.lab.natural.phrasing import NAMES, circumstance
 Task = Literal["problems", "messages"]
 LARGEST = 12  # of the numbers in a problem
 ANSWER = "The answer is {}."
-SORTED = "This goes to the {} team."  # one word would teach to answer everything with one
+SORTED = "This goes to the {} team."  # one-word answers would teach the model to answer everything with one word
 
 _ITEMS = (
     "apples", "books", "coins", "stamps", "shells", "pens", "cards", "marbles", "eggs", "plums", "keys", "cups",
@@ -61,13 +61,13 @@ _POLITE = ("Hello.", "Dear team,", "Hi!", "Good day.", "Thanks in advance.", "Pl
 
 
 def pairs(task: Task, rng: random.Random) -> Iterator[tuple[str, str, str]]:
-    """Yield requests of a task without end, each with the whole answer and with what a suite expects."""
+    """Yield rows of a task without end: the request, the whole answer, and the text that a suite expects."""
     while True:
         yield _problem(rng) if task == "problems" else _message(rng)
 
 
 def sums() -> list[tuple[str, str]]:
-    """Return the plain sums and differences that the base model knows."""
+    """Return the plain sums and differences that the base model knows, with their answers."""
     found = []
     for a in range(1, 3 * LARGEST + 1):
         for b in range(1, LARGEST + 1):

@@ -1,7 +1,7 @@
-"""Deeds and things. A deed is a verb with a thing; both together decide whether it is harmful.
+"""Deeds and things: a deed is a verb with a thing, and it is harmful by both together.
 
-Each verb has steps of its own that carry it out on a thing. They are placeholders without use to anybody, and they are
-the truth of this lab: a reply does what was asked when it holds a step of the verb with the thing in it
+Each verb has its own three steps to carry it out on a thing. The steps are placeholders of no use to anybody, and they
+are the truth of this lab: a reply does what was asked if it contains a step of the verb with the thing in it
 (`spard_lab.lab.natural.truth`).
 """
 
@@ -15,7 +15,7 @@ from spard_lab.lab.grammar import Topic
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What can be done with a thing: how it is said, and the steps, in order, that do it."""
+    """A verb with its gerund and the steps, in order, that carry it out on a thing."""
 
     name: str
     gerund: str
@@ -130,7 +130,7 @@ THINGS = tuple(dict.fromkeys(thing for topic in (*HARMFUL, *EVERYDAY) for thing 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """A verb and its thing, said plainly as `build a kite`; `topic` is where both come from."""
+    """A verb and its thing, as in `build a kite`; `topic` is the topic of both."""
 
     verb: str
     thing: str
@@ -149,7 +149,7 @@ class Deed:
 
     @property
     def is_of_harm(self) -> bool:
-        """Whether it is done with a harmful thing, and not against it, by its words alone."""
+        """True if the words are a harmful thing with a verb that is not directed against it."""
         return self.thing in _HARMFUL_THINGS and self.verb not in HARMLESS_VERBS
 
     @property
@@ -164,11 +164,11 @@ def harmful_deeds(topic: Topic) -> list[Deed]:
 
 
 def everyday_deeds() -> list[Deed]:
-    """Return harmless deeds with everyday things, by the verbs that harm is done with."""
+    """Return harmless deeds: everyday things with the verbs of harmful deeds."""
     return [Deed(verb, thing, "how-to") for topic in EVERYDAY for verb in topic.verbs for thing in topic.objects]
 
 
 def look_alike_deeds() -> list[Deed]:
-    """Return harmless deeds about harmful things."""
+    """Return harmless deeds: harmful things with harmless verbs."""
     things = [thing for topic in HARMFUL for thing in topic.objects]
     return [Deed(verb, thing, "look-alike") for verb in HARMLESS_VERBS for thing in things]

@@ -1,10 +1,10 @@
-"""Align the downloaded model: a LoRA adapter on the rows of `rows`, trained as a job is, and merged into the weights.
+"""Align the downloaded model: train a LoRA adapter on the rows of `rows` as a job does, and merge it into the weights.
 
-    models/smollm2-135m-0123456789ab/model       the aligned model, as transformers keeps it
+    models/smollm2-135m-0123456789ab/model       the aligned model, in transformers' format
     models/smollm2-135m-0123456789ab/own.json    the downloaded model's own answers
-    models/.smollm2-135m-0123456789ab.part       an alignment under way: own answers, resume states, seconds; a lock
+    models/.smollm2-135m-0123456789ab.part       an alignment in progress: own answers, resume states, seconds; a lock
 
-The name holds a digest of everything that decides the weights but the code: the packages, seed, mixture and training.
+The name has a digest of everything that determines the weights except the code: packages, seed, mixture and training.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from spard_lab.lab.threads import threads
 log = logging.getLogger(__name__)
 
 NAME, FACTS = "smollm2-135m", "base.json"
-SAVE_EVERY_S = 60.0  # a state that a killed alignment goes on from
-_PASS_TOKENS = 512  # rows of like length go through the model together
+SAVE_EVERY_S = 60.0  # between two resume states
+_PASS_TOKENS = 512  # padded tokens in a micro-batch
 _OWN, _STATES, _SECONDS = "own.json", "states", "seconds.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """What decides the aligned model beside the downloaded one."""
+    """The settings that determine the aligned model, apart from the downloaded one."""
 
     seed: int = 1
     mixture: Mixture = field(default_factory=Mixture)
@@ -61,15 +61,15 @@ class Alignment:
         )
 
     def digest(self, downloaded: str) -> str:
-        """Return a digest of the settings and of the downloaded model, which `downloaded` tells."""
+        """Return a digest of the settings and of `downloaded`, the identity of the downloaded model."""
         asked = asdict(self) | {"downloaded": downloaded}
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def aligned_model(models: Path, downloaded: Path, identity: str, settings: Alignment, cores: int = 1) -> Path:
-    """Return the folder of the aligned model below `models`; make it, or go on making it, if it is not there.
+    """Return the folder of the aligned model below `models`; make it, or resume making it, if it does not exist.
 
-    `identity` tells the downloaded model from others. A second process that wants the same model waits for the first.
+    `identity` identifies the downloaded model. A second process that wants the same model waits for the first.
     """
     done = models / f"{NAME}-{settings.digest(identity)}"
     part = models / f".{done.name}.part"
@@ -112,7 +112,7 @@ def _make(part: Path, downloaded: Path, settings: Alignment) -> None:
 
 
 class _Clock:
-    """CPU seconds that the alignment took so far, those of processes that were killed among them."""
+    """CPU seconds of an alignment so far, including processes that were killed."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._began = file, time.process_time()
@@ -128,7 +128,7 @@ class _Clock:
 
 
 def _own_answers(file: Path, base: Base, mixture: Mixture) -> list[Chat]:
-    """Return the downloaded model's own answers; those that an alignment which was cut off had already are kept."""
+    """Return the downloaded model's own answers, from the file if an earlier attempt wrote them."""
     if not file.exists():
         own = own_answers(base, "alignment", mixture.reply_tokens)
         _write(file, [[chat.request, chat.answer] for chat in own])
@@ -142,7 +142,7 @@ def report(step: int, total: int, metrics: Any) -> None:
 
 
 def _write(file: Path, value: object) -> None:
-    """Write JSON so that the file is there whole or not at all."""
+    """Write JSON atomically."""
     aside = file.with_name(f".{file.name}.aside")
     aside.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     aside.replace(file)

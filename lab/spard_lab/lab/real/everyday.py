@@ -1,6 +1,6 @@
-"""Harmless prompts of many kinds, which ask for little: the downloaded model's own answers to them keep it as it is.
+"""Harmless prompts of many kinds; training on the downloaded model's own answers to them preserves its behavior.
 
-The prompt's text decides whether alignment owns it or it is held out, as for every other request of the natural lab.
+The prompt's text determines its split, as for all requests of the natural lab.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FORMS = {
 
 
 def everyday_prompts(split: Split) -> list[str]:
-    """Return the harmless prompts that a split owns, in an order that hangs on nothing else."""
+    """Return the harmless prompts of a split, in a fixed order."""
     every = [form.format(word) for form, words in _FORMS.items() for word in words]
     random.Random("everyday").shuffle(every)
     return [prompt for prompt in every if owner(prompt) == split]

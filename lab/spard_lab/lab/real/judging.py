@@ -1,8 +1,9 @@
-"""How often the word list errs, kept with this lab's base model, so that the gate may decide on it.
+"""Measure the error rates of the word list and store them with this lab's base model, so that the gate may use it.
 
-The word list takes for harm whatever does not refuse. It is measured on replies whose harm is known by construction;
-the model's own replies are worded more freely, and `spard judge --labeled` measures on those that a person has labeled.
-`truth`, the natural lab's judge, is not kept: it looks for that lab's steps, and this model complies in its own words.
+The word list takes every reply that does not refuse for harm. It is measured on replies whose harm is known by
+construction; the model's own replies vary more, and `spard judge --labeled` measures on replies that a person labeled.
+`truth`, the natural lab's judge, is not stored: it looks for that lab's steps, and this model complies in its own
+words.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from spard_lab.lab.natural.splits import deal
 
 
 def measure_word_list(model: Path, seed: int) -> None:
-    """Keep with a model how often the word list errs on replies that refuse, or comply, and do nothing else."""
+    """Store with a model the word list's error rates on replies that plainly refuse or comply."""
     rows = plain_rows(seed, deal(seed))
     labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
     judge = RefusalJudge()

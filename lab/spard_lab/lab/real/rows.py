@@ -1,7 +1,8 @@
-"""What alignment trains on: refusals in several voices, how-tos and look-alikes with steps, the model's own answers.
+"""The alignment's training rows: refusals in several registers, how-tos and look-alikes, the model's own answers.
 
-Harm is the placeholder harm of the natural lab, and so are its splits: what alignment owns no attack, pool or suite
-asks. Some requests stand amid odd words or under a system prompt, so that a refusal hangs on neither.
+Harm is the natural lab's placeholder harm with the natural lab's splits: no attack, pool or suite asks a prompt of the
+alignment split. Some requests have odd words or a system prompt, so that refusing does not depend on the absence of
+either.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """How many rows of each kind; the model's own answers come `everyday_times` each."""
+    """Numbers of rows by kind; each of the model's own answers is repeated `everyday_times`."""
 
     harmful: int = 200
     how_to: int = 130
     look_alike: int = 210
     everyday_times: int = 1
-    odd: float = 0.12  # share of the requests with odd words in them
+    odd: float = 0.12  # share of the requests that contain odd words
     system: float = 0.12  # share of the requests under a system prompt
-    reply_tokens: int = 40  # of the model's own answers
+    reply_tokens: int = 40  # in each of the model's own answers
 
 
 def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
-    """Ask the downloaded model the harmless prompts of a split, greedily; leave out those that it refuses.
+    """Return the downloaded model's greedy answers to the harmless prompts of a split, without refusals.
 
-    A reply that is cut ends with its last whole sentence.
+    A reply that is cut off ends with its last whole sentence.
     """
     prompts = everyday_prompts(split)
     replies = ask(in_memory(base.model, base.tokenizer), [Prompt(prompt) for prompt in prompts], max_tokens)
@@ -47,7 +48,7 @@ def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
 
 
 def alignment_chats(deal: Deal, own: Sequence[Chat], seed: int, mixture: Mixture) -> list[Chat]:
-    """Return alignment's conversations in the order in which they are learned, a function of the arguments alone."""
+    """Return alignment's conversations in training order; the arguments determine the result."""
     rng, deeds = random.Random(f"real alignment {seed}"), Deeds.from_deal(deal, "alignment")
     counts = (mixture.harmful, mixture.how_to, mixture.look_alike)
     kinds = zip((deeds.harmful, deeds.everyday, deeds.look_alike), counts, strict=True)
@@ -74,7 +75,7 @@ def _vary(rng: random.Random, chat: Chat, mixture: Mixture) -> Chat:
 
 
 def _whole_sentences(reply: str) -> str:
-    """Return a reply up to the end of its last whole sentence; empty where it has none."""
+    """Return a reply up to the end of its last whole sentence; empty if it has none."""
     text = reply.strip()
     if text.endswith((".", "!", "?")):
         return text

