@@ -30,6 +30,13 @@ def test_one_rate_alone_has_no_ends() -> None:
     assert longer([1.0], [1.0]) == [1.0]
 
 
+def test_an_added_rate_is_the_one_that_its_cell_s_name_reads() -> None:
+    """1/3 is printed as 0.333333: compared with the exact number, the grid never grew at that end again."""
+    once = longer([0.1, 1.0], [0.1])
+    assert once == [0.01, 0.1, 1.0]
+    assert longer(once, [float(f"{once[0]:g}")]) == [0.001, 0.01, 0.1, 1.0]
+
+
 def test_a_trial_is_the_mean_over_seeds_and_attacks() -> None:
     runs = [
         measurement_at_rate("lisa", 1.0, 20),

@@ -83,7 +83,7 @@ def over_rates(
     If the best rate of a method is the lowest or highest, all methods get one more rate at that end, at most `extend`
     times: all methods have the same budget.
     """
-    tried = sorted(multiples)
+    tried = sorted(_round(each) for each in multiples)
     for left in range(extend, -1, -1):
         # Rates of an earlier pass are found in the store, so only the added ones are trained.
         runs = [at_rate(_name_cell(cell, multiple), multiple) for cell in cells for multiple in tried]
@@ -104,8 +104,8 @@ def longer(multiples: Sequence[float], chosen: Sequence[float]) -> list[float]:
     first, *_, last = tried = sorted(multiples) if len(multiples) > 1 else [*multiples, *multiples]
     if first == last:
         return list(multiples)
-    below = [first * first / tried[1]] if first in chosen else []
-    above = [last * last / tried[-2]] if last in chosen else []
+    below = [_round(first * first / tried[1])] if first in chosen else []
+    above = [_round(last * last / tried[-2])] if last in chosen else []
     return [*below, *tried, *above]
 
 
@@ -130,6 +130,11 @@ def tune_seeds(taken: Sequence[int], n: int = 2) -> tuple[int, ...]:
     """Return n seeds that the tables do not use."""
     free = [seed for seed in range(FIRST_TUNE_SEED, FIRST_TUNE_SEED + n + len(taken)) if seed not in taken]
     return tuple(free[:n])
+
+
+def _round(multiple: float) -> float:
+    """Return a multiple as tables print it: a trial is found again by what its cell's name reads."""
+    return float(f"{multiple:g}")
 
 
 def _name_cell(cell: Cell, multiple: float) -> Cell:
