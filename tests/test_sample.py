@@ -53,7 +53,7 @@ def test_prose_is_split_into_sentences() -> None:
 
 def test_a_short_part_belongs_to_the_sentence_after_it() -> None:
     assert [words for _, words in sample.split_prose("**Files.** A file is kept for ever.")] == [
-        "**Files. A file is kept for ever."
+        "**Files.** A file is kept for ever."
     ]
 
 

@@ -24,7 +24,7 @@ _LEFT_OUT = ("CHANGELOG.md",)  # a list of lines
 _NO_PROSE = re.compile(r"^(?: *```.*?^ *```|<!--.*?-->|\|.*?|#.*?|!\[.*?|<.*?>|---.*?)$", re.MULTILINE | re.DOTALL)
 _BULLET = re.compile(r"^\s*(?:[-*]|\d+\.)\s+(?=\S)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_END = re.compile(r"(?<=[.?!])(?:\*\*|\)|\")?\s+(?=[*(\"`]*[A-Z0-9`\[])")
+_END = re.compile(r"(?:(?<=[.?!])|(?<=[.?!]\*\*)|(?<=[.?!][)\"]))\s+(?=[*(\"`]*[A-Z0-9`\[])")
 _ABBREVIATION = re.compile(r"(?:e\.g|i\.e|vs|cf|al|Fig|Eq|No)\.(?:\*\*|\)|\")?$")
 _FEWEST_WORDS = 4
 
