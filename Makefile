@@ -12,7 +12,7 @@ LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests
   tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
   tests/worker/test_nodes.py
 
-.PHONY: help setup demo test lab-test vllm gpu coverage soak clients check docs house mutants lock clean
+.PHONY: help setup demo test lab-test vllm gpu coverage soak clients check docs house sample mutants lock clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -69,6 +69,9 @@ docs: setup  ## write the generated pages anew and build the documentation into 
 
 house: setup  ## count modules, imports between folders, circles and the like
 	$(BIN)/python -m tools.house
+
+sample: setup  ## draw docstrings, sentences and commit subjects by lot, to be judged by a reader; SEED=1
+	@$(BIN)/python -m tools.sample --seed $(or $(SEED),1)
 
 mutants: setup  ## change decisive code at random, see whether tests notice; N=120 SEED=7 JOBS=2
 	$(BIN)/python -m tools.mutants $(if $(N),-n $(N)) $(if $(SEED),--seed $(SEED)) $(if $(JOBS),--jobs $(JOBS))

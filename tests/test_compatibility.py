@@ -1,7 +1,7 @@
-"""docs/compatibility.md against the code: each name that others hold on to is still there.
+"""tests/stable_names.toml against the code: each name that docs/compatibility.md promises to keep is still there.
 
-Adding a name to the code breaks nothing here; removing or renaming one that the page lists does. Where a name is kept
-by an alias, say so on the page and teach the check below to find the alias.
+Adding a name to the code breaks nothing here; removing or renaming one of the file does. Where a name is kept by an
+alias, say so on the page and teach the check below to find the alias.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
@@ -30,7 +31,8 @@ from tests.legacy.running import SPARD, Home
 from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+STABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("stable_names.toml").read_text(encoding="utf-8"))
+VARIABLES: dict[str, Any] = tomllib.loads((ROOT / "tools" / "settings.toml").read_text(encoding="utf-8"))
 PACKAGES = ("app", "worker", "spard")
 OTHER_PROGRAMS = (
     "spard convert",
@@ -43,24 +45,6 @@ OTHER_PROGRAMS = (
 )  # they load torch
 
 DEFENSES = ("Spard", "NoDefense", "Ptst", "SafeInstr", "Lisa", "SafeGrad", "SafeLora")
-
-Row = list[str]
-
-
-def table(section: str, number: int = 0) -> list[Row]:
-    """The cells of one of a section's tables, without its head."""
-    text = PAGE.split(f"\n## {section}\n", 1)[1].split("\n## ", 1)[0]
-    found = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)[number]
-    return [[cell.strip() for cell in line[1:-1].split("|")] for line in found.splitlines()[2:]]
-
-
-def names(cell: str) -> list[str]:
-    """What stands between backticks."""
-    return re.findall(r"`([^`]+)`", cell)
-
-
-def column(section: str, index: int = 0) -> list[str]:
-    return [name for row in table(section) for name in names(row[index])]
 
 
 @cache
@@ -95,21 +79,21 @@ def openapi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_tables_are_found() -> None:
-    assert len(table("Settings")) > 40
-    assert len(table("Command line")) > 25
-    assert len(column("Error codes")) > 80
+    assert len(VARIABLES["service"]) > 40
+    assert len(STABLE["commands"]) > 25
+    assert len(STABLE["error_codes"]) > 80
 
 
 def test_settings_and_their_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each documented variable is read, and setting it to its documented default changes nothing."""
-    documented = {name: default for row in table("Settings") for name, default in [(names(row[0])[0], row[1])]}
+    documented = {name: variable.get("default") for name, variable in VARIABLES["service"].items()}
     for name in documented:
         monkeypatch.delenv(name, raising=False)
     plain = Settings()
     for name, default in documented.items():
-        assert (_value(plain, name) is None) == (default == "unset"), name
-        if default != "unset":
-            monkeypatch.setenv(name, names(default)[0])
+        assert (_value(plain, name) is None) == (default is None), name
+        if default is not None:
+            monkeypatch.setenv(name, default)
     assert Settings() == plain
 
 
@@ -122,17 +106,20 @@ def _value(settings: Settings, variable: str) -> Any:
     return getattr(getattr(settings, group), field.removeprefix(group).removeprefix("_") or "name")
 
 
-@pytest.mark.parametrize("variable", [name for row in table("Settings", 1) for name in names(row[0])])
+@pytest.mark.parametrize("variable", [name for row in VARIABLES["others"] for name in row["names"]])
 def test_variables_of_other_programs(variable: str) -> None:
     demo = (ROOT / "examples" / "demo.py").read_text(encoding="utf-8")
     assert variable in literals() or f'"{variable}"' in demo
 
 
-@pytest.mark.parametrize("row", table("Command line"), ids=lambda row: names(row[0])[0])
+@pytest.mark.parametrize(("command", "options"), STABLE["commands"].items(), ids=STABLE["commands"])
 def test_commands_and_their_options(
-    row: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: str,
+    options: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    command, options = names(row[0])[0], names(row[1])
     code: str | int
     monkeypatch.setenv("COLUMNS", "250")
     if command in OTHER_PROGRAMS:
@@ -162,23 +149,23 @@ def test_ways_to_start_the_parts() -> None:
 
 def test_what_goes_over_the_broker() -> None:
     assert {"worker.wake", "spard:"} <= literals()
-    assert column("Broker", 1) == ["worker.wake", "spard:", "celery"]
+    assert STABLE["broker"] == {"task": "worker.wake", "key_prefix": "spard:", "queue": "celery"}
 
 
-@pytest.mark.parametrize("row", table("Imports"), ids=lambda row: names(row[0])[0])
-def test_names_that_can_be_imported(row: Row) -> None:
-    module = importlib.import_module(names(row[0])[0])
-    assert [name for name in names(row[1]) if not hasattr(module, name)] == []
+@pytest.mark.parametrize(("module", "names"), STABLE["imports"].items(), ids=STABLE["imports"])
+def test_names_that_can_be_imported(module: str, names: list[str]) -> None:
+    found = importlib.import_module(module)
+    assert [name for name in names if not hasattr(found, name)] == []
 
 
-@pytest.mark.parametrize("row", table("Old names"), ids=lambda row: names(row[0])[0])
-def test_old_imports_work_with_a_warning(row: Row) -> None:
-    (old,), (new,) = names(row[0]), names(row[2])
+@pytest.mark.parametrize("row", STABLE["old_imports"], ids=lambda row: row["module"])
+def test_old_imports_work_with_a_warning(row: dict[str, Any]) -> None:
+    old, new = row["module"], row["new"]
     if not new.startswith(f"{old}."):  # else the old module is the new one's package
         sys.modules.pop(old, None)
     with pytest.warns(FutureWarning, match=re.escape(old)):
-        found = _members(old, names(row[1]))
-    assert found == _members(new, names(row[1]))
+        found = _members(old, row["names"])
+    assert found == _members(new, row["names"])
 
 
 def _members(module: str, members: list[str]) -> list[Any]:
@@ -186,7 +173,7 @@ def _members(module: str, members: list[str]) -> list[Any]:
 
 
 def test_old_keys_of_a_recipe_work_with_a_warning(tmp_path: Path) -> None:
-    assert [names(row[0])[0] for row in table("Old names", 1)] == ["anchor_weight"]
+    assert list(STABLE["old_recipe_keys"]) == ["anchor_weight"]
     recipe = tmp_path / "recipe.toml"
     for defense, place in (("spard", "defense.anchor_weight"), ("lisa", "anchor")):
         text = (
@@ -201,14 +188,14 @@ def test_old_keys_of_a_recipe_work_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_routes(openapi: dict[str, Any]) -> None:
-    documented = {(method.lower(), path) for row in table("HTTP") for path in names(row[1]) for method in names(row[0])}
+    documented = {(method.lower(), path) for path, methods in STABLE["routes"].items() for method in methods}
     assert documented - {(method, path) for path, methods in openapi["paths"].items() for method in methods} == set()
 
 
 def test_scopes_and_types_of_webhooks(openapi: dict[str, Any]) -> None:
     known = set(_enum_values(openapi))
-    events = next(names(row[1]) for row in table("Statuses, phases and events") if row[0] == "type of a webhook")
-    assert {*column("Keys"), *events} - known == set()
+    events = STABLE["statuses"]["type of a webhook"]
+    assert {*STABLE["scopes"]["names"], *events} - known == set()
 
 
 def _enum_values(value: Any) -> Iterator[str]:
@@ -222,19 +209,15 @@ def _enum_values(value: Any) -> Iterator[str]:
             yield from _enum_values(each)
 
 
-@pytest.mark.parametrize("section", ["Codes of failed jobs", "Codes of rows", "Columns of metrics.csv"])
-def test_codes_and_columns(section: str) -> None:
-    assert [name for name in column(section) if not stands(name)] == []
-
-
-def test_statuses_phases_and_events() -> None:
-    found = column("Statuses, phases and events", 1)
+@pytest.mark.parametrize("section", ["job_codes", "row_codes", "metrics_csv", "statuses"])
+def test_codes_columns_and_statuses(section: str) -> None:
+    found = [name for names in STABLE[section].values() for name in names]
+    assert found
     assert [name for name in found if not stands(name)] == []
 
 
 def test_error_codes_have_their_status() -> None:
-    rows = [(names(row[0])[0], row[1].split(", ")) for row in table("Error codes")]
-    documented = {(code, int(status)) for code, statuses in rows for status in statuses}
+    documented = {(code, status) for code, statuses in STABLE["error_codes"].items() for status in statuses}
     elsewhere = {(code, 400) for code in ("too_long", "invalid_value", "invalid_json")}  # pydantic's, translated
     elsewhere |= {("base_unaligned_missing", 400)}  # made of the name of a defense's setting
     assert all(stands(code) for code, _ in documented)
@@ -278,15 +261,15 @@ def test_prometheus_metrics(tmp_path: Path) -> None:
     port = free_port()
     with Home(tmp_path, {"SPARD_METRICS_PORT": str(port)}).serving(worker=True) as service:
         service.wait_until(lambda: _is_answered(f"http://127.0.0.1:{port}/metrics"))
-        texts = {"API": f"{service.url}/metrics", "worker": f"http://127.0.0.1:{port}/metrics"}
+        texts = {"api": f"{service.url}/metrics", "worker": f"http://127.0.0.1:{port}/metrics"}
         found = {part: httpx2.get(url).text for part, url in texts.items()}
-    for row in table("Prometheus metrics"):
-        part = "API" if "API" in row[2] else "worker"
-        assert re.search(rf"^# TYPE {names(row[0])[0]} ", found[part], re.MULTILINE), row
+    for part, metrics in STABLE["metrics"].items():
+        for name in metrics:
+            assert re.search(rf"^# TYPE {name} ", found[part], re.MULTILINE), name
     assert re.search(
-        r'^spard_http_requests_total\{method="GET",route="/readyz",status="\d+"\} ', found["API"], re.MULTILINE
+        r'^spard_http_requests_total\{method="GET",route="/readyz",status="\d+"\} ', found["api"], re.MULTILINE
     )
-    assert 'spard_jobs{status="queued"} 0' in found["API"]
+    assert 'spard_jobs{status="queued"} 0' in found["api"]
 
 
 def _is_answered(url: str) -> bool:
@@ -296,35 +279,35 @@ def _is_answered(url: str) -> bool:
         return False
 
 
-@pytest.mark.parametrize("row", table("Recipe"), ids=lambda row: row[0])
-def test_keys_of_a_recipe(row: Row) -> None:
-    """The dataclasses that the page names as imports are the schema."""
-    assert set(names(row[1])) - {each.name for each in fields(_dataclass(row[0]))} == set()
+@pytest.mark.parametrize(("table", "keys"), STABLE["recipe"].items(), ids=STABLE["recipe"])
+def test_keys_of_a_recipe(table: str, keys: list[str]) -> None:
+    """The dataclasses that can be imported are the schema."""
+    assert set(keys) - {each.name for each in fields(_dataclass(table))} == set()
 
 
 def _dataclass(table_name: str) -> Any:
     config, recipe = importlib.import_module("spard.config"), importlib.import_module("spard.config.run_spec")
-    if " of type " in table_name:
+    if ":" in table_name:
         kinds = (
             getattr(config, name)
             for name in ("Spard", "NoDefense", "Ptst", "SafeInstr", "Lisa", "SafeGrad", "SafeLora")
         )
-        return next(kind for kind in kinds if kind().type == names(table_name)[1])
+        return next(kind for kind in kinds if kind().type == table_name.partition(":")[2])
     return {
         "(top)": recipe.RunSpec,
-        "`suites`": recipe.SuiteSpec,
-        "`recipe`": config.Recipe,
-        "`recipe.selection`": config.Selection,
-        "`recipe.anchors`": config.Anchors,
-        "`recipe.lora`": config.Lora,
-        "`recipe.hyperparameters`": config.Hyperparameters,
-        "`recipe.audit`": config.Audit,
-        "`recipe.dpo`": config.Dpo,
-        "`recipe.ending`": config.Ending,
-        "`judge`": config.JudgeSpec,
-        "`thresholds`": config.GateThresholds,
-        "`row_signal`": config.RowSignal,
-        "`audit_engine`": config.AuditEngine,
+        "suites": recipe.SuiteSpec,
+        "recipe": config.Recipe,
+        "recipe.selection": config.Selection,
+        "recipe.anchors": config.Anchors,
+        "recipe.lora": config.Lora,
+        "recipe.hyperparameters": config.Hyperparameters,
+        "recipe.audit": config.Audit,
+        "recipe.dpo": config.Dpo,
+        "recipe.ending": config.Ending,
+        "judge": config.JudgeSpec,
+        "thresholds": config.GateThresholds,
+        "row_signal": config.RowSignal,
+        "audit_engine": config.AuditEngine,
     }[table_name]
 
 
@@ -352,7 +335,7 @@ BENCH_FILES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", BENCH_FILES)
 def test_keys_of_a_bench_file(kind: str, tmp_path: Path) -> None:
-    """A file with every key of the page is understood; what it names need not be there."""
+    """A file with every key is understood; what it names need not be there."""
     (tmp_path / "bench.yaml").write_text(yaml.safe_dump(BENCH_FILES[kind]))
     command = [SPARD, "bench", "methods", "--recipe", "bench.yaml", "--out", "out", "--check"]
     checked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -361,7 +344,7 @@ def test_keys_of_a_bench_file(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_bench_files_have_every_key() -> None:
-    documented = {names(row[0])[0]: set(names(row[1])) for row in table("Bench files")}
+    documented = {table: set(keys) for table, keys in STABLE["bench"].items()}
     for kind, file in BENCH_FILES.items():
         assert set(file) == documented[kind]
     assert set(BENCH_FILES["files"]["attacks"][0]) == documented["attacks"]
@@ -371,7 +354,7 @@ def test_the_bench_files_have_every_key() -> None:
 
 
 def test_keys_of_stored_documents() -> None:
-    found = [name for row in table("Stored documents") for name in names(row[2])]
+    found = [name for names in STABLE["documents"].values() for name in names]
     assert [name for name in found if not stands(name) and name not in _names_in_sources()] == []
 
 

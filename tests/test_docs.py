@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,3 +78,20 @@ def test_dead_links_and_missing_files_are_found() -> None:
     assert broken_links(text, ROOT) == ["gone.md"]
     assert missing_files(text) == ["tests/gone.py"]
     assert missing_files("`tests/new.py`\n\n```python\n```") == []
+
+
+def test_the_changelog_is_short_and_begins_with_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    projects = [
+        tomllib.loads((ROOT / name).read_text())["project"] for name in ("pyproject.toml", "service/pyproject.toml")
+    ]
+    assert len(text.encode()) <= 12_000
+    assert re.findall(r"^## (\S+)", text, re.MULTILINE)[:2] == ["Unreleased", projects[0]["version"]]
+    assert projects[0]["version"] == projects[1]["version"]
+
+
+def test_a_change_has_an_area_and_at_most_two_lines() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    points = re.findall(r"^- .*(?:\n  .*)*", text, re.MULTILINE)
+    assert len(points) > 20
+    assert [point for point in points if not re.match(r"- [A-Z][a-z ]+: ", point) or point.count("\n") > 1] == []

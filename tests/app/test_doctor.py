@@ -254,7 +254,7 @@ def worker_lost(home: Home) -> None:
 
 def worker_in_trouble(home: Home) -> None:
     with home.rows() as session:
-        fleet.note(session, fleet.Presence("worker-1", "gpu-7", "0.2.0", [], ["the disk is full"]))
+        fleet.note(session, fleet.Presence("worker-1", "gpu-7", "1.0.0", [], ["the disk is full"]))
 
 
 def add_stuck_outbox_row(home: Home) -> None:

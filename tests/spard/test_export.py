@@ -48,7 +48,7 @@ FACTS: dict[str, Any] = {
     "steps": 6,
     "gate": {"decision": "pass", "reasons": []},
     "audit": {"base": [FIGURES], "adapter": [FIGURES]},
-    "code": {"spard": "0.2.0", "torch": "2.13.0", "sources": "sha256:c"},
+    "code": {"spard": "1.0.0", "torch": "2.13.0", "sources": "sha256:c"},
 }
 
 

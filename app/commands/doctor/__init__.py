@@ -80,7 +80,7 @@ def _service(port: int | None) -> Iterator[Finding]:
     try:
         settings = read_settings()
     except Unfit as error:
-        yield problem("settings", error.message, "correct the variable; docs/compatibility.md lists all")
+        yield problem("settings", error.message, "correct the variable; docs/settings.md lists all")
         return
     for name, like in misspelled_variables(settings).items():
         yield problem("settings", f"{name} is no setting and is ignored.", f"if you mean {like}, set that")

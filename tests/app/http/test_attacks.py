@@ -1,6 +1,6 @@
 """Attacks on every route: verbs, headers, paths, guesses, planted secrets. What has a test of its own is elsewhere.
 
-`docs/security.md` says which attack of the table is tested where.
+`docs/security.md` has the table of attacks.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from app.jobs.fleet import Presence
 from app.ops.pruning import prune
 from tests.app.http.conftest import JOBS, Service, rows
 
-HERE = Presence("gpu-1:7", "gpu-1", "0.2.0", ["NVIDIA H100, 80 GiB"], [])
+HERE = Presence("gpu-1:7", "gpu-1", "1.0.0", ["NVIDIA H100, 80 GiB"], [])
 
 
 def note(service: Service, presence: Presence) -> None:
@@ -92,7 +92,7 @@ def test_jobs_of_all_projects_are_found(provider: TestClient, customer: TestClie
 
 def test_the_pages_show_it(service: Service, browser: TestClient, provider: TestClient, running: str) -> None:
     assert "No worker is there; jobs wait" in browser.get("/provider").text
-    note(service, Presence(HERE.name, "gpu-<1>", "0.2.0", HERE.devices, ["disk"]))
+    note(service, Presence(HERE.name, "gpu-<1>", "1.0.0", HERE.devices, ["disk"]))
     page = browser.get("/provider").text
     assert "1 of 1 workers at work, 1 job waits." in page
     assert "trouble: disk" in page
