@@ -26,9 +26,10 @@ class SlowModel:
         self.now += self._row_s * words * len(rows)
         return [" ".join(["word"] * words)] * len(rows)
 
-    def measure(self, rows: int) -> tuple[float, float]:
+    def measure(self, rows: int) -> list[float]:
         tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: text.split())
-        return trial._generation_rate(SimpleNamespace(model=None, tokenizer=tokenizer), [1], rows)
+        base: Any = SimpleNamespace(model=None, tokenizer=tokenizer)
+        return [*trial._generation_rate(base, [1], rows)]
 
 
 def test_whole_replies_are_measured_only_where_they_fit_the_seconds_of_the_probe(
@@ -38,12 +39,12 @@ def test_whole_replies_are_measured_only_where_they_fit_the_seconds_of_the_probe
     affordable_s = trial.PROBE_S / (rows * trial._WHOLE_REPLY)
 
     slow = SlowModel(monkeypatch, row_s=2 * affordable_s)
-    assert slow.measure(rows) == (pytest.approx(1 / (2 * affordable_s), rel=1e-3), trial._WHOLE_REPLY)
+    assert slow.measure(rows) == pytest.approx([1 / (2 * affordable_s), trial._WHOLE_REPLY], rel=1e-3)
     assert slow.limits == [trial._SHORT_REPLY]
     assert slow.now < trial.PROBE_S
 
     fast = SlowModel(monkeypatch, row_s=affordable_s / 2)
-    assert fast.measure(rows) == (pytest.approx(2 / affordable_s, rel=1e-3), trial._WHOLE_REPLY)
+    assert fast.measure(rows) == pytest.approx([2 / affordable_s, trial._WHOLE_REPLY], rel=1e-3)
     assert fast.limits == [trial._SHORT_REPLY, trial._WHOLE_REPLY]
     assert fast.now < trial.PROBE_S
 
