@@ -283,7 +283,7 @@ class BreakingBucket:
     def head_object(self, **_: str) -> dict[str, Any]:
         return {"ContentLength": len(self._data)}
 
-    def get_object(self, Range: str, **_: str) -> dict[str, Any]:  # noqa: N803 - boto3's name
+    def get_object(self, Range: str, **_: str) -> dict[str, Any]:
         start = int(Range.removeprefix("bytes=").partition("-")[0])
         return {"Body": SimpleNamespace(iter_chunks=partial(self._send, start, next(self._passed)), close=lambda: None)}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+
 from app import deps
 from app.dashboard.pages import ROUTERS as PAGES
 from app.routes import ROUTERS
