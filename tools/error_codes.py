@@ -2,6 +2,7 @@
 
 requests   `error.code` of an answer, with the HTTP statuses that it comes with
 jobs       `error.code` of a job that failed, and of what the library raises
+laboratory `code` of what the laboratory's own commands raise
 rows       `code` in the list of what is wrong in a file
 
 A code that is put together while the program runs stands in `MADE`; a new way to make one stops the search.
@@ -22,7 +23,8 @@ from app.http.validation_errors import _CODES as OF_PYDANTIC
 from worker.failures import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("app", "spard", "worker")
+LABORATORY = "lab/spard_lab"
+PACKAGES = ("app", "spard", "worker", LABORATORY)
 Codes = dict[str, set[int]]
 
 # Expressions for a code that are no text, and what they stand for; codes that are only passed on stand for none.
@@ -90,8 +92,15 @@ def requests() -> Codes:
 @cache
 def jobs() -> set[str]:
     """Return the codes of failed jobs, and of the library's errors."""
-    named = {kind.code for _, kind in _kinds() if kind.root == "SpardError" or kind.package == "worker"}
+    library = {kind.code for _, kind in _kinds() if kind.root == "SpardError" and kind.package != LABORATORY}
+    named = library | {kind.code for _, kind in _kinds() if kind.package == "worker"}
     return {code for code in named if code} | set(FAULTS) | _BAD_FILES | set(_arguments(_JOBS, "app", "worker"))
+
+
+@cache
+def laboratory() -> set[str]:
+    """Return the codes of the laboratory's errors that the library does not have."""
+    return {kind.code for _, kind in _kinds() if kind.package == LABORATORY and kind.code} - jobs()
 
 
 @cache
