@@ -164,9 +164,12 @@ def wait_for_all() -> None:
 
 def first_before_others(make: Callable[[], Item]) -> Item:
     """Return what each rank makes, the others after rank 0: where it leaves something, they find it."""
-    found = make() if rank() == 0 else None
+    if rank() == 0:
+        found = make()
+        wait_for_all()
+        return found
     wait_for_all()
-    return make() if found is None else found
+    return make()
 
 
 def is_anywhere(fact: bool) -> bool:
