@@ -74,7 +74,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, step: str, name: str = "") -> Non
     """Let a step of writing a file fail, if its target has this name."""
     whole: Callable[..., Any] = getattr(os, step)
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> Any:
         if name and Path(arguments[1]).name != name:
             return whole(*arguments)
         raise OSError(errno.ENOSPC, "No space left on device")
