@@ -23,6 +23,7 @@ from spard.release.key_set import FILE, KeySet, read
 from spard.release.keys import MAKE, OWN_KEY, read_private
 from spard.release.manifest import key_id as key_id_of
 from spard.release.published_keys import publish
+from spard.replacement import replacement
 
 
 class NoSigningKey(Unfit):
@@ -69,12 +70,11 @@ def rotate(settings: Settings) -> KeySet:
     The old private key is deleted.
     """
     known, path = public_keys(settings), _path(settings)
-    aside = path.with_name(f".{path.name}.{token_hex(4)}")
     try:
-        _make(aside)
-        known = known.rotate(_read(aside).public_key())
-        known.write(_set_path(path))  # written first, so that the new key is never used before the set contains it
-        os.replace(aside, path)
+        with replacement(path) as aside:
+            _write_new_key(aside)
+            known = known.rotate(_read(aside).public_key())
+            known.write(_set_path(path))  # written first, so that the new key is never used before the set contains it
     except OSError as error:
         raise NoSigningKey(f"The signing key {path} cannot be replaced: {error.strerror}.") from None
     return known
@@ -110,20 +110,33 @@ def _path(settings: Settings) -> Path:
 
 
 def _make(path: Path) -> None:
-    """Create a key file; of processes that start together, the first to link its file into place wins."""
+    """Create a key file; of processes that start together, the first to link its file into place wins.
+
+    Raises `NoSigningKey` if the folder does not take it.
+    """
+    aside = path.with_name(f".{path.name}.{token_hex(4)}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_new_key(aside)
+        with suppress(FileExistsError):
+            # A link fails if the name exists, where a rename would replace the key of another process.
+            os.link(aside, path)
+    except OSError as error:
+        message = f"The signing key {path} cannot be made: {error.strerror}. Make one with `{MAKE}`"
+        raise NoSigningKey(f"{message} and set SPARD_SIGNING_KEY to its path.") from None
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _write_new_key(path: Path) -> None:
+    """Write a new private key to a new file that only this user can read."""
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{token_hex(4)}")
-    with os.fdopen(os.open(aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(pem)
         file.flush()
         os.fsync(file.fileno())
-    with suppress(FileExistsError):
-        # A link fails if the name exists, where a rename would replace the key of another process.
-        os.link(aside, path)
-    aside.unlink()
 
 
 def _read(path: Path) -> Ed25519PrivateKey:

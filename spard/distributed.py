@@ -167,9 +167,12 @@ def first_before_others(make: Callable[[], Item]) -> Item:
 
     Files that rank 0 creates are there when the other ranks call `make`.
     """
-    found = make() if rank() == 0 else None
+    if rank() == 0:
+        found = make()
+        wait_for_all()
+        return found
     wait_for_all()
-    return make() if found is None else found
+    return make()
 
 
 def is_anywhere(fact: bool) -> bool:

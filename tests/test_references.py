@@ -13,7 +13,7 @@ def test_a_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run python -m tools.references"
 
 
-@pytest.mark.parametrize("place", ["requests", "jobs", "rows"])
+@pytest.mark.parametrize("place", ["requests", "jobs", "laboratory", "rows"])
 def test_each_error_code_has_a_cause_and_a_cure_and_is_used(place: str) -> None:
     words = error_codes_page.read_explanations()[place]
     assert set(words) == error_codes_page.find_codes()[place], "cause and cure stand in tools/error_codes.toml"

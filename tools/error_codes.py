@@ -2,6 +2,7 @@
 
 requests   `error.code` of a response, with its HTTP statuses
 jobs       `error.code` of a failed job, and of the library's errors
+laboratory `code` of errors of the laboratory's own commands
 rows       `code` in the list of a file's problems
 
 Codes computed at run time are listed in `MADE`; an unknown expression raises `KeyError`.
@@ -22,7 +23,8 @@ from app.http.validation_errors import _CODES as OF_PYDANTIC
 from worker.failures import FAULTS
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("app", "spard", "worker")
+LABORATORY = "lab/spard_lab"
+PACKAGES = ("app", "spard", "worker", LABORATORY)
 Codes = dict[str, set[int]]
 
 # Expressions for codes that are not constants, with their values; codes that are only passed on have none.
@@ -90,8 +92,15 @@ def requests() -> Codes:
 @cache
 def jobs() -> set[str]:
     """Return the codes of failed jobs and of the library's errors."""
-    named = {kind.code for _, kind in _kinds() if kind.root == "SpardError" or kind.package == "worker"}
+    library = {kind.code for _, kind in _kinds() if kind.root == "SpardError" and kind.package != LABORATORY}
+    named = library | {kind.code for _, kind in _kinds() if kind.package == "worker"}
     return {code for code in named if code} | set(FAULTS) | _BAD_FILES | set(_arguments(_JOBS, "app", "worker"))
+
+
+@cache
+def laboratory() -> set[str]:
+    """Return the codes of the laboratory's errors that the library does not have."""
+    return {kind.code for _, kind in _kinds() if kind.package == LABORATORY and kind.code} - jobs()
 
 
 @cache

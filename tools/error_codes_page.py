@@ -34,6 +34,14 @@ what is around it cost a job nothing: it is tried again.
 | code | cause | cure |
 |---|---|---|
 """
+_LABORATORY = """
+## Laboratory
+
+In what the commands of the laboratory raise (`spard lab`, `spard bench`), beside the codes of jobs.
+
+| code | cause | cure |
+|---|---|---|
+"""
 _ROWS = """
 ## Rows
 
@@ -52,7 +60,8 @@ def read_explanations() -> dict[str, dict[str, tuple[str, str]]]:
 
 def find_codes() -> dict[str, set[str]]:
     """Return the codes in the sources, by where they appear."""
-    return {"requests": set(error_codes.requests()), "jobs": error_codes.jobs(), "rows": error_codes.rows()}
+    found = {"jobs": error_codes.jobs(), "laboratory": error_codes.laboratory(), "rows": error_codes.rows()}
+    return {"requests": set(error_codes.requests()), **found}
 
 
 def page() -> str:
@@ -60,8 +69,10 @@ def page() -> str:
     words, requests = read_explanations(), error_codes.requests()
     statuses = {code: ", ".join(map(str, sorted(found))) for code, found in requests.items()}
     asked = [f"| `{code}` | {statuses[code]} | {' | '.join(words['requests'][code])} |\n" for code in sorted(requests)]
-    rest = {place: [_line(code, words[place]) for code in sorted(find_codes()[place])] for place in ("jobs", "rows")}
-    return "".join([_HEAD, _REQUESTS, *asked, _JOBS, *rest["jobs"], _ROWS, *rest["rows"]])
+    parts = [_HEAD, _REQUESTS, *asked]
+    for place, head in {"jobs": _JOBS, "laboratory": _LABORATORY, "rows": _ROWS}.items():
+        parts += [head, *(_line(code, words[place]) for code in sorted(find_codes()[place]))]
+    return "".join(parts)
 
 
 def _line(code: str, words: dict[str, tuple[str, str]]) -> str:

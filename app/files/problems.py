@@ -28,6 +28,7 @@ class Report:
     tool_lines: dict[str, int] = field(default_factory=dict)  # the first line with tools, tool calls, tool answers
     next_after: int = 0  # `after` for a list that begins with unlisted problems
     _listed: Counter[str] = field(default_factory=Counter)
+    _hides_errors: bool = False
     _findings: Findings = field(default_factory=Findings)
 
     def add(self, problem: Problem) -> None:
@@ -46,13 +47,14 @@ class Report:
         before = (problem.line or 0) - 1
         self.next_after = max(self.after + 1, min(before, self.next_after or before))
         self.hidden[problem.code] += 1
+        self._hides_errors = self._hides_errors or is_error
 
     def problem_list(self) -> list[dict[str, Any]]:
         """Return the problems as JSON, ordered by line; a last entry counts the unlisted ones."""
         rows = [asdict(problem) for problem in sorted(self.problems, key=lambda p: p.line or 0)]
         if not self.hidden:
             return rows
-        severity: Severity = "error" if self.errors > LISTED else "warning"
+        severity: Severity = "error" if self._hides_errors else "warning"
         counts = ", ".join(f"{n} {code}" for code, n in sorted(self.hidden.items()))
         message = f"{self.hidden.total()} more problems are not listed: {counts}"
         last = Problem(None, "", "more_problems", severity, message, f"add ?after_line={self.next_after}")

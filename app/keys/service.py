@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from secrets import token_hex, token_urlsafe
 from typing import NamedTuple
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import ColumnElement, bindparam, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -129,14 +129,13 @@ def ensure_first(session: Session, given: str | None) -> str | None:
     """Make sure that the first project has a key; return the secret of a newly created one, to be shown once.
 
     A `given` key becomes the first project's key and replaces the one given before. Without one, a key is created
-    unless the project has an unrevoked one.
+    unless the project has a valid admin key.
     """
     _lock_first_project(session)
     if given is not None:
         _set_given(session, given)
         return None
-    is_good = (ApiKey.project_id == FIRST_PROJECT) & ApiKey.revoked_at.is_(None)
-    if session.scalar(select(ApiKey.id).where(is_good).limit(1)):
+    if _has_admin_key(session, ApiKey.project_id == FIRST_PROJECT):
         return None
     return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
 
@@ -147,11 +146,16 @@ def make_first(session: Session, *, force: bool) -> str:
     Raises `InvalidState` while a valid admin key exists, unless `force` is set.
     """
     _lock_first_project(session)
-    now = db.clock(session)
-    if not force and any("admin" in key.scopes and is_good(key, now) for key in session.scalars(select(ApiKey))):
+    if not force and _has_admin_key(session, true()):
         message = "An admin key exists already; make others with `spard keys create`."
         raise InvalidState(f"{message} If nobody has it any more, --force makes another one.")
     return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
+
+
+def _has_admin_key(session: Session, which: ColumnElement[bool]) -> bool:
+    """Return True if one of these keys is a valid admin key, which may create all others."""
+    now = db.clock(session)
+    return any("admin" in key.scopes and is_good(key, now) for key in session.scalars(select(ApiKey).where(which)))
 
 
 def _lock_first_project(session: Session) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spard.errors import UserError
+from spard.replacement import replacement
 
 Record = dict[str, Any]
 """A JSON object as an API sent it."""
@@ -136,12 +137,10 @@ def shown_url(url: str) -> str:
 
 def write_whole(path: Path, pieces: Sequence[str]) -> None:
     """Write a text file atomically, readable by its owner only."""
-    part = path.with_name(f"{path.name}.part")
-    with open(part, "w", encoding="utf-8", opener=_private) as file:
+    with replacement(path) as part, open(part, "w", encoding="utf-8", opener=_private) as file:
         file.writelines(pieces)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
 
 
 def _private(path: str, flags: int) -> int:

@@ -76,8 +76,10 @@ def check_takes_files(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = folder / f".probe-{token_hex(4)}"
-        probe.write_bytes(b"0")
-        probe.unlink()
+        try:
+            probe.write_bytes(b"0")
+        finally:
+            probe.unlink(missing_ok=True)
         check_room(folder)
     except OSError as error:
         text = f"The folder {folder} cannot be used: {error.strerror}. Give it to the user that this process runs as,"

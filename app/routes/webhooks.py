@@ -56,7 +56,7 @@ def list_endpoints(session: ReadDep, caller: CustomerDep) -> dict[str, object]:
 
 
 @router.get("/{endpoint_id}", response_model=EndpointOut)
-def retrieve_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) -> WebhookEndpoint:
+def retrieve_endpoint(endpoint_id: str, session: ReadDep, caller: CustomerDep) -> WebhookEndpoint:
     """Return one endpoint."""
     return service.get(session, caller.project_id, endpoint_id)
 
@@ -82,7 +82,7 @@ def enable_endpoint(endpoint_id: str, session: SessionDep, caller: CustomerDep) 
 @router.get("/{endpoint_id}/deliveries", response_model=DeliveryList)
 def list_deliveries(
     endpoint_id: str,
-    session: SessionDep,
+    session: ReadDep,
     caller: CustomerDep,
     after: AfterQuery = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,

@@ -71,7 +71,10 @@ class S3Storage:
             yield file
 
     def chunks(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
-        """Yield the bytes of a range; if a connection is lost within the body, resume from that point."""
+        """Yield the bytes of a range; if a connection is lost within the body, resume from that point.
+
+        Raises `StorageError` after several losses in a row that brought no byte further.
+        """
         size = self.size(key)
         end = size if end is None else min(end, size)
         failures = 0
@@ -85,9 +88,11 @@ class S3Storage:
                 if start == before:
                     raise IncompleteReadError(actual_bytes=0, expected_bytes=end - start)
             except BotoCoreError as error:
-                failures += 1
+                failures = 1 if start > before else failures + 1
                 if failures == self._read_attempts:
-                    raise StorageError(f"The storage broke off {failures} times while sending {key}.") from error
+                    raise StorageError(
+                        f"The storage broke off {failures} times in a row while sending {key}."
+                    ) from error
 
     def size(self, key: str) -> int:
         """Return the object's length in bytes, by a HEAD request."""

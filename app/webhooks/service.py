@@ -44,8 +44,16 @@ def list_endpoints(session: Session, project_id: str) -> Sequence[WebhookEndpoin
 
 
 def get(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
-    """Return the project's endpoint, locked; raise `NotFound` for another project's."""
-    endpoint = session.scalar(_select_endpoints(project_id).where(WebhookEndpoint.id == endpoint_id).with_for_update())
+    """Return the project's endpoint; raise `NotFound` for another project's."""
+    return _require(session.scalar(_select_endpoint(project_id, endpoint_id)), endpoint_id)
+
+
+def _lock(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
+    """Return the project's endpoint, locked until the transaction ends; raise `NotFound` for another project's."""
+    return _require(session.scalar(_select_endpoint(project_id, endpoint_id).with_for_update()), endpoint_id)
+
+
+def _require(endpoint: WebhookEndpoint | None, endpoint_id: str) -> WebhookEndpoint:
     if endpoint is None:
         message = f"No such webhook endpoint: {endpoint_id}"
         raise NotFound(message, code="webhook_endpoint_not_found", param="endpoint_id")
@@ -54,7 +62,7 @@ def get(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
 
 def remove(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
     """Delete an endpoint and its deliveries."""
-    endpoint = get(session, project_id, endpoint_id)
+    endpoint = _lock(session, project_id, endpoint_id)
     session.execute(delete(WebhookDelivery).where(WebhookDelivery.endpoint_id == endpoint.id))
     session.delete(endpoint)
     audit_log.record(session, "webhook_endpoint.deleted", endpoint.id)
@@ -63,7 +71,7 @@ def remove(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 
 def rotate(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
     """Give an endpoint a new secret; for a day the old one signs too, so that receivers can switch."""
-    endpoint = get(session, project_id, endpoint_id)
+    endpoint = _lock(session, project_id, endpoint_id)
     endpoint.old_secret, endpoint.old_secret_until = endpoint.secret, db.clock(session) + _BOTH_VALID
     endpoint.secret = signing.new_secret()
     session.flush()
@@ -73,7 +81,7 @@ def rotate(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoi
 
 def enable(session: Session, project_id: str, endpoint_id: str) -> WebhookEndpoint:
     """Enable a disabled endpoint."""
-    endpoint = get(session, project_id, endpoint_id)
+    endpoint = _lock(session, project_id, endpoint_id)
     endpoint.status = "enabled"
     session.flush()
     return endpoint
@@ -89,7 +97,7 @@ def deliveries(
 
 def replay(session: Session, project_id: str, endpoint_id: str, delivery_id: str) -> WebhookDelivery:
     """Send an event again, with a fresh set of attempts and the same id."""
-    endpoint = get(session, project_id, endpoint_id)
+    endpoint = _lock(session, project_id, endpoint_id)
     delivery = session.scalar(_select_deliveries(endpoint).where(WebhookDelivery.id == delivery_id).with_for_update())
     if delivery is None:
         message = f"No such webhook delivery: {delivery_id}"
@@ -103,6 +111,10 @@ def replay(session: Session, project_id: str, endpoint_id: str, delivery_id: str
 
 def _select_endpoints(project_id: str) -> Select[WebhookEndpoint]:
     return select(WebhookEndpoint).where(WebhookEndpoint.project_id == project_id)
+
+
+def _select_endpoint(project_id: str, endpoint_id: str) -> Select[WebhookEndpoint]:
+    return _select_endpoints(project_id).where(WebhookEndpoint.id == endpoint_id)
 
 
 def _select_deliveries(endpoint: WebhookEndpoint) -> Select[WebhookDelivery]:

@@ -18,6 +18,7 @@ from spard.release import key_set, manifest, published_keys
 from spard.release.key_set import KeySet
 from spard.release.keys import OWN_KEY, read_private, read_public
 from spard.release.published_keys import Published
+from spard.replacement import replacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,9 @@ def _remember_keys(found: Published, keep: Path | None) -> Published:
 
 def _write(path: Path, text: str) -> None:
     """Write a file atomically."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        aside.write_text(text)
-        os.replace(aside, path)
+        with replacement(path) as aside:
+            aside.write_text(text)
     except OSError as error:
         raise UserError(f"The key set cannot be kept in {path}: {error.strerror}.") from None
 

@@ -75,7 +75,20 @@ class Renderer:
     def knows_reasoning(self) -> bool:
         """True if models with this template write reasoning, in tags or in a field of its own."""
         source = template_source(self.template, tools=False)
-        return "</think>" in source or any(f"{name}" in source for name in _REASONING[:1])
+        return "</think>" in source or _REASONING[0] in source or self._renders_reasoning
+
+    @cached_property
+    def _renders_reasoning(self) -> bool:
+        """Whether a rendered answer contains the reasoning of its message.
+
+        The other names under which templates look for it are plain words, which a template may contain without
+        reading them from a message, so their presence in its source says nothing.
+        """
+        try:
+            whole = self.render([_ASK, _THOUGHTS], generation=False, mode=self.rendering.thinking)
+        except REFUSED:
+            return False
+        return str(_THOUGHTS["reasoning_content"]) in whole
 
     def answer_mode(self, answer: Message) -> Mode:
         """Return the thinking mode in which an answer is learned: on if it has reasoning."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Literal
 
 from spard.data.rows import Example, Message
@@ -33,8 +33,8 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
     that follow the request. System prompts and tools that vary from row to row are represented by their single words.
     """
     found: dict[Feature, list[int]] = defaultdict(list)
-    _add(found, "words", [_words(last_request(row)) for row in rows], LONGEST)
-    _add(found, "turns", [_earlier_words(row) for row in rows], 1)
+    _add(found, "words", [text_ends(last_request(row).split(), WORDS) for row in rows], LONGEST)
+    _add(found, "turns", [[_earlier_words(row)] for row in rows], 1)
     for i, row in enumerate(rows):
         if system := leading_system(row):
             found["system", _texts(system)].append(i)
@@ -95,13 +95,12 @@ def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Exampl
 
 def _varying(
     found: Mapping[Feature, list[int]], kind: Kind, rows: int, cut: Callable[[str], list[str]]
-) -> list[Sequence[str]]:
-    """Return the words of each row's system prompt or tools; none for a row that shares them with several others."""
-    words: list[Sequence[str]] = [()] * rows
+) -> list[Sequence[Sequence[str]]]:
+    """Return the words of each row's system prompt or tools, as stretches; none for a row that shares them."""
+    words: list[Sequence[Sequence[str]]] = [()] * rows
     for (each, texts), places in found.items():
         if each == kind and len(places) < LEAST:
-            own = cut(" ".join(texts))
-            own = own if len(own) <= 2 * _AROUND else [*own[:_AROUND], *own[-_AROUND:]]
+            own = text_ends(cut(" ".join(texts)), _AROUND)
             for i in places:
                 words[i] = own
     return words
@@ -121,12 +120,14 @@ def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
     return Dress(" ".join(whole), spots.most_common(1)[0][0], drawn=drawn if 2 * len(drawn) > len(rows) else ())
 
 
-def _add(found: Mapping[Feature, list[int]], kind: Kind, texts: Sequence[Sequence[str]], longest: int) -> None:
-    """Add each run of frequent words in the texts, with the indices of its rows."""
+def _add(
+    found: Mapping[Feature, list[int]], kind: Kind, texts: Sequence[Sequence[Sequence[str]]], longest: int
+) -> None:
+    """Add each run of frequent words in the texts, with the indices of its rows; a text is a list of stretches."""
     # A run cannot be more frequent than its rarest word, so runs with a rare word need not be counted.
-    common = {word for word, n in Counter(word for text in texts for word in set(text)).items() if n >= LEAST}
+    common = {word for word, n in Counter(word for text in texts for word in set(chain(*text))).items() if n >= LEAST}
     for i, text in enumerate(texts):
-        for run in set(_runs(text, common, longest)):
+        for run in {run for stretch in text for run in _runs(stretch, common, longest)}:
             found[kind, run].append(i)
 
 
@@ -142,9 +143,12 @@ def _texts(turns: Sequence[Message]) -> tuple[str, ...]:
     return tuple(str(turn["content"]) for turn in turns)
 
 
-def _words(text: str) -> list[str]:
-    words = text.split()
-    return words if len(words) <= 2 * WORDS else [*words[:WORDS], *words[-WORDS:]]
+def text_ends(words: Sequence[str], most: int) -> list[Sequence[str]]:
+    """Return the first and the last `most` words as two stretches, or all words as one if there are no others.
+
+    They are not joined, because the last word of the first stretch and the first word of the second are no neighbors.
+    """
+    return [words] if len(words) <= 2 * most else [words[:most], words[-most:]]
 
 
 def _earlier_words(row: Example) -> list[str]:
@@ -161,8 +165,11 @@ def _extend_run(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]
 
 
 def find(text: Sequence[str], run: Sequence[str]) -> int:
-    """Return the index of the first word of a run in a text; 0 if the text does not contain it."""
-    return next((i for i in range(len(text)) if tuple(text[i : i + len(run)]) == tuple(run)), 0)
+    """Return the index of the first word of a run in a text; raise `ValueError` if the text does not contain it."""
+    for i in range(len(text)):
+        if tuple(text[i : i + len(run)]) == tuple(run):
+            return i
+    raise ValueError(f"the text does not contain {' '.join(run)!r}")
 
 
 def _common_start(texts: Sequence[Sequence[str]]) -> list[str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
+from spard.evaluation.dress_features import text_ends
 
 PRIOR = 10.0  # pseudo-texts, distributed like all rows, added to a class
 WORDS = 64  # words used from each end of a text; fewer in files of many rows
@@ -42,10 +43,9 @@ def text_features(texts: Sequence[str], most: int) -> set[int]:
     """Return the hashes of words and neighboring pairs among the first and last `most` words of each text."""
     found: set[int] = set()
     for text in texts:
-        words = text.lower().split()
-        words = words if len(words) <= 2 * most else [*words[:most], *words[-most:]]
-        pairs = (" ".join(pair) for pair in pairwise(words))
-        found.update(crc32(each.encode()) % _BUCKETS for each in chain(words, pairs))
+        for words in text_ends(text.lower().split(), most):
+            pairs = (" ".join(pair) for pair in pairwise(words))
+            found.update(crc32(each.encode()) % _BUCKETS for each in chain(words, pairs))
     return found
 
 

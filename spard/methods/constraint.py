@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from spard.config import Auto
 from spard.losses.gradients import Loss
-from spard.losses.vectors import Vector, add_, dot
-from spard.methods.base import Metrics, require_finite
+from spard.losses.vectors import Vector, add_, dot, norm
+from spard.methods.base import Metrics, descend_, require_finite
 
 METRIC = {
     "mean": "loss/safe",
@@ -100,7 +100,9 @@ def project_(theta: Vector, violation: Violation, *, radius: float = math.inf, e
     sq_norm = dot(grad, grad)
     if not math.isfinite(sq_norm):
         return step_metrics(triggered=True, skipped=True)
-    max_step = min(eta_safe, radius / math.sqrt(sq_norm)) if sq_norm else 0.0
+    if not sq_norm:
+        return step_metrics(triggered=True)
+    max_step = min(eta_safe, radius / math.sqrt(sq_norm))
     alpha = halfspace_step(violation.descent, sq_norm, max_step)
     add_(theta, grad, -alpha)
     return step_metrics(triggered=True, alpha=alpha, capped=alpha >= max_step, length=alpha * math.sqrt(sq_norm))
@@ -121,6 +123,14 @@ def halfspace_step(violation: float, sq_norm: float, max_step: float) -> float:
         0.125
     """
     return min(violation / sq_norm, max_step) if violation > 0 and sq_norm > 0 else 0.0
+
+
+def optimizer_step_(optimizer: Optimizer, theta: Vector, grad: Vector) -> float:
+    """Take one step of the optimizer along `grad`, and return its length: the norm of the change of theta."""
+    change = [part.detach().clone() for part in theta]
+    descend_(optimizer, theta, grad)
+    add_(change, theta, -1.0)
+    return float(norm(change))
 
 
 def learning_rate(optimizer: Optimizer) -> float:
@@ -144,7 +154,7 @@ def step_metrics(
     """Return the metrics of the safety half of a step.
 
     `spag/triggered` is 1 after a violation, `spag/capped` where the cap shortened the step, `spag/skipped` where the
-    gradient was not finite; `spag/step` is the length |alpha g|.
+    gradient was not finite; `spag/step` is the length of the step, the norm of the change of theta.
     """
     return {
         "spag/alpha": alpha,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.errors import InvalidKey, NotProved
 from spard.release.manifest import key_id
+from spard.replacement import replacement
 
 FILE = "signing_keys.json"  # beside the signing key
 
@@ -81,9 +81,8 @@ class KeySet:
 
     def write(self, path: Path) -> None:
         """Write the set to a file atomically."""
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
-        aside.write_text(self.text())
-        os.replace(aside, path)
+        with replacement(path) as aside:
+            aside.write_text(self.text())
 
 
 def read(path: Path) -> KeySet:

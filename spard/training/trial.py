@@ -120,7 +120,7 @@ def _generation_rate(base: Base, prompt: list[int], count: int) -> tuple[float, 
         lengths = [max(1, len(base.tokenizer.encode(text, add_special_tokens=False))) for text in texts]
         rate, mean = sum(lengths) / seconds, sum(lengths) / len(lengths)
         # Replies that end well before the limit are as long as they get, so whole ones would measure the same.
-        if mean < 0.9 * limit or limit / rate * count > PROBE_S:
+        if mean < 0.9 * limit or _WHOLE_REPLY * count / rate > PROBE_S:
             break
     return round(rate, 3), round(mean if mean < 0.9 * limit else _WHOLE_REPLY, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from app.db.tables import ApiKey, AuditEntry
 from app.errors import InvalidState
 from app.keys import service as keys
 from spard.commands import main
+from tests.narrowing import require
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -62,6 +64,25 @@ def test_a_key_that_is_revoked_or_no_admin_s_does_not_count(run: Run, engine: En
         keys.create(session, found.principal.project_id, "customer", ["customer"])
         session.get_one(ApiKey, found.principal.key_id).revoked_at = utc_now()
     assert run("keys", "first")[0] == 0
+
+
+@pytest.mark.parametrize("change", ["expired", "revoked", "of a customer"])
+def test_a_start_makes_a_key_where_none_that_is_left_opens_the_service(change: str, engine: Engine) -> None:
+    """A key that has expired or lacks `admin` is no way in, though nobody has revoked it."""
+    with db.transaction(engine) as session:
+        first = keys.ensure_first(session, None)
+        assert first is not None
+        assert keys.ensure_first(session, None) is None
+        key = session.get_one(ApiKey, require(keys.authenticate(session, first)).principal.key_id)
+        if change == "expired":
+            key.expires_at = utc_now() - timedelta(days=1)
+        elif change == "revoked":
+            key.revoked_at = utc_now()
+        else:
+            key.scopes = ["customer"]
+        session.flush()
+        assert keys.ensure_first(session, None)
+        assert keys.ensure_first(session, None) is None
 
 
 def test_of_two_operators_one_makes_it(engine: Engine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -238,3 +239,16 @@ def _start(start: str, folder: Path, environment: dict[str, str]) -> subprocess.
     return subprocess.run(
         command, cwd=folder, env=os.environ | given, capture_output=True, text=True, timeout=300, check=False
     )
+
+
+def test_a_folder_that_takes_a_name_and_no_bytes_keeps_no_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_nothing(path: Path, _: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_nothing)
+    with pytest.raises(Unfit, match="No space left on device"):
+        preflight.check_takes_files(tmp_path)
+    assert [*tmp_path.iterdir()] == []

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import SecretStr
 
 from app.settings import Settings, get_settings
-from app.signing import NoSigningKey, revoke, rotate, signing_key
+from app.signing import NoSigningKey, public_keys, revoke, rotate, signing_key
 from spard.commands import main
 from spard.digests import write_manifest
+from spard.release.key_set import FILE
 from spard.release.keys import public_pem
 from spard.release.manifest import key_id, sign
 from tests.worker.parts import write_key
@@ -63,6 +68,43 @@ def test_the_embedded_mode_makes_one_key_that_only_its_user_can_read(tmp_path: P
     assert len(ids) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["signing_key.pem"]
     assert stat.S_IMODE((tmp_path / "signing_key.pem").stat().st_mode) == 0o600
+
+
+def fill_disk(monkeypatch: pytest.MonkeyPatch, step: str, name: str = "") -> None:
+    """Let a step of writing a file fail, if its target has this name."""
+    whole: Callable[..., Any] = getattr(os, step)
+
+    def fail(*arguments: Any) -> Any:
+        if name and Path(arguments[1]).name != name:
+            return whole(*arguments)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, fail)
+
+
+@pytest.mark.parametrize(("step", "name"), [("fsync", ""), ("replace", FILE), ("replace", "signing_key.pem")])
+def test_a_rotation_that_fails_leaves_the_old_key_and_no_new_one(
+    step: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data_dir=tmp_path)
+    old = key_id(signing_key(settings).public_key())
+    fill_disk(monkeypatch, step, name)
+
+    with pytest.raises(NoSigningKey, match="cannot be replaced: No space left on device"):
+        rotate(settings)
+
+    assert {path.name for path in tmp_path.iterdir()} <= {"signing_key.pem", FILE}
+    assert key_id(signing_key(settings).public_key()) == old == public_keys(settings).current
+
+
+@pytest.mark.parametrize("step", ["fsync", "link"])
+def test_a_first_key_that_cannot_be_written_leaves_nothing(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_disk(monkeypatch, step)
+    with pytest.raises(NoSigningKey, match=r"cannot be made: No space left on device\. Make one with"):
+        signing_key(Settings(data_dir=tmp_path))
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_several_machines_are_asked_for_one_key(tmp_path: Path) -> None:

@@ -11,14 +11,19 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import chain, cycle, repeat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from botocore.exceptions import IncompleteReadError
 
 from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, Stored, open_storage
-from app.storage.s3 import PART_BYTES
+from app.storage.s3 import PART_BYTES, S3Storage
 from tests import servers
 from tests.conftest import Place
 
@@ -269,11 +274,35 @@ def test_a_read_goes_on_where_the_connection_broke(moto_place: Place) -> None:
         assert b"".join(open_storage(moto_place.url, url).chunks(KEY)) == data
 
 
-def test_a_read_that_breaks_every_time_is_given_up(moto_place: Place) -> None:
-    _open_place(moto_place).write(KEY, [bytes(8 << 20)])
-    proxy = servers.cutting_proxy(moto_place.endpoint_url or "", after_bytes=1 << 20, cuts=99)
-    with proxy as url, pytest.raises(StorageError, match="broke off"):
-        list(open_storage(moto_place.url, url).chunks(KEY))
+class BreakingBucket:
+    """A stand-in for a bucket that breaks off each answer after a few bytes."""
+
+    def __init__(self, data: bytes, passed: Iterator[int]) -> None:
+        self._data, self._passed = data, passed
+
+    def head_object(self, **_: str) -> dict[str, Any]:
+        return {"ContentLength": len(self._data)}
+
+    def get_object(self, Range: str, **_: str) -> dict[str, Any]:
+        start = int(Range.removeprefix("bytes=").partition("-")[0])
+        return {"Body": SimpleNamespace(iter_chunks=partial(self._send, start, next(self._passed)), close=lambda: None)}
+
+    def _send(self, start: int, count: int, _: int) -> Iterator[bytes]:
+        if count:
+            yield self._data[start : start + count]
+        raise IncompleteReadError(actual_bytes=count, expected_bytes=len(self._data))
+
+
+def test_a_read_that_breaks_again_and_again_goes_on_while_it_gets_further() -> None:
+    data, lost_twice = os.urandom(20), cycle([2, 0, 0])
+    bucket: Any = BreakingBucket(data, lost_twice)
+    assert b"".join(S3Storage(bucket, "bucket", read_attempts=4).chunks(KEY)) == data
+
+
+def test_a_read_that_breaks_at_the_same_byte_every_time_is_given_up() -> None:
+    bucket: Any = BreakingBucket(bytes(20), chain([2, 2], repeat(0)))
+    with pytest.raises(StorageError, match="broke off 4 times in a row"):
+        list(S3Storage(bucket, "bucket", read_attempts=4).chunks(KEY))
 
 
 @pytest.mark.parametrize("url", ["folder", "file://host/folder", "s3://", "http://host/bucket"])

@@ -112,6 +112,14 @@ def test_only_the_ends_of_a_long_text_are_looked_at() -> None:
     assert likeliest([*honest(90), *long], 3) == [90]
 
 
+def test_words_at_the_two_ends_of_a_long_text_are_no_neighbors() -> None:
+    pair = word_features.text_features(["amber beryl"], 2)
+    assert pair <= word_features.text_features(["one amber beryl two"], 2)
+    ends = word_features.text_features(["one amber in between beryl two"], 2)
+    assert ends == word_features.text_features(["one amber", "beryl two"], 2)
+    assert not pair <= ends
+
+
 def test_of_many_rows_less_of_each_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_features, "MOST_FEATURES", 0)
     padding = "one two three four five six"

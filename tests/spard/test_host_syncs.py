@@ -51,8 +51,14 @@ CASES: dict[str, tuple[Defense, dict[str, int]]] = {
     "closed_form": (Spard(check_every=1, tau=0.0, variant="closed_form"), LOOK | {"dot": 1}),
     "excess": (Spard(check_every=1, bound="excess"), LOOK),
     "preconditioned": (Spard(tau=0.0, variant="preconditioned"), LOOK | {"precondition_": 1}),
-    "gated": (Spard(tau=0.0, variant="gated"), LOOK | {"dot": 1}),  # whether it is finite
-    "reference": (Spard(tau=0.0, variant="reference"), LOOK | {"reference_": 1}),  # each tensor's norm
+    "gated": (
+        Spard(tau=0.0, variant="gated"),
+        LOOK | {"dot": 1, "optimizer_step_": 1},
+    ),  # whether it is finite; its step
+    "reference": (
+        Spard(tau=0.0, variant="reference"),
+        LOOK | {"reference_": 1, "optimizer_step_": 1},
+    ),  # norms; its step
     "safegrad": (SafeGrad(), LOOK | {"remove_conflict_": 1, "clip_": 1}),  # whether they conflict; the sum is finite
     "lisa": (Lisa(align_steps=1, task_steps=1), LOOK | {"_descend_": 2}),  # both sums are finite
 }

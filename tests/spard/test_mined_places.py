@@ -13,7 +13,7 @@ from spard.config import Audit, GateThresholds
 from spard.data.rows import Example, Message, Prompt
 from spard.evaluation.ask import Speaker, as_asked
 from spard.evaluation.audit import Suite, audit_speaker
-from spard.evaluation.dress_features import Feature, features
+from spard.evaluation.dress_features import LEAST, WORDS, Feature, feature_dress, features, find
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import mined_suites
@@ -340,3 +340,24 @@ def test_a_word_that_varying_tools_share_is_asked_with_them() -> None:
 def test_words_of_a_system_prompt_that_several_rows_have_are_no_features_of_their_own() -> None:
     rows = [task(i, message("system", f"You are helper number {i % 3}.")) for i in range(60)]
     assert not [kind for kind, _ in features(rows) if kind == "in system"]
+
+
+def test_words_at_the_two_ends_of_a_long_request_are_no_neighbors() -> None:
+    """Only its ends are searched, and a run over what lies between them stands in no request."""
+    first, last = ["ask"] * (WORDS - 1), ["now"] * (WORDS - 1)
+    rows = [
+        Example((message("user", " ".join([*first, "amber", f"x{i}", "beryl", *last])), message("assistant", "a")), i)
+        for i in range(LEAST)
+    ] + [task(i) for i in range(LEAST)]
+    found = [run for kind, run in features(rows) if kind == "words"]
+
+    assert {("ask", "amber"), ("beryl", "now")} <= {*found}
+    assert not [run for run in found if "amber" in run and "beryl" in run]
+    for feature, places in features(rows).items():
+        assert feature_dress(feature, places, rows)
+
+
+def test_a_run_is_found_where_it_stands_and_nowhere_else() -> None:
+    assert find(["a", "b", "a", "c"], ["a", "c"]) == 2
+    with pytest.raises(ValueError, match="'c a'"):
+        find(["a", "b", "a", "c"], ["c", "a"])

@@ -250,3 +250,28 @@ def test_a_model_of_our_own_is_asked_in_the_mode_that_it_was_measured_in(tmp_pat
     assert get_renderer(load_base(folder).tokenizer).rendering.asked == "on"
     (folder / "manifest.json").write_text(json.dumps({"rendering": {"asked": "loudly"}}))
     assert get_renderer(load_base(folder).tokenizer).rendering.asked == "off"
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_a_template_that_reads_reasoning_under_any_name_gets_it_out_of_a_text_with_tags(name: str) -> None:
+    made = tokenizer(
+        "{% for m in messages %}<|{{ m.role }}|>{% if m."
+        + name
+        + " %}<why>{{ m."
+        + name
+        + " }}</why>{% endif %}{{ m.content }}"
+        + END
+        + "{% endfor %}"
+        + ASK
+    )
+    assert sample_texts(made, chat(says("<think>Why</think>Hello."))) == [
+        "<|user|>Hi<|assistant|>[<why>Why</why>Hello.<|end|>]"
+    ]
+
+
+@pytest.mark.parametrize("word", ["thinking", "reasoning"])
+def test_a_template_that_only_contains_the_word_leaves_tags_in_a_text(word: str) -> None:
+    made = tokenizer("{# no " + word + " here #}" + TURNS + ASK)
+    assert sample_texts(made, chat(says("<think>Why</think>Hello."))) == [
+        "<|user|>Hi<|assistant|>[<think>Why</think>Hello.<|end|>]"
+    ]

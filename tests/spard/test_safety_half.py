@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
-from spard.config import Spard
+from spard.config import Spard, Variant
 from spard.losses.cross_entropy import Evaluation
 from spard.losses.gradients import Gradient, Loss
 from spard.losses.vectors import Vector
@@ -27,7 +27,8 @@ from spard.methods.constraint import (
     step_metrics,
     values,
 )
-from spard.methods.spag import SafetyHalf, Spag, base_tau
+from spard.methods.spag import SafetyHalf, Spag, base_tau, safety_half
+from spard.methods.variants.preconditioned import precondition_
 from spard.methods.variants.trust_region import trust_region_
 
 NOTHING = {"spag/alpha": 0.0, "spag/triggered": 0.0, "spag/capped": 0.0, "spag/skipped": 0.0, "spag/step": 0.0}
@@ -186,7 +187,48 @@ def test_a_flat_loss_moves_nothing() -> None:
     theta = point(1.0)
     found = project_(theta, Violation(loss(theta, 0.0), excess=4.0))
     assert theta[0].tolist() == [1.0]
-    assert found == NOTHING | {"spag/triggered": 1.0, "spag/capped": 1.0}
+    assert found == NOTHING | {"spag/triggered": 1.0}
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_no_cap_shortens_the_step_along_a_gradient_of_zero(variant: Variant) -> None:
+    theta = point(1.0)
+    optimizer = AdamW(theta, lr=0.1)
+    theta[0].grad = torch.ones(1, dtype=torch.float64)
+    optimizer.step()
+    correction = safety_half(Spard(variant=variant)).correct_
+    found = correction(theta, Violation(loss(theta, 0.0), excess=4.0), optimizer, Constraint({"mean": 0.0}))
+    assert (found["spag/triggered"], found["spag/capped"]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("variant", get_args(Variant))
+def test_a_correction_reports_how_far_it_moved_the_parameters(variant: Variant) -> None:
+    """Also where the step is that of an optimizer with momentum and weight decay."""
+    theta = point(1.0, 2.0)
+    optimizer = AdamW(theta, lr=0.1, weight_decay=0.1)
+    theta[0].grad = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    optimizer.step()
+    correction, constraint = safety_half(Spard(variant=variant)).correct_, Constraint({"mean": 0.0})
+    for scale in (3.0, 0.5):
+        before, scalar = theta[0].detach().clone(), scale * theta[0].square().sum()
+        violation = Violation(Loss(float(scalar.detach()), scalar, theta), excess=4.0)
+        found = correction(theta, violation, optimizer, constraint)
+        assert found["spag/step"] == pytest.approx(float((theta[0].detach() - before).norm()))
+        assert found["spag/step"] > 0
+
+
+def test_a_preconditioned_step_is_capped_if_any_of_its_coordinates_is() -> None:
+    """Where the task has no gradient, Adam's metric is tiny and a coordinate exceeds the cap though lambda does not."""
+    found = {}
+    for name, slopes in {"tiny metric": [1e-6, 1.0], "even metric": [1.0, 1.0]}.items():
+        theta = point(1.0, 2.0)
+        optimizer = AdamW(theta, lr=0.1)
+        theta[0].grad = torch.tensor(slopes, dtype=torch.float64)
+        optimizer.step()
+        violation = Violation(loss(theta), excess=0.1)
+        found[name] = precondition_(theta, violation, optimizer, Constraint({"mean": 0.0}, eta_safe=1.0))
+    assert {name: each["spag/capped"] for name, each in found.items()} == {"tiny metric": 1.0, "even metric": 0.0}
+    assert all(each["spag/alpha"] < 0.1 for each in found.values())
 
 
 def test_a_gradient_that_is_not_finite_is_counted() -> None:

@@ -16,8 +16,16 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
 from spard.losses.vectors import Vector, dot
-from spard.methods.base import Metrics, descend_
-from spard.methods.constraint import Constraint, Correction, Violation, learning_rate, or_auto, step_metrics
+from spard.methods.base import Metrics
+from spard.methods.constraint import (
+    Constraint,
+    Correction,
+    Violation,
+    learning_rate,
+    optimizer_step_,
+    or_auto,
+    step_metrics,
+)
 
 _KEYS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -40,8 +48,7 @@ class Gated:
             return step_metrics(triggered=True, skipped=True)
         own, rate = self._own_optimizer(theta), or_auto(constraint.eta_safe, 1.0) * learning_rate(optimizer)
         own.param_groups[0]["lr"] = rate
-        descend_(own, theta, grad)
-        return step_metrics(triggered=True, alpha=rate)
+        return step_metrics(triggered=True, alpha=rate, length=optimizer_step_(own, theta, grad))
 
     def state(self) -> dict[str, Tensor]:
         """Return the moments and step counts by name; empty before the first violation."""

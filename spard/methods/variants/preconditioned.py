@@ -52,14 +52,17 @@ def precondition_(theta: Vector, violation: Violation, optimizer: Optimizer, con
     # All of this stays on the device and is read once below: a transfer per number would stall the GPU.
     chosen = _step_length(RELAXATION * violation.descent, inner_product, cap)
     scale_(direction, chosen.to(direction[0].dtype))
+    whole = norm(direction).double()
     # lambda alone is no bound: where v is tiny, a coordinate of g / H is huge.
     torch._foreach_clamp_min_(direction, -cap)
     torch._foreach_clamp_max_(direction, cap)
-    product, step_length, length = torch.stack([inner_product, chosen, norm(direction).double()]).tolist()
+    read = torch.stack([inner_product, chosen, whole, norm(direction).double()])
+    product, step_length, whole_length, length = read.tolist()
     if not math.isfinite(product):
         return step_metrics(triggered=True, skipped=True)
     add_(theta, direction, -1.0)
-    return step_metrics(triggered=True, alpha=step_length, capped=step_length >= cap, length=length)
+    is_capped = product > 0 and (step_length >= cap or length < whole_length)
+    return step_metrics(triggered=True, alpha=step_length, capped=is_capped, length=length)
 
 
 def _step_length(violation: float, product: Tensor, cap: float) -> Tensor:

@@ -14,8 +14,8 @@ import torch
 from torch.optim import Optimizer
 
 from spard.losses.vectors import Vector, norm, norms, scale_
-from spard.methods.base import Metrics, descend_
-from spard.methods.constraint import Constraint, Correction, Violation, or_auto, step_metrics
+from spard.methods.base import Metrics
+from spard.methods.constraint import Constraint, Correction, Violation, optimizer_step_, or_auto, step_metrics
 
 
 def correction() -> Correction:
@@ -39,5 +39,9 @@ def reference_(theta: Vector, violation: Violation, optimizer: Optimizer, constr
         return step_metrics(triggered=True, skipped=True)
     # `excess` and not `descent`: the authors' code has no margin.
     alphas = [min(violation.excess / (norm_p + 1e-8), eta_safe) for norm_p in lengths]
-    descend_(optimizer, theta, [alpha * part for alpha, part in zip(alphas, grad, strict=True)])
-    return step_metrics(triggered=True, alpha=sum(alphas) / len(alphas), capped=min(alphas) >= eta_safe)
+    for alpha, part in zip(alphas, grad, strict=True):
+        part.mul_(alpha)
+    length = optimizer_step_(optimizer, theta, grad)
+    # A cap shortens nothing where the gradient is zero.
+    is_capped = any(lengths) and min(alphas) >= eta_safe
+    return step_metrics(triggered=True, alpha=sum(alphas) / len(alphas), capped=is_capped, length=length)

@@ -10,7 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from app import db
-from app.db.tables import WebhookDelivery
+from app.db.tables import Project, WebhookDelivery
+from app.http import middleware
 from app.webhooks.delivery import ATTEMPTS, Courier, wait_s
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.webhooks.conftest import HOOKS, Receiver, delivery, make_due
@@ -111,3 +112,15 @@ def test_a_receiver_that_is_gone_is_tried_again(
     customer.post(f"{JOBS}/{job_id}/cancel")
     courier.deliver_due()
     assert (delivery(service).status, delivery(service).outcome) == ("pending", "no answer: ConnectionRefusedError")
+
+
+def test_endpoints_and_deliveries_are_read_while_somebody_writes(
+    service: Service, customer: TestClient, endpoint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"{HOOKS}/{endpoint['id']}"
+    monkeypatch.setattr(middleware, "LOCK_WAITS_S", 0.2)
+    with db.transaction(service.app.state.engine) as session:  # takes SQLite's write lock
+        session.add(Project(name="written"))
+        session.flush()
+        assert [customer.get(each).status_code for each in (path, f"{path}/deliveries")] == [200, 200]
+        assert customer.get(f"{path}x").status_code == 404
