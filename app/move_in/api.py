@@ -9,7 +9,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.move_in.ledger import MoveInFailed, Record, shown_url, without_keys
-from spard.config.patience import Patience, parse_retry_after
+from spard.config.patience import Patience, parse_retry_header
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAI
@@ -164,4 +164,4 @@ def _why(error: Exception) -> str:
 def _asked_s(error: Exception) -> float:
     """Return the wait that an error's `Retry-After` asks for, in seconds; 0 without one."""
     response = getattr(error, "response", None)
-    return 0.0 if response is None else parse_retry_after(response.headers.get("retry-after")) or 0.0
+    return 0.0 if response is None else parse_retry_header(response.headers.get("retry-after")) or 0.0

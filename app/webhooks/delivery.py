@@ -18,7 +18,7 @@ from app.ops.periodic import repeat
 from app.webhooks import signing
 from app.webhooks.address import Refused, resolve
 from app.webhooks.post import Answer, Unanswered, post
-from spard.config.patience import parse_retry_after
+from spard.config.patience import parse_retry_header
 
 ATTEMPTS = 11  # over about three days
 _FIRST_WAIT_S, _GROWTH, _MAX_WAIT_S = 5.0, 4.0, 86_400.0
@@ -137,4 +137,4 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
 
 def _asked_wait(answer: Answer) -> float:
     """Return the seconds that an answer's `Retry-After` asks for, rounded up; at most a day, and 0 without one."""
-    return ceil(min(parse_retry_after(answer.retry_after) or 0.0, _MAX_WAIT_S))
+    return ceil(min(parse_retry_header(answer.retry_after) or 0.0, _MAX_WAIT_S))

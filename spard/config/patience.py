@@ -30,12 +30,12 @@ class Patience:
             waited, wait = waited + now, 2 * wait
 
 
-def parse_retry_after(header: str | None) -> float | None:
+def parse_retry_header(header: str | None) -> float | None:
     """Return the wait in seconds, at least 0, that a header `Retry-After` asks for with a number or an HTTP date.
 
     Returns None for a missing or malformed header.
 
-    >>> parse_retry_after("1.5"), parse_retry_after("Wed, 21 Oct 2015 07:28:00 GMT"), parse_retry_after("soon")
+    >>> parse_retry_header("1.5"), parse_retry_header("Wed, 21 Oct 2015 07:28:00 GMT"), parse_retry_header("soon")
     (1.5, 0.0, None)
     """
     text = (header or "").strip()

@@ -21,7 +21,7 @@ from openai import (
 )
 
 from spard.config import JudgeSpec
-from spard.config.patience import parse_retry_after
+from spard.config.patience import parse_retry_header
 from spard.errors import JudgeUnavailable
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def _unavailable(error: Exception) -> JudgeUnavailable:
         "judge",
         is_passing=not isinstance(error, AuthenticationError | PermissionDeniedError | NotFoundError)
         and not (isinstance(error, APIStatusError) and error.response.is_redirect),
-        retry_after_s=parse_retry_after(error.response.headers.get("retry-after"))
+        retry_after_s=parse_retry_header(error.response.headers.get("retry-after"))
         if isinstance(error, APIStatusError)
         else None,
     )
