@@ -8,7 +8,6 @@ from threading import Thread
 
 import pytest
 
-from app.inference import engine_folders
 from app.inference.engine_folders import EngineFolders
 
 
@@ -26,7 +25,7 @@ def test_a_folder_is_not_taken_for_abandoned_before_it_is_locked(
             starting.join(timeout=0.5)
         lock(descriptor, operation)
 
-    monkeypatch.setattr(engine_folders.fcntl, "flock", lock_late)
+    monkeypatch.setattr(fcntl, "flock", lock_late)
     own = first.own_folder()
     assert starting.ident is not None
     starting.join()
