@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import training
+from tests.spard.parts import write_model
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("benchmarks", "tools", "examples", "lab/spard_lab")
 OWN = ("app", "spard", "worker", "tests", "benchmarks", "tools", "examples", "spard_lab", "migrations")
@@ -104,3 +107,9 @@ def exists(name: str) -> bool:
                 found = getattr(found, part)
             return True
     return (ROOT / name.replace(".", "/")).is_dir()
+
+
+def test_the_arm_in_one_piece_has_more_padding_than_ours(tmp_path: Path) -> None:
+    rows, model = training.write_rows(tmp_path / "rows.jsonl", 16, 0), write_model(tmp_path / "model")
+    ours, whole = (training._ours(model, rows, 16, is_cut=is_cut) for is_cut in (True, False))
+    assert whole["padding"] > ours["padding"] >= 0
