@@ -5,15 +5,13 @@
 A service with a random model runs on the loopback interface. In each case project B repeats one request, alternately
 without other load and during project A's load. The output shows the median and p99 of both over all rounds and the
 ratio of the p99; the exit status is 1 if a ratio exceeds 3. B's client is a separate process. Two faults are simulated
-rather than provoked in third-party software: a compilation that never ends, and a download that blocks. The cases come
-from `benchmarks/noisy_cases.py` and, if it exists, `benchmarks/noisy_edges.py`.
+rather than provoked in third-party software: a compilation that never ends, and a download that blocks. The cases are
+those of `benchmarks/noisy_cases.py`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -51,7 +49,7 @@ with httpx2.Client(timeout=300, headers={"Authorization": f"Bearer {sys.argv[1]}
 
 def main() -> None:
     """Measure and print the cases, and exit with 1 if a ratio exceeds `MOST`."""
-    cases = {each.name: each for each in [*CASES, *_further_cases()]}
+    cases = {each.name: each for each in CASES}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", action="append", choices=cases)
     for name, default in (("rounds", 4), ("requests", 25), ("rows", 16)):
@@ -94,14 +92,6 @@ def measure(lab: Lab, case: Case, asked: argparse.Namespace) -> float:
         flush=True,
     )
     return ratio
-
-
-def _further_cases() -> Sequence[Case]:
-    """Return the cases of `benchmarks.noisy_edges` if that module exists."""
-    if importlib.util.find_spec("benchmarks.noisy_edges") is None:
-        return ()
-    found: Sequence[Case] = importlib.import_module("benchmarks.noisy_edges").CASES
-    return found
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 SHAPES = {  # hidden, layers, MLP, heads, key-value heads
     "5m": (256, 5, 704, 8, 4),
@@ -118,11 +119,13 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
         padded[0] += sum(len(each) * max(lengths[row] for row in each) for each in found)
         return found
 
-    objective.planned = counted_passes  # type: ignore[attr-defined]
     recipe = Recipe(defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=batch))
     resolved = resolve(recipe, len(rows), base.hidden_size)
     begun = time.process_time()
-    train(base, rows, [], recipe, resolved, on_step=lambda step, total, metrics: losses.append(metrics["loss/task"]))
+    with patch.object(objective, "plan_passes", counted_passes):
+        train(
+            base, rows, [], recipe, resolved, on_step=lambda step, total, metrics: losses.append(metrics["loss/task"])
+        )
     took, real = time.process_time() - begun, sum(len(row.ids) for row in rows)
     return {"cpu_s": took, "padding": padded[0] / real - 1, "loss": losses[-1]}
 

@@ -33,14 +33,13 @@ def delete(storage: Storage, begin: Begin, corpus_id: str, forget: Callable[[Ses
 
 def forget_pool(session: Session, corpus_id: str) -> None:
     """Mark a version of a pool and its held-out attacks as deleted; their objects are deleted after the commit."""
-    pool = _deletable(session, corpus_id, "pool", Corpus.kind == service.POOL)
-    _forget(session, "pool", service.versions(session, pool.id))
+    _forget(session, "pool", _deletable(session, corpus_id, "pool", Corpus.kind == service.POOL))
 
 
 def forget_suite(session: Session, corpus_id: str) -> None:
     """Mark a version of a suite as deleted; attacks held out of a pool can only be deleted with the pool."""
     is_own = (Corpus.kind != service.POOL) & ~Corpus.name.endswith(service.HELD_OUT)
-    _forget(session, "suite", [_deletable(session, corpus_id, "suite", is_own)])
+    _forget(session, "suite", _deletable(session, corpus_id, "suite", is_own))
 
 
 def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
@@ -58,16 +57,22 @@ def withdraw_model(session: Session, alias: str) -> BaseModelDeleted:
     return BaseModelDeleted(id=alias)
 
 
-def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> Corpus:
-    """Return a version that may be deleted; raise `NotFound`, or `InvalidState` if an unfinished job uses it."""
+def _deletable(session: Session, corpus_id: str, what: str, is_such: ColumnElement[bool]) -> list[Corpus]:
+    """Return a version that may be deleted, followed by a pool's held-out attacks, which are deleted with it.
+
+    Raises `NotFound`, or `InvalidState` if an unfinished job uses one of them.
+    """
     # Creating a job share-locks all versions (`service.hold`), so no job can start to use this one unseen.
     session.execute(select(Corpus.id).order_by(Corpus.id).with_for_update())
     corpus = session.scalar(service.select_kept().where(Corpus.id == corpus_id, is_such))
     if corpus is None:
         raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
-    if job_id := _user(session, corpus):
-        raise InvalidState(f"{corpus.id} is used by {job_id}, which has not ended; cancel it first.")
-    return corpus
+    corpora = service.versions(session, corpus.id)
+    for each in corpora:
+        if job_id := _user(session, each):
+            name = f"{each.id} is" if each is corpus else f"{each.id}, the attacks held out of {corpus.id}, are"
+            raise InvalidState(f"{name} used by {job_id}, which has not ended; cancel it first.")
+    return corpora
 
 
 def _user(session: Session, corpus: Corpus) -> str | None:

@@ -110,7 +110,7 @@ def current_version(session: Session, kind: str, name: str) -> Corpus | None:
 def kept_version(session: Session, corpus_id: str, kinds: Sequence[str]) -> Corpus:
     """Return a version of a pool or suite; raise `NotFound` if it is unknown, deleted, or a pool's held-out part."""
     corpus = session.scalar(select_kept().where(Corpus.id == corpus_id, Corpus.kind.in_(kinds)))
-    if corpus is None or corpus.name.endswith(HELD_OUT):
+    if corpus is None or (corpus.kind != POOL and corpus.name.endswith(HELD_OUT)):
         what = "pool" if POOL in kinds else "suite"
         raise NotFound(f"No such {what}: {corpus_id}", code=f"{what}_not_found", param="corpus_id")
     return corpus
@@ -155,20 +155,23 @@ def suites(session: Session) -> list[Corpus]:
 
 
 def current_suites(session: Session) -> list[Corpus]:
-    """Return the newest version of each suite, ordered by name."""
-    newest = {suite.name: suite for suite in reversed(suites(session))}
-    return [newest[name] for name in sorted(newest)]
+    """Return the newest version of each suite, ordered by name and kind; suites of two kinds may share a name."""
+    by_version = sorted(suites(session), key=lambda suite: suite.version)
+    newest = {(suite.name, suite.kind): suite for suite in by_version}
+    return [newest[key] for key in sorted(newest)]
 
 
 def held_out_suite(session: Session, pool: Corpus) -> Corpus | None:
     """Return the attacks that a pool's import held out, or None."""
+    if pool.kind != POOL:
+        return None
     of_pool = (Corpus.name == pool.name + HELD_OUT) & (Corpus.version == pool.version)
     return session.scalar(select_kept().where(of_pool, Corpus.kind == HARMFUL))
 
 
-def versions(session: Session, pool_id: str) -> list[Corpus]:
-    """Return a version of a pool, followed by its held-out attacks if it has any."""
-    pool = session.get_one(Corpus, pool_id)
+def versions(session: Session, corpus_id: str) -> list[Corpus]:
+    """Return a version of a pool, followed by its held-out attacks if it has any; or a version of a suite alone."""
+    pool = session.get_one(Corpus, corpus_id)
     held_out = held_out_suite(session, pool)
     return [pool, held_out] if held_out else [pool]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from app.commands.terminal import CommandFailed
+from spard.config.patience import parse_retry_header
 
 if TYPE_CHECKING:
     import httpx2  # slow to import, and `spard --help` does not need it
@@ -20,7 +21,7 @@ _CONNECT_S, _ANSWER_S = 10.0, 600.0
 _SILENCE_S = 60.0  # longest silence of an event stream, which has heartbeats
 _UNAUTHORIZED, _NO_MORE_BYTES = 401, 416
 _BUSY = (429, 503)  # the server has done nothing, so the request may be sent again
-_LONGEST_WAIT_S = 5.0
+_WAIT_S, _LONGEST_WAIT_S = 1.0, 5.0  # before the second try: where the answer names no wait, and at most
 
 
 class Busy(CommandFailed):
@@ -120,7 +121,8 @@ class Client:
             answer = self._http.request(method, _route(path), **options)
             may_again = answer.headers.get("x-should-retry") != "false" and "files" not in options
             if answer.status_code in _BUSY and may_again:
-                time.sleep(min(float(answer.headers.get("retry-after", 1)), _LONGEST_WAIT_S))
+                asked_s = parse_retry_header(answer.headers.get("retry-after"))
+                time.sleep(min(_WAIT_S if asked_s is None else asked_s, _LONGEST_WAIT_S))
                 answer = self._http.request(method, _route(path), **options)
         if answer.is_error:
             raise _refusal_error(answer)

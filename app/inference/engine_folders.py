@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
@@ -35,14 +37,27 @@ class EngineFolders:
 
     def _make(self) -> Path:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for left in self._root.iterdir():
-            if _is_abandoned(left):
-                shutil.rmtree(left, ignore_errors=True)
-        own = self._root / token_hex(8)
-        own.mkdir(mode=0o700)
-        lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Between the creation of a folder's lock and the locking, another process would take it for abandoned.
+        with _exclusive(self._root / ".lock"):
+            for left in self._root.iterdir():
+                if _is_abandoned(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            own = self._root / token_hex(8)
+            own.mkdir(mode=0o700)
+            lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         return own
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing; wait for another process that holds it."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
 
 
 def _is_abandoned(folder: Path) -> bool:

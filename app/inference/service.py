@@ -38,15 +38,12 @@ CANCELLED = "client_gone"
 class Reply:
     """The replies to one request, piece by piece.
 
-    Always `close` it, because that completes the request's row, and then call `note_end`:
+    Routes take it through `app.inference.replies`, which closes it, as that completes the request's row, and its entry
+    in the ledger:
 
-        reply = await serving.open(caller, "ft:...", ask, "completions")
-        try:
-            async for said in reply.pieces():
-                ...
-        finally:
-            await reply.close()
-            reply.note_end()
+        reply = await replies.open(caller, "ft:...", ask, "completions")
+        async for said in reply.pieces():
+            ...
     """
 
     def __init__(self, serving: Serving, caller: Principal, call: Admitted, stored: asyncio.Task[None]) -> None:
@@ -204,7 +201,8 @@ class Serving:
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
         """Admit a request, start it on an engine, and return its reply; raise an `AppError` if it cannot be answered.
 
-        `name` is the model's name, and `endpoint` the kind of request, as `completions`, for the row and for errors.
+        Only `app.inference.replies` may call it, which ends every reply that it has opened. `name` is the model's name,
+        and `endpoint` the kind of request, as `completions`, for the row and for errors.
         """
         with CancelScope(shield=True):  # once a row is inserted, a `Reply` has to exist that completes it
             call, stored = await self._admit(caller, name, ask, endpoint)

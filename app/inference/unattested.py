@@ -134,7 +134,10 @@ def _server_request(name: str, ask: Ask) -> dict[str, object]:
         "presence_penalty": ask["presence_penalty"],
         "frequency_penalty": ask["frequency_penalty"],
     }
-    asked |= {name: ask[name] for name in ("seed", "stop") if ask[name]}
+    if ask["seed"] is not None:
+        asked["seed"] = ask["seed"]
+    if ask["stop"]:
+        asked["stop"] = ask["stop"]
     if ask["messages"] is None:
         return asked | {"prompt": ask["prompt"], "logprobs": ask["top_logprobs"]}
     asked["messages"] = ask["messages"]

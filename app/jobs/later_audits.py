@@ -107,6 +107,7 @@ def _ask(session: Session, model: Model, key_id: str, settings: Settings) -> Lat
 
 def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job:
     """Build the job that audits `model` with the settings that a new job gets by default today."""
+    catalog.hold(session)  # no version that is read below may be deleted before this job names it
     old, audited = model.job, model.adapter
     pool = session.get(Corpus, old.spec.pool.id) if old.spec.pool else None
     in_force = policies.current(session, settings)

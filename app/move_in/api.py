@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.move_in.ledger import MoveInFailed, Record, shown_url, without_keys
-from spard.config.patience import Patience
+from spard.config.patience import Patience, parse_retry_header
 
 if TYPE_CHECKING:
     from openai import APIStatusError, OpenAI
@@ -164,14 +162,6 @@ def _why(error: Exception) -> str:
 
 
 def _asked_s(error: Exception) -> float:
-    """Return the wait that `Retry-After` asks for, a number or a date, in seconds; 0 without one."""
+    """Return the wait that an error's `Retry-After` asks for, in seconds; 0 without one."""
     response = getattr(error, "response", None)
-    given = response.headers.get("retry-after", "") if response is not None else ""
-    try:
-        return max(0.0, float(given))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(given) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
-        return 0.0
+    return 0.0 if response is None else parse_retry_header(response.headers.get("retry-after")) or 0.0

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import AppError, HasNone
@@ -20,6 +20,7 @@ from app.inference import chat, completions, responses
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
 from app.inference.guard import open_guard
+from app.inference.replies import CountedResponse, Replies, RepliesDep
 from app.inference.response_schemas import ResponseCreate
 from app.inference.responses import ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation
@@ -41,41 +42,43 @@ ServingDep = Annotated[Serving, Depends(_serving)]
 
 @router.post("/chat/completions", response_model=ChatCompletion)
 async def create_chat_completion(
-    ask: ChatCreate, request: Request, caller: CustomerDep, serving: ServingDep
+    ask: ChatCreate, request: Request, caller: CustomerDep, replies: RepliesDep
 ) -> Response:
     """Continue a conversation with a base model or one of your own; with `stream`, as server-sent events."""
 
     async def answer() -> Response:
-        reply = await serving.open(caller, ask.model, ask.ask(), "chat.completions")
-        return _Events(reply, chat.chunks(reply, ask)) if ask.stream else await _whole(reply, chat.whole(reply, ask))
+        reply = await replies.open(caller, ask.model, ask.ask(), "chat.completions")
+        if ask.stream:
+            return _Events(replies, reply, chat.chunks(reply, ask))
+        return await _whole(replies, reply, chat.whole(reply, ask))
 
     return await _unless_gone(request, answer)
 
 
 @router.post("/completions", response_model=Completion)
 async def create_completion(
-    ask: CompletionCreate, request: Request, caller: CustomerDep, serving: ServingDep
+    ask: CompletionCreate, request: Request, caller: CustomerDep, replies: RepliesDep
 ) -> Response:
     """Continue a text, without a chat template."""
 
     async def answer() -> Response:
-        reply = await serving.open(caller, ask.model, ask.ask(), "completions")
+        reply = await replies.open(caller, ask.model, ask.ask(), "completions")
         if ask.stream:
-            return _Events(reply, completions.chunks(reply, ask))
-        return await _whole(reply, completions.whole(reply, ask))
+            return _Events(replies, reply, completions.chunks(reply, ask))
+        return await _whole(replies, reply, completions.whole(reply, ask))
 
     return await _unless_gone(request, answer)
 
 
 @router.post("/responses", response_model=ResponseOut)
-async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, serving: ServingDep) -> Response:
+async def create_response(ask: ResponseCreate, request: Request, caller: CustomerDep, replies: RepliesDep) -> Response:
     """Continue a conversation through OpenAI's newer interface; responses cannot be continued by their ids."""
 
     async def answer() -> Response:
-        reply = await serving.open(caller, ask.model, ask.ask(), "responses")
+        reply = await replies.open(caller, ask.model, ask.ask(), "responses")
         if ask.stream:
-            return _Events(reply, responses.events(reply, ask), has_types=True)
-        return await _whole(reply, responses.whole(reply, ask))
+            return _Events(replies, reply, responses.events(reply, ask), has_types=True)
+        return await _whole(replies, reply, responses.whole(reply, ask))
 
     return await _unless_gone(request, answer)
 
@@ -98,8 +101,10 @@ class _Events(StreamingResponse):
     With `has_types`, each chunk is sent as a numbered event of its `type`.
     """
 
-    def __init__(self, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False) -> None:
-        self._reply, self._chunks, self._has_types = reply, chunks, has_types
+    def __init__(
+        self, replies: Replies, reply: Reply, chunks: AsyncIterator[dict[str, object]], *, has_types: bool = False
+    ) -> None:
+        self._replies, self._reply, self._chunks, self._has_types = replies, reply, chunks, has_types
         headers = {"cache-control": "no-store", **_marks(reply)}
         super().__init__(self._lines(), media_type="text/event-stream", headers=headers)
 
@@ -109,8 +114,7 @@ class _Events(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            await self._reply.close()
-            self._delivery.finish(self._reply.note_end)
+            await self._replies.end(self._delivery)
 
     async def _lines(self) -> AsyncIterator[str]:
         number = 0
@@ -134,42 +138,10 @@ class _Events(StreamingResponse):
         return f"event: {chunk['type']}\ndata: {json.dumps(chunk | {'sequence_number': number})}\n\n"
 
 
-class _Answer(Response):
-    """A complete answer; its tokens count as sent once it was sent."""
-
-    def __init__(self, reply: Reply, answer: BaseModel) -> None:
-        self._reply = reply
-        super().__init__(answer.model_dump_json(), media_type="application/json", headers=_marks(reply))
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer."""
-        delivery = Delivery(scope, self._reply.note_sent)
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                delivery.announce(self._reply.shown_tokens)
-            await send(message)
-
-        try:
-            await super().__call__(scope, receive, send_counted)
-            delivery.accept()
-        finally:
-            delivery.finish(self._reply.note_end)
-
-
-async def _whole(reply: Reply, answer: Awaitable[BaseModel]) -> Response:
-    is_answered = False
-    try:
-        found = await answer
-        is_answered = True
-    except AppError as error:
-        reply.fail(error)
-        raise
-    finally:
-        await reply.close()
-        if not is_answered:
-            reply.note_end()
-    return _Answer(reply, found)
+async def _whole(replies: Replies, reply: Reply, answer: Awaitable[BaseModel]) -> Response:
+    found = await replies.read_whole(reply, answer)
+    text = found.model_dump_json()
+    return CountedResponse(Response(text, media_type="application/json", headers=_marks(reply)), replies)
 
 
 def _marks(reply: Reply) -> dict[str, str]:

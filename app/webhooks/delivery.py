@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from math import ceil
 from random import uniform
 from threading import Event
@@ -14,12 +13,12 @@ from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db import now, timestamp, transaction
-from app.db.base import utc_now
 from app.db.tables import WebhookDelivery, WebhookEndpoint
 from app.ops.periodic import repeat
 from app.webhooks import signing
 from app.webhooks.address import Refused, resolve
 from app.webhooks.post import Answer, Unanswered, post
+from spard.config.patience import parse_retry_header
 
 ATTEMPTS = 11  # over about three days
 _FIRST_WAIT_S, _GROWTH, _MAX_WAIT_S = 5.0, 4.0, 86_400.0
@@ -137,13 +136,5 @@ def _note(session: Session, delivery: WebhookDelivery, outcome: _Outcome) -> Non
 
 
 def _asked_wait(answer: Answer) -> float:
-    """Return the seconds of the `retry-after` header, a number or a date; at most a day."""
-    asked = (answer.retry_after or "").strip()
-    if asked.isdecimal() and len(asked) < 10:
-        seconds = float(asked)
-    else:
-        try:
-            seconds = ceil((parsedate_to_datetime(asked) - utc_now()).total_seconds())
-        except (OverflowError, TypeError, ValueError):
-            return 0.0
-    return min(max(seconds, 0.0), _MAX_WAIT_S)
+    """Return the seconds that an answer's `Retry-After` asks for, rounded up; at most a day, and 0 without one."""
+    return ceil(min(parse_retry_header(answer.retry_after) or 0.0, _MAX_WAIT_S))

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from app import db
-from app.catalog import marks
+from app.catalog import marks, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
-from app.db.tables import ApiKey, AuditEntry, File, Job, JobCheckpoint, JobStatus, LaterAudit
+from app.db.tables import ApiKey, AuditEntry, Corpus, File, Job, JobCheckpoint, JobStatus, LaterAudit
 from app.db.tables.checkpoints import EPOCH
-from app.errors import AppError
+from app.errors import AppError, InvalidState
 from app.jobs import erasure, later_audits, later_outcomes, lease
 from app.jobs.control import request_cancel
 from app.keys import service as keys
@@ -178,3 +180,28 @@ def test_an_erased_job_takes_its_audits_along(
     assert stored_audits(engine) == []
     with read(engine) as session:
         assert session.get_one(Job, audit.audit_job_id).status == JobStatus.cancelled
+
+
+def test_a_suite_is_not_deleted_while_an_audit_that_uses_it_is_asked(
+    engine: Engine, add_job: AddJob, provider: str, settings: Settings
+) -> None:
+    job_id = release(add_job, "ft:1")
+    suite = Corpus(kind="harmful", name="own", version=1, rows=1, bytes=1, sha256="0", storage_key="corpora/1")
+    with transaction(engine) as session:
+        session.add(suite)
+    begun = Event()
+
+    def delete() -> None:
+        begun.set()
+        with transaction(engine) as session:
+            removal.forget_suite(session, suite.id)
+
+    with ThreadPoolExecutor() as threads:
+        with transaction(engine) as session:
+            later_audits.ask_by_name(session, provider, job_id, 0, settings)
+            deletion = threads.submit(delete)
+            begun.wait()
+            with pytest.raises(TimeoutError):
+                deletion.result(timeout=0.5)
+        with pytest.raises(InvalidState, match="is used by"):
+            deletion.result()

@@ -90,3 +90,44 @@ def test_a_deletion_waits_for_the_jobs_that_are_being_made(
             session.get_one(Job, queued).spec = spec(corpora)
         with pytest.raises(InvalidState):
             deletion.result()
+
+
+def test_a_pool_is_refused_while_a_job_is_audited_with_its_held_out_attacks(engine: Engine, add_job: AddJob) -> None:
+    attacks = Corpus(kind=service.HARMFUL, name="new-heldout", version=1, rows=1, bytes=1, sha256="0")
+    pools = [Corpus(kind=service.POOL, name=name, version=1, rows=1, bytes=1, sha256="0") for name in ("old", "new")]
+    for corpus in (attacks, *pools):
+        corpus.storage_key = f"corpora/{corpus.kind}-{corpus.name}"
+    with transaction(engine) as session:
+        session.add_all([attacks, *pools])
+    old, new = (pool.id for pool in pools)
+    job_id = add_job(spec=spec({"pool": old, "harmful": attacks.id}))  # as a later audit pairs them
+    with pytest.raises(InvalidState, match=job_id), transaction(engine) as session:
+        removal.forget_pool(session, new)
+    with transaction(engine) as session:
+        session.get_one(Job, job_id).status = JobStatus.cancelled
+    with transaction(engine) as session:
+        removal.forget_pool(session, new)
+    with read(engine) as session:
+        assert session.get_one(Corpus, attacks.id).deleted_at is not None
+
+
+def test_suites_of_two_kinds_may_share_a_name(engine: Engine) -> None:
+    for version, kind in ((1, "harmful"), (1, "benign"), (2, "harmful")):
+        with transaction(engine) as session:
+            suite = Corpus(kind=kind, name="own", version=version, rows=1, bytes=1, sha256=f"{version}")
+            suite.storage_key = f"corpora/{kind}-{version}"
+            session.add(suite)
+    with read(engine) as session:
+        found = [(suite.kind, suite.version) for suite in service.default_suites(session)]
+        assert found == [("benign", 1), ("harmful", 2)]
+        assert service.has_attacks(session)
+
+
+def test_a_pool_whose_name_ends_like_held_out_attacks_is_found(engine: Engine) -> None:
+    pool = Corpus(
+        kind=service.POOL, name="own-heldout", version=1, rows=1, bytes=1, sha256="0", storage_key="corpora/1"
+    )
+    with transaction(engine) as session:
+        session.add(pool)
+    with read(engine) as session:
+        assert service.kept_version(session, pool.id, [service.POOL]).id == pool.id

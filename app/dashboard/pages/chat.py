@@ -22,8 +22,8 @@ from app.deps import LookDep, ReadDep
 from app.errors import AppError
 from app.http.validation_errors import read
 from app.inference import chat
+from app.inference.replies import CountedResponse, Replies, RepliesDep
 from app.inference.schemas import ChatCreate
-from app.inference.service import Serving
 from app.policies import service as policies
 
 router = APIRouter(include_in_schema=False)
@@ -63,7 +63,7 @@ def chat_page(
 
 
 @router.post("/chat")
-async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Response:
+async def ask(request: Request, viewer: FormViewerDep, look: LookDep, replies: RepliesDep) -> Response:
     """Ask the model and the base model that it was trained from."""
     form = await request.form()
     model, question = str(form.get("model", "")), str(form.get("question", "")).strip()
@@ -73,11 +73,10 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep) -> Respons
         return _page(request, viewer, asked, model, question[:_CHARS], faults=Faults({"question": told}))
     answers = [Answer(asked.base, "Base model")] if asked.base else []
     answers.append(Answer(model, "This model"))
-    serving: Serving = request.app.state.serving
     async with create_task_group() as group:
         for answer in answers:
-            group.start_soon(_ask, serving, viewer, answer, question)
-    return _page(request, viewer, asked, model, question, answers)
+            group.start_soon(_ask, replies, viewer, answer, question)
+    return CountedResponse(_page(request, viewer, asked, model, question, answers), replies)
 
 
 def _page(
@@ -116,18 +115,12 @@ def _read_model(session: Session, viewer: Viewer, model: str) -> Asked:
     return Asked(models, job.model if job else None, serving.store.days if serving.store else None)
 
 
-async def _ask(serving: Serving, viewer: Viewer, answer: Answer, question: str) -> None:
+async def _ask(replies: Replies, viewer: Viewer, answer: Answer, question: str) -> None:
     try:
         asked = _request(answer.model, question)
-        reply = await serving.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
+        reply = await replies.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
         answer.name += "" if reply.is_attested else ", not attested"
-        try:
-            found = await chat.whole(reply, asked)
-        except AppError as error:
-            reply.fail(error)
-            raise
-        finally:
-            await reply.close()
+        found = await replies.read_whole(reply, chat.whole(reply, asked))
         answer.text = found.choices[0].message.content or ""
     except AppError as error:
         answer.problem = error.message

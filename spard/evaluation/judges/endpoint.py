@@ -21,6 +21,7 @@ from openai import (
 )
 
 from spard.config import JudgeSpec
+from spard.config.patience import parse_retry_header
 from spard.errors import JudgeUnavailable
 
 log = logging.getLogger(__name__)
@@ -130,14 +131,10 @@ def _unavailable(error: Exception) -> JudgeUnavailable:
         "judge",
         is_passing=not isinstance(error, AuthenticationError | PermissionDeniedError | NotFoundError)
         and not (isinstance(error, APIStatusError) and error.response.is_redirect),
-        retry_after_s=_asked_to_wait_s(error) if isinstance(error, APIStatusError) else None,
+        retry_after_s=parse_retry_header(error.response.headers.get("retry-after"))
+        if isinstance(error, APIStatusError)
+        else None,
     )
-
-
-def _asked_to_wait_s(error: APIStatusError) -> float | None:
-    """Return the header Retry-After in seconds; None if it is a date or missing."""
-    text = error.response.headers.get("retry-after", "")
-    return float(text) if text.isascii() and text.isdigit() else None
 
 
 def open_chat(spec: JudgeSpec, key: str | None = None) -> Endpoint:

@@ -179,6 +179,36 @@ def test_an_answer_in_no_known_form_ends_with_an_error(served_lab: Lab, serving:
     assert odd.value.code == "engine_lost"
 
 
+def test_numbers_that_are_zero_reach_it(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
+    bodies: list[dict[str, Any]] = []
+
+    class Recording(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(500)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    zero: Any = {"seed": 0, "temperature": 0, "presence_penalty": 0, "frequency_penalty": 0}
+    with ThreadingHTTPServer(("127.0.0.1", 0), Recording) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        serving(unattested=[{"model": "tiny", "base_url": url, "served_as": "tiny"}])
+        client = served_lab.client()
+        with pytest.raises(InternalServerError):
+            client.chat.completions.create(
+                model="tiny", messages=ASK["messages"], logprobs=True, top_logprobs=0, **zero
+            )
+        with pytest.raises(InternalServerError):
+            client.completions.create(model="tiny", prompt="Hello", logprobs=0, **zero)
+        server.shutdown()
+    chat, text = bodies[0], bodies[-1]
+    assert all(body.items() >= zero.items() for body in (chat, text))
+    assert (chat["logprobs"], chat["top_logprobs"], text["logprobs"]) == (True, 0, 0)
+
+
 def test_listings_mark_it_and_no_other(served_lab: Lab, serving: Any, other: dict[str, str]) -> None:
     name = served_lab.release(46)
     assert "attested" not in get(served_lab, f"/models/{name}").json()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from threading import Event
 from typing import Any
 
+import httpx2
 import pytest
 from openai import APIError, OpenAI
 from sqlalchemy import select
@@ -207,3 +209,44 @@ def test_tokens_are_counted_as_they_leave(served_lab: Lab, monkeypatch: pytest.M
     assert counts == sorted(counts)
     assert counts[-1] == calls(served_lab, "tiny")[-1].reply_tokens > 0
     assert len(counts) > 1 if stream else len(counts) == 1
+
+
+def test_replies_on_the_chat_page_are_counted_and_leave_no_entry(
+    served_lab: Lab, monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    counts: dict[str, int] = {}
+    store = Entry.note_sent
+
+    def note_sent(entry: Entry, tokens: int) -> None:
+        counts[entry.call_id] = tokens
+        store(entry, tokens)
+
+    monkeypatch.setattr(Entry, "note_sent", note_sent)
+    with httpx2.Client(base_url=served_lab.url.removesuffix("/v1"), follow_redirects=True, timeout=120) as browser:
+        browser.post("/sign-in", data={"key": served_lab.key()})
+        form = {"form_token": re.findall(r'name="form_token" value="(\w+)"', browser.get("/chat").text)[0]}
+        assert browser.post("/chat", data=form | {"model": model, "question": "Hello there"}).status_code == 200
+    rows = [calls(served_lab, name)[-1] for name in ("tiny", model)]
+    wait_until(lambda: open_entries(served_lab).isdisjoint(row.id for row in rows))
+    assert [counts[row.id] for row in rows] == [row.reply_tokens for row in rows]
+    assert all(row.reply_tokens > 0 for row in rows)
+
+
+def test_a_reply_whose_response_cannot_be_made_leaves_no_entry(
+    served_lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(reply: object) -> dict[str, str]:
+        raise RuntimeError("no headers")
+
+    monkeypatch.setattr("app.routes.inference._marks", fail)
+    for stream in (False, True):
+        with pytest.raises(APIError):
+            served_lab.client().chat.completions.create(
+                model="tiny", messages=MESSAGES, max_tokens=3, temperature=0, stream=stream
+            )
+        wait_until(lambda: open_entries(served_lab).isdisjoint({calls(served_lab, "tiny")[-1].id}))
+
+
+def open_entries(lab: Lab) -> set[str]:
+    """The ids of the requests that have an entry in the ledger."""
+    return {entry.call_id for entry in lab.app.state.serving.leases.ledger.entries()}
