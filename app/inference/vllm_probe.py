@@ -31,7 +31,7 @@ _MOST_SHARE = 1.5  # upper bound of the same
 _NOISE = 2.0  # allowed distance between the two changes, in multiples of the server's rounding error
 
 Likely = Mapping[str, float]
-"""The likeliest first tokens of one prompt, with their log probabilities in nats."""
+"""The most likely first tokens of one reply, with their log probabilities in nats."""
 
 
 @dataclass(frozen=True, slots=True)

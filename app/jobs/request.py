@@ -211,7 +211,7 @@ class JobCreate(Body):
 
 
 _ADDED: dict[str, dict[str, str | bool]] = {"selection": {"embedder": "auto"}, "audit": {"sequential": True}}
-"""Settings of `safety` that have come since repeated requests are told by their digests, and their defaults."""
+"""Settings of `safety` that were added after digests of requests were first stored, with their defaults."""
 
 
 def _common(asked: config.Hyperparameters) -> config.Hyperparameters:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from spard.errors import UserError
 
 Record = dict[str, Any]
-"""A JSON object as an API sent it."""
+"""A JSON object as received from an API."""
 
 KEY_VARIABLES = ("OPENAI_API_KEY", "SPARD_API_KEY", "SPARD_JUDGE_API_KEY")
 LEDGER = "ledger.sqlite3"
