@@ -10,13 +10,13 @@ from app.commands.client import connect
 from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 
-audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
+audit_log = typer.Typer(no_args_is_help=True, help="Read and verify the audit log.")
 
 
 @audit_log.command("list")
 def list_entries(
-    action: Annotated[str | None, typer.Option(help="Only this action, such as waiver.approved.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the latest.")] = 100,
+    action: Annotated[str | None, typer.Option(help="Only entries of this action, such as waiver.approved.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="List only the latest N entries.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List the entries of the audit log, newest first; needs an admin's key."""
@@ -27,7 +27,9 @@ def list_entries(
 
 @audit_log.command()
 def verify(
-    known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
+    known: Annotated[
+        str | None, typer.Option(help="SEQ:HASH of an entry noted earlier; detects entries removed from the end.")
+    ] = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
