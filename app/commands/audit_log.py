@@ -50,10 +50,12 @@ def verify(
     finally:
         engine.dispose()
     if isinstance(found, service.Broken):
-        raise CommandFailed(f"The audit log does not hold: row {found.seq}: {found.why}.")
+        raise CommandFailed(f"The audit log is broken at row {found.seq}: {found.why}.")
     if as_json:
         return show_json({"rows": found.rows, "head": found.head})
-    return say(f"{found.rows} rows, each follows from the one before; note the head: {found.rows}:{found.head}")
+    return say(
+        f"{found.rows} rows verified, each with its predecessor's hash; note the head: {found.rows}:{found.head}"
+    )
 
 
 def _seq(known: str) -> int:
@@ -65,5 +67,5 @@ def _seq(known: str) -> int:
 
 def _compare(known: str, found: str | None) -> None:
     if found != known.partition(":")[2]:
-        why = "it is gone" if found is None else "its hash is another"
-        raise CommandFailed(f"The audit log is not the one that was noted: row {_seq(known)}: {why}.")
+        why = "it is gone" if found is None else "its hash differs"
+        raise CommandFailed(f"The audit log does not contain the noted entry: row {_seq(known)}: {why}.")

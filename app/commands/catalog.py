@@ -131,10 +131,10 @@ def _try_base_model(
     options = {"--revision": revision, "--target-modules": target_modules}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
-    signs.begin("Trying the model: it is loaded in a process of its own, asked something, and trained for a step.")
+    signs.begin("Trying the model: loading it in a separate process, generating a reply and training one step.")
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
+        last = (done.stderr.strip() or "the process ended without a message").splitlines()[-1]
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
@@ -146,7 +146,7 @@ def _try_base_model(
 def _describe_model(found: Mapping[str, Any]) -> str:
     return (
         f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
-        "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
+        "template, end token, weights, a forward pass and an adapter's gradient passed their checks."
         + "".join(f"\nChat template: {line}" for line in found["template"]["lines"])
     )
 

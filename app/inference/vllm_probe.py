@@ -187,7 +187,7 @@ def _values(likely: Likely, *every: Likely) -> list[float]:
     values are clipped from below at the largest of these last values.
     """
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in every):
-        raise NotServed("The server tells too little of its first tokens.")
+        raise NotServed("The server returns too few log probabilities of its first tokens.")
     tokens = sorted({token for each in every for token in sorted(each, key=lambda t: (-each[t], t))[:_COMPARED]})
     floor = max(min(each.values()) for each in every)
     return [max(likely.get(token, floor), floor) for token in tokens]

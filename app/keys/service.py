@@ -150,7 +150,7 @@ def make_first(session: Session, *, force: bool) -> str:
     now = db.clock(session)
     if not force and any("admin" in key.scopes and is_good(key, now) for key in session.scalars(select(ApiKey))):
         message = "An admin key exists already; make others with `spard keys create`."
-        raise InvalidState(f"{message} If nobody has it any more, --force makes another one.")
+        raise InvalidState(f"{message} If its secret is lost, --force makes another key.")
     return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
 
 

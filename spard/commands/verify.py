@@ -72,7 +72,7 @@ def _tell(checked: Checked) -> None:
     proved, found = checked.proved, checked.proved.manifest
     typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
     if proved.passed_over:
-        typer.echo(f"not signed, and nothing that is loaded: {', '.join(proved.passed_over)}")
+        typer.echo(f"not signed, but never loaded: {', '.join(proved.passed_over)}")
     for name, value in _facts(found).items():
         if value is not None:
             typer.echo(f"{name}: {value}")
