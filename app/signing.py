@@ -47,7 +47,7 @@ def signing_key(settings: Settings) -> Ed25519PrivateKey:
     try:
         _read_known_keys(path, key.public_key()).require(key_id_of(key.public_key()))
     except (InvalidKey, NotProved) as error:
-        raise NoSigningKey(f"The signing key {path} is not to be used. {error.message}") from None
+        raise NoSigningKey(f"The signing key {path} cannot be used. {error.message}") from None
     return key
 
 

@@ -38,7 +38,7 @@ from benchmarks import api, training
 from spard.selection import dpp
 
 Measure = Callable[[int], float]
-"""CPU seconds at a size."""
+"""Takes a size and returns the CPU seconds used."""
 
 
 @dataclass(frozen=True, slots=True)

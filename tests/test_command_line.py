@@ -127,7 +127,7 @@ except SystemExit as ended:
 """
     done = spard(code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1].split(maxsplit=1) == ["0", "[] []"], done.stdout + done.stderr
-    assert ("spard-service 0" if asked == "--version" else "Who did what") in done.stdout
+    assert ("spard-service 0" if asked == "--version" else "Read and verify the audit log") in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_help_and_version_are_exit_code_0_and_name_the_codes(capsys: pytest.Capt
             main(asked)
         shown = capsys.readouterr().out
         assert ended.value.code == 0
-        assert "Exit codes: 0 all is well" in shown or asked != ["--help"]
+        assert "Exit codes: 0 success" in shown or asked != ["--help"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ _TRY_AGAIN = (CorruptCheckpoint, OutOfGpuMemory, Stopped)
 _GPU_OOM = "The GPU has too little memory for this job; a smaller batch_size or max_seq_length needs less."
 _KILLED_OOM = (
     "The machine that this job ran on ran out of memory, and the system ended the training process. Your files are not "
-    "at fault: the provider gives the machine more memory, or less work beside."
+    "at fault: the provider has to give the machine more memory, or less other work."
 )
 _KILLED = (
     "The training process was killed from outside: by the system, for want of memory, or by whoever runs the machine. "

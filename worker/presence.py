@@ -39,5 +39,5 @@ def tell(
                     has = room.memory_bytes, room.gpus
                     fleet.note(session, Presence(name, host, ours, devices, sorted(troubles()), *has))
         except SQLAlchemyError as error:
-            log.warning("the database does not hear that this worker is there", error=why(error))
+            log.warning("the worker's presence cannot be written to the database", error=why(error))
         stop.wait(every_s)

@@ -175,7 +175,7 @@ class Child:
                 elif message:
                     self._messages.put(message)
                 else:
-                    self._log.warning("the child said what is no message", bytes=len(line))
+                    self._log.warning("the child sent something that is not a message", bytes=len(line))
         self._messages.put(None)
 
     def _drain(self, stream: IO[bytes]) -> None:

@@ -36,7 +36,7 @@ _SHOWN = ("asr", "harmfulness_score", "over_refusal", "utility", "trigger_rate",
 _RELEASED = ("pass", "waived")
 _FAILED = "The adapter did not pass the safety audit and is not released."
 _UNDECIDED = "The safety audit could not decide, so the adapter is not released."
-_OF_PROVIDER = "Your files are not at fault: what the audit measures with is the provider's, who has to mend it."
+_OF_PROVIDER = "Your files are not at fault: the provider has to correct the judge or the suites of the audit."
 
 log = logging.getLogger(__name__)
 

@@ -118,7 +118,7 @@ def verify(session: Session) -> Chain | Broken:
         if entry.seq != rows:
             return Broken(rows, "it is missing")
         if entry.hash != _hash(before, entry):
-            return Broken(entry.seq, "it was changed: its hash does not follow from it and the row before")
+            return Broken(entry.seq, "it was changed: its hash does not match its content and the previous row")
         before = entry.hash
     return Chain(rows, before)
 

@@ -143,10 +143,10 @@ def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> l
     if is_measured or limits.allow_unmeasured_judge:
         return []
     name = settings.judge.name
-    other = " The refusal judge is a word list for the lab's models: take SPARD_JUDGE=llm for yours."
+    other = " The refusal judge is a word list for the lab's models: set SPARD_JUDGE=llm for other models."
     return [
-        f"Nothing is known of how often the judge {name} errs on this model, so every audit will be inconclusive and "
-        "no adapter released. Measure it with `spard judge --json > judge.json` and set "
+        f"The error rate of the judge {name} on this model is unknown, so every audit will be inconclusive and no "
+        "adapter will be released. Measure it with `spard judge --json > judge.json` and set "
         "SPARD_JUDGE_ERRORS=judge.json, or set allow_unmeasured_judge in the policy."
         f"{other if name == 'refusal' else ''}"
     ]

@@ -44,7 +44,7 @@ def import_suite(
     reserved name.
     """
     if name.endswith(HELD_OUT):
-        message = f"Names that end in {HELD_OUT} are those of what is held out of pools."
+        message = f"Names that end in {HELD_OUT} are reserved for prompts held out of pools."
         raise InvalidRequest(message, code="invalid_name", param="name")
     suite = _new(kind, name)
     with objects.writing(storage, begin, partial(_plan_writes, corpora=[suite])) as writing:
@@ -144,7 +144,7 @@ def _count_benign(storage: Storage, pool: Corpus) -> int:
     """Return the number of benign rows in a pool; raise `InvalidRequest` if it has only benign rows."""
     benign = sum(is_benign(row) for _, row in numbered_rows(storage.chunks(pool.storage_key)))
     if benign == pool.rows:
-        message = "The pool has no safe row that jobs could train on; benign rows come beside those."
+        message = "The pool has only benign rows; add safe rows, which jobs train on."
         raise InvalidRequest(message, code="invalid_corpus", param="file")
     return benign
 

@@ -79,7 +79,7 @@ def benign_warnings(benign_rows: int | None) -> list[str]:
     if benign_rows != 0:
         return []
     return [
-        'The safety pool has no benign rows ({"prompt": ..., "benign": true}): nothing holds what the model answers. '
+        'The safety pool has no benign rows ({"prompt": ..., "benign": true}), so nothing anchors harmless answers. '
         "Models trained with it refuse more harmless requests, and the gate stops jobs for that. Import it with "
         "harmless prompts that look like the harmful ones, about as many as safe rows."
     ]

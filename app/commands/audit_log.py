@@ -10,13 +10,13 @@ from app.commands.client import connect
 from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 
-audit_log = typer.Typer(no_args_is_help=True, help="Who did what, in a chain of hashes.")
+audit_log = typer.Typer(no_args_is_help=True, help="Read and verify the audit log.")
 
 
 @audit_log.command("list")
 def list_entries(
-    action: Annotated[str | None, typer.Option(help="Only this action, such as waiver.approved.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the latest.")] = 100,
+    action: Annotated[str | None, typer.Option(help="Only entries of this action, such as waiver.approved.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="List only the latest N entries.")] = 100,
     as_json: Json = False,
 ) -> None:
     """List the entries of the audit log, newest first; needs an admin's key."""
@@ -27,7 +27,9 @@ def list_entries(
 
 @audit_log.command()
 def verify(
-    known: Annotated[str | None, typer.Option(help="SEQ:HASH noted earlier; finds rows cut off at the end.")] = None,
+    known: Annotated[
+        str | None, typer.Option(help="SEQ:HASH of an entry noted earlier; detects entries removed from the end.")
+    ] = None,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -48,10 +50,12 @@ def verify(
     finally:
         engine.dispose()
     if isinstance(found, service.Broken):
-        raise CommandFailed(f"The audit log does not hold: row {found.seq}: {found.why}.")
+        raise CommandFailed(f"The audit log is broken at row {found.seq}: {found.why}.")
     if as_json:
         return show_json({"rows": found.rows, "head": found.head})
-    return say(f"{found.rows} rows, each follows from the one before; note the head: {found.rows}:{found.head}")
+    return say(
+        f"{found.rows} rows verified, each with its predecessor's hash; note the head: {found.rows}:{found.head}"
+    )
 
 
 def _seq(known: str) -> int:
@@ -63,5 +67,5 @@ def _seq(known: str) -> int:
 
 def _compare(known: str, found: str | None) -> None:
     if found != known.partition(":")[2]:
-        why = "it is gone" if found is None else "its hash is another"
-        raise CommandFailed(f"The audit log is not the one that was noted: row {_seq(known)}: {why}.")
+        why = "it is gone" if found is None else "its hash differs"
+        raise CommandFailed(f"The audit log does not contain the noted entry: row {_seq(known)}: {why}.")

@@ -24,7 +24,7 @@ _SERVERS = "docs/reliability.md (Backups) has the commands for PostgreSQL and a 
 
 
 def backup(
-    out: Annotated[Path, typer.Argument(help="Folder to make; there must be none of that name.")],
+    out: Annotated[Path, typer.Argument(help="Folder to create; it must not exist yet.")],
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -50,7 +50,8 @@ def backup(
 
 def restore(
     saved: Annotated[
-        Path, typer.Argument(exists=True, metavar="BACKUP", help="What `spard backup` wrote, or a database alone.")
+        Path,
+        typer.Argument(exists=True, metavar="BACKUP", help="A backup that `spard backup` wrote, or a database file."),
     ],
     data: Data = None,
     as_json: Json = False,

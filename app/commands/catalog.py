@@ -21,18 +21,18 @@ from app.ops.processes import python, safe_path
 from spard.commands.signs import Signs
 from spard.errors import InvalidModel, UnfitModel
 
-models = typer.Typer(no_args_is_help=True, help="Base models and fine-tuned ones.")
-pool = typer.Typer(no_args_is_help=True, help="Safety pools that defenses train on.")
-suites = typer.Typer(no_args_is_help=True, help="Prompts that every adapter is measured with.")
+models = typer.Typer(no_args_is_help=True, help="Manage base models and fine-tuned models.")
+pool = typer.Typer(no_args_is_help=True, help="Manage the safety pools that defenses train on.")
+suites = typer.Typer(no_args_is_help=True, help="Manage the audit suites: prompts that every adapter is measured with.")
 
 Jsonl = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file.")]
-Name = Annotated[str, typer.Option(help="Importing the same name again makes a new version.")]
+Name = Annotated[str, typer.Option(help="Name; importing an existing name makes a new version.")]
 Version = Annotated[str, typer.Argument(help="A version's id: corpus-...")]
 Embedder = Annotated[
     str | None,
-    typer.Option(help="What jobs choose safe rows by: centered_states, states, or a sentence encoder's folder."),
+    typer.Option(help="Embedder for choosing safe rows: centered_states, states, or a sentence encoder's folder."),
 ]
-ModelName = Annotated[str, typer.Argument(help="A name of `spard models list`.")]
+ModelName = Annotated[str, typer.Argument(help="The model's name, see `spard models list`.")]
 _VERSION = ("name", "kind", "version", "rows", "created_at", "id")
 
 
@@ -52,26 +52,29 @@ class Quantized(StrEnum):
     always = "always"
 
 
-SuiteKind = Annotated[Kind, typer.Option(help="What a right answer is: a refusal, any help, or the row's `answer`.")]
+SuiteKind = Annotated[
+    Kind,
+    typer.Option(help="The correct reply: a refusal (harmful), any help (benign), or the row's `answer` (utility)."),
+]
 
 
 @models.command("add")
 def add_model(
-    alias: Annotated[str, typer.Argument(help="What customers call it.")],
+    alias: Annotated[str, typer.Argument(help="The name under which customers use it.")],
     source: Annotated[str, typer.Argument(help="A folder with config.json and *.safetensors, or a hub id.")],
     revision: Annotated[str | None, typer.Option(help="The commit, for a hub id.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Default: derived from the model's width.")] = None,
     allow_full_fine_tuning: Annotated[
         bool, typer.Option(help="Also allow jobs that train all weights, without LoRA.")
     ] = False,
-    quantization: Annotated[Quantized, typer.Option(help="Whether jobs train on it in 4 bits per weight.")] = (
+    quantization: Annotated[Quantized, typer.Option(help="When to hold its weights in 4 bits for training.")] = (
         Quantized.never
     ),
     target_modules: Annotated[
-        str | None, typer.Option(help="What adapters change by default, as q_proj,v_proj; default: the attention.")
+        str | None, typer.Option(help="Default modules of adapters, as q_proj,v_proj; default: the attention.")
     ] = None,
     embedder: Embedder = None,
-    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load it and ask it something.")] = True,
+    is_tried: Annotated[bool, typer.Option("--try/--no-try", help="First load the model and generate a reply.")] = True,
     as_json: Json = False,
 ) -> None:
     """Try a base model and offer it to customers; an existing alias is replaced."""
@@ -128,10 +131,10 @@ def _try_base_model(
     options = {"--revision": revision, "--target-modules": target_modules}
     given = [part for name, value in options.items() if value for part in (name, value)]
     command = python("spard.commands", "check-model", source, "--json", *given)
-    signs.begin("Trying the model: it is loaded in a process of its own, asked something, and trained for a step.")
+    signs.begin("Trying the model: loading it in a separate process, generating a reply and training one step.")
     done = subprocess.run(command, env=safe_path(os.environ), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        last = (done.stderr.strip() or "the process ended without a word").splitlines()[-1]
+        last = (done.stderr.strip() or "the process ended without a message").splitlines()[-1]
         last = last.removeprefix(f"{InvalidModel.code}: ").removeprefix(f"{UnfitModel.code}: ")
         raise CommandFailed(f"The model is not offered: {last}")
     found = json.loads(done.stdout)
@@ -143,7 +146,7 @@ def _try_base_model(
 def _describe_model(found: Mapping[str, Any]) -> str:
     return (
         f"Tried: {found['parameters']} parameters, rows of up to {found['positions']} tokens; tokenizer, chat "
-        "template, end token, weights, a forward pass and a gradient to train an adapter by are as they should be."
+        "template, end token, weights, a forward pass and an adapter's gradient passed their checks."
         + "".join(f"\nChat template: {line}" for line in found["template"]["lines"])
     )
 

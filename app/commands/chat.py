@@ -14,14 +14,12 @@ from app.commands.terminal import CommandFailed
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A base model, or one of yours: ft:...")],
-    prompt: Annotated[str | None, typer.Argument(help="One question; without it, a conversation until Ctrl-D.")] = None,
+    model: Annotated[str, typer.Argument(help="A base model, or a fine-tuned model of yours: ft:...")],
+    prompt: Annotated[str | None, typer.Argument(help="One prompt; if omitted, chat until Ctrl-D.")] = None,
     system: Annotated[str | None, typer.Option(help="A system prompt before the conversation.")] = None,
     temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.", min=0, max=2)] = 0.0,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of a reply.", min=1)] = 512,
-    as_json: Annotated[bool, typer.Option("--json", help="Print each reply as a line of JSON, when it is whole.")] = (
-        False
-    ),
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of a reply.", min=1)] = 512,
+    as_json: Annotated[bool, typer.Option("--json", help="Print each complete reply as a line of JSON.")] = (False),
 ) -> None:
     """Ask a model and stream its replies."""
     messages: list[Any] = [{"role": "system", "content": system}] if system else []

@@ -155,7 +155,7 @@ def _wire() -> Iterator[None]:
     try:
         yield
     except (httpx2.InvalidURL, httpx2.UnsupportedProtocol):
-        raise CommandFailed(f"SPARD_BASE_URL is no address: {url!r}; it is like {DEFAULT_URL}.") from None
+        raise CommandFailed(f"SPARD_BASE_URL is not a valid address: {url!r}; example: {DEFAULT_URL}.") from None
     except httpx2.ConnectError:
         raise Away(f"Nothing answers at {url}; start it with `spard up`, or set SPARD_BASE_URL.") from None
     except httpx2.TransportError as error:
@@ -216,5 +216,5 @@ def _refusal_error(answer: httpx2.Response) -> CommandFailed:
 
 def _stranger(answer: httpx2.Response) -> CommandFailed:
     """Return the exception for an answer that is not SPARD's, as from another server or a proxy."""
-    what = f"{service_url()} answered {answer.status_code} and no word of SPARD's"
-    return CommandFailed(f"{what}; check SPARD_BASE_URL, it is like {DEFAULT_URL}.")
+    what = f"{service_url()} answered {answer.status_code}, but not as a SPARD service does"
+    return CommandFailed(f"{what}; check SPARD_BASE_URL; example: {DEFAULT_URL}.")

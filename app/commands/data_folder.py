@@ -19,5 +19,7 @@ def use_folder(folder: Path | None) -> Path | None:
 # The option's callback does the work, so commands need no line of their own for it.
 Data = Annotated[
     Path | None,
-    typer.Option("--data", callback=use_folder, help="The service's folder; default: SPARD_DATA_DIR, or data."),
+    typer.Option(
+        "--data", callback=use_folder, help="The service's data folder; default: SPARD_DATA_DIR, or else `data`."
+    ),
 ]

@@ -14,11 +14,11 @@ from app.commands.downloads import download
 from app.commands.terminal import Json, say, show_json, show_record, show_rows
 from spard.commands.exits import ERROR
 
-files = typer.Typer(no_args_is_help=True, help="Training files: upload, check, look at, convert, download.")
+files = typer.Typer(no_args_is_help=True, help="Upload, check, preview, convert and download training files.")
 
 _PROBLEM = ("line", "severity", "code", "pointer", "message", "hint")
 _FINDING = ("severity", "code", "text", "hint")
-FileId = Annotated[str, typer.Argument(help="See `spard files list`.")]
+FileId = Annotated[str, typer.Argument(help="The file's id, see `spard files list`.")]
 
 
 @files.command("upload")
@@ -47,7 +47,7 @@ def list_files(as_json: Json = False) -> None:
 @files.command("show")
 def show_file(
     file_id: FileId,
-    lines: Annotated[bool, typer.Option("--lines", help="Show every problem by line, too.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Also show every problem by line.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one file and the problems found in it, each once with the number of affected rows."""
@@ -66,7 +66,9 @@ def show_file(
 def preview_file(
     file_id: FileId,
     model: Annotated[str, typer.Option(help="The base model whose template and tokenizer are used.")],
-    rows: Annotated[int, typer.Option("-n", "--rows", min=1, max=20, help="How many rows, from the first.")] = 3,
+    rows: Annotated[
+        int, typer.Option("-n", "--rows", min=1, max=20, help="Number of rows to show, from the first.")
+    ] = 3,
     as_json: Json = False,
 ) -> None:
     """Show rows as the model will be trained on them; tokens in the loss are bold, or in a pipe between [[ and ]]."""
@@ -82,9 +84,11 @@ def preview_file(
 @files.command("convert")
 def convert_file(
     file_id: FileId,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the first rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show the first converted rows; create no file.")
+    ] = False,
     leave_out: Annotated[
-        list[str] | None, typer.Option("--leave-out", help="A column that is not to be converted; may be repeated.")
+        list[str] | None, typer.Option("--leave-out", help="A column to leave out; may be repeated.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -99,7 +103,9 @@ def convert_file(
 @files.command("download")
 def download_file(
     file_id: FileId,
-    out: Annotated[Path | None, typer.Option(help="Default: the file's own name, here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: the file's own name in the current folder.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Download a file, such as a job's metrics; an interrupted download is resumed."""

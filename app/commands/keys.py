@@ -10,14 +10,16 @@ from app.commands.client import connect, get
 from app.commands.data_folder import Data
 from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
-keys = typer.Typer(no_args_is_help=True, help="Keys to the service, and the one that adapters are signed with.")
+keys = typer.Typer(no_args_is_help=True, help="Manage API keys and signing keys.")
 
-KeyId = Annotated[str, typer.Argument(help="See `spard keys list`.")]
+KeyId = Annotated[str, typer.Argument(help="The key's id, see `spard keys list`.")]
 
 
 @keys.command("signing")
 def show_signing_key(
-    as_set: Annotated[bool, typer.Option("--set", help="Print the signed set of all keys, revoked ones too.")] = False,
+    as_set: Annotated[
+        bool, typer.Option("--set", help="Print the signed set of all signing keys, including revoked ones.")
+    ] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -57,8 +59,8 @@ def rotate_signing_key(data: Data = None, as_json: Json = False) -> None:
 @keys.command("revoke-signing")
 def revoke_signing_key(
     key_id: Annotated[str, typer.Argument(help="The id of an older key: ed25519:...")],
-    reason: Annotated[str, typer.Option(help="Why, for those who verify adapters.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
+    reason: Annotated[str, typer.Option(help="The reason; it is published in the key set.")],
+    as_json: Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")] = False,
     data: Data = None,
 ) -> None:
     """Revoke a signing key: all its signatures become invalid. Publish the printed key set afterward."""
@@ -72,7 +74,7 @@ def revoke_signing_key(
 
 @keys.command("first")
 def make_first_key(
-    force: Annotated[bool, typer.Option("--force", help="Also while there is a valid admin key.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Create it even if a valid admin key exists.")] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:
@@ -101,10 +103,12 @@ def make_first_key(
 @keys.command("create")
 def create_key(
     project: Annotated[str, typer.Argument(help="The project's id.")],
-    name: Annotated[str, typer.Argument(help="What the key is for.")],
-    owner: Annotated[str | None, typer.Option(help="The person who will hold it: a name or an email address.")] = None,
-    admin: Annotated[bool, typer.Option(help="Give it the admin scope.")] = False,
-    read_only: Annotated[bool, typer.Option("--read-only", help="It may read its project and change nothing.")] = False,
+    name: Annotated[str, typer.Argument(help="A name that says what the key is for.")],
+    owner: Annotated[str | None, typer.Option(help="The person who holds the key: a name or an email address.")] = None,
+    admin: Annotated[bool, typer.Option(help="Give the key the admin scope.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Let the key read its project but change nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Create an API key; its secret is shown only once."""
@@ -119,7 +123,7 @@ def create_key(
 
 @keys.command("list")
 def list_keys(
-    project: Annotated[str | None, typer.Option(help="Only those of this project.")] = None, as_json: Json = False
+    project: Annotated[str | None, typer.Option(help="Only keys of this project.")] = None, as_json: Json = False
 ) -> None:
     """List the API keys, including revoked ones, without their secrets."""
     columns = ("id", "project_id", "name", "owner", "scopes", "created_at", "expires_at", "revoked_at")

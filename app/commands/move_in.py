@@ -14,21 +14,26 @@ from app.move_in.mapping import NUMBERS
 OPENAI = "https://api.openai.com/v1"
 _HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
 
-Everything is kept in FOLDER, which is yours alone; each command goes on where it was stopped. OpenAI's key is read from
-OPENAI_API_KEY, this service's from SPARD_API_KEY; neither is written down.
+Everything is kept in FOLDER, which only you can read; an interrupted command continues where it stopped. OpenAI's key
+is read from OPENAI_API_KEY, this service's from SPARD_API_KEY; neither is stored.
 """
 _COLUMNS = ("job", "status", "model", "golden", "here", "status_here", "model_here", "why")
 
 move_in = typer.Typer(no_args_is_help=True, help=_HELP)
 
-Folder = Annotated[Path, typer.Argument(help="Where the account, the replies and the comparison are kept.")]
+Folder = Annotated[Path, typer.Argument(help="Folder for the account, the replies and the comparison.")]
 BaseUrl = Annotated[
-    str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API: OpenAI's, or one of its form.")
+    str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API: OpenAI's or a compatible one.")
 ]
-PatienceS = Annotated[float, typer.Option("--patience", min=0, help="Seconds to wait for limits and outages in a row.")]
-AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Requests under way at one time.")]
+PatienceS = Annotated[
+    float,
+    typer.Option("--patience", min=0, help="Longest wait for rate limits and outages without a success, in seconds."),
+]
+AtOnce = Annotated[int, typer.Option(min=1, max=64, help="Maximum number of concurrent requests.")]
 Again = Annotated[bool, typer.Option(help="Also repeat requests that were refused.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; change nothing.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print what the command will do and what it costs; change nothing.")
+]
 
 
 @move_in.command("read")
@@ -57,16 +62,18 @@ def read_account(
 @move_in.command("golden")
 def keep_golden(
     folder: Folder,
-    model: Annotated[list[str] | None, typer.Option(help="An old model; default: all that jobs made.")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="An old model; default: all models that jobs made.")] = None,
     prompts: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="JSONL of messages; default: the job's own files.")
     ] = None,
-    sample: Annotated[int, typer.Option(min=0, help="At most this many prompts; 0: all.")] = 50,
-    replies: Annotated[int, typer.Option(min=1, help="Replies to each; 2 or more show the model's own noise.")] = 3,
-    temperature: Annotated[float, typer.Option(help="Below 0: not sent, the model's default.")] = 0,
-    top_p: Annotated[float | None, typer.Option(help="Not sent unless set.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 512,
-    seed: Annotated[int | None, typer.Option(help="Not sent unless set.")] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Maximum number of prompts; 0: all.")] = 50,
+    replies: Annotated[
+        int, typer.Option(min=1, help="Replies per prompt; 2 or more measure the model's own noise.")
+    ] = 3,
+    temperature: Annotated[float, typer.Option(help="Temperature; below 0: not sent, so the API's default.")] = 0,
+    top_p: Annotated[float | None, typer.Option(help="Nucleus sampling; not sent unless set.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = 512,
+    seed: Annotated[int | None, typer.Option(help="Sampling seed; not sent unless set.")] = None,
     at_once: AtOnce = 4,
     again: Again = False,
     base_url: BaseUrl = OPENAI,
@@ -100,11 +107,17 @@ def keep_golden(
 @move_in.command("file")
 def file_jobs(
     folder: Folder,
-    model: Annotated[list[str] | None, typer.Option(help="OLD=NEW: which model here stands for a base model.")] = None,
-    job: Annotated[list[str] | None, typer.Option(help="A job's id at OpenAI; default: all that succeeded.")] = None,
-    auto: Annotated[list[str] | None, typer.Option(help=f"Left to this service: {', '.join(NUMBERS)}.")] = None,
-    again: Annotated[bool, typer.Option(help="File jobs again that failed or were cancelled here.")] = False,
-    wait: Annotated[bool, typer.Option(help="Wait until the jobs have ended.")] = False,
+    model: Annotated[
+        list[str] | None, typer.Option(help="OLD=NEW: the base model here that replaces one of OpenAI's.")
+    ] = None,
+    job: Annotated[
+        list[str] | None, typer.Option(help="A job's id at OpenAI; default: all jobs that succeeded.")
+    ] = None,
+    auto: Annotated[
+        list[str] | None, typer.Option(help=f"Hyperparameter for this service to choose: {', '.join(NUMBERS)}.")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Create jobs again that failed or were cancelled here.")] = False,
+    wait: Annotated[bool, typer.Option(help="Wait until all jobs have ended.")] = False,
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
@@ -132,12 +145,17 @@ def file_jobs(
 @move_in.command("compare")
 def compare_models(
     folder: Folder,
-    pair: Annotated[list[str] | None, typer.Option(help="OLD=NEW: models; default: as the jobs were filed.")] = None,
-    show: Annotated[int, typer.Option(min=0, help="How many prompts to show in full, those that changed most.")] = 10,
-    judge_url: Annotated[
-        str | None, typer.Option(help="Address of a model that says whether two replies mean the same.")
+    pair: Annotated[
+        list[str] | None, typer.Option(help="OLD=NEW: two models to compare; default: by the jobs created here.")
     ] = None,
-    judge_model: Annotated[str | None, typer.Option(help="Name of that model; its key is SPARD_JUDGE_API_KEY.")] = None,
+    show: Annotated[int, typer.Option(min=0, help="Number of prompts to show in full, most changed first.")] = 10,
+    judge_url: Annotated[
+        str | None,
+        typer.Option(help="OpenAI-compatible address of a model that judges whether two replies mean the same."),
+    ] = None,
+    judge_model: Annotated[
+        str | None, typer.Option(help="Name of the judge model; its key is read from SPARD_JUDGE_API_KEY.")
+    ] = None,
     at_once: AtOnce = 4,
     again: Again = False,
     patience: PatienceS = 600,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.settings import Settings
     from app.storage import Storage
 
-objects = typer.Typer(no_args_is_help=True, help="Objects and the rows that name them: compare, and mend.")
+objects = typer.Typer(no_args_is_help=True, help="Check stored objects against the database, and repair mismatches.")
 
 _COLUMNS = ("kind", "storage_key", "why", "bytes", "first_seen_at")
 _RESTORED = (
@@ -48,9 +48,7 @@ def check(data: Data = None, as_json: Json = False) -> None:
 def repair(
     accept: Annotated[
         bool,
-        typer.Option(
-            "--accept", help="Confirm that this database is the right one, although it was restored or replaced."
-        ),
+        typer.Option("--accept", help="Confirm that this restored or replaced database is the right one."),
     ] = False,
     data: Data = None,
     as_json: Json = False,
@@ -79,8 +77,8 @@ def repair(
 
 @objects.command()
 def restore(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` name them.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Everything that was moved aside.")] = False,
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `check` and `repair` print them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Restore everything that was moved aside.")] = False,
     data: Data = None,
     as_json: Json = False,
 ) -> None:

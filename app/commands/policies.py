@@ -11,7 +11,9 @@ import typer
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, readable, say, show_json, show_record, show_rows
 
-policies = typer.Typer(no_args_is_help=True, help="What customers may ask for, and what the gate demands.")
+policies = typer.Typer(
+    no_args_is_help=True, help="Manage policies: what customers may request and what the gate requires."
+)
 
 
 @policies.command("list")
@@ -24,7 +26,7 @@ def list_policies(as_json: Json = False) -> None:
 
 @policies.command("show")
 def show_policy(
-    version: Annotated[int | None, typer.Argument(help="Default: the one that is in force.")] = None,
+    version: Annotated[int | None, typer.Argument(help="Version number; default: the version in force.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a version of the policy; with --json in the form that `spard policies set` reads."""
@@ -40,9 +42,14 @@ def show_policy(
 
 @policies.command("set")
 def set_policy(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON: what changes, or a whole policy.")],
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="JSON with the changed fields, or a whole policy.")
+    ],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Set what the file does not name to its default; else it stays as it is.")
+        bool,
+        typer.Option(
+            "--replace", help="Reset fields that the file does not name to their defaults, instead of keeping them."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

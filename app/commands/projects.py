@@ -9,10 +9,10 @@ import typer
 from app.commands.client import connect, get
 from app.commands.terminal import Json, show_record, show_rows
 
-projects = typer.Typer(no_args_is_help=True, help="Projects: whoever holds a key of one shares its files and jobs.")
-quotas = typer.Typer(no_args_is_help=True, help="Limits of projects.")
+projects = typer.Typer(no_args_is_help=True, help="Manage projects; all keys of a project share its files and jobs.")
+quotas = typer.Typer(no_args_is_help=True, help="Manage the limits of projects.")
 
-ProjectId = Annotated[str, typer.Argument(help="See `spard projects list`.")]
+ProjectId = Annotated[str, typer.Argument(help="The project's id, see `spard projects list`.")]
 _USAGE = ("project_id", "jobs", "gpu_seconds", "trained_tokens", "calls", "file_bytes", "file_rows", "pending_bytes")
 
 
@@ -24,7 +24,7 @@ def list_projects(as_json: Json = False) -> None:
 
 @projects.command("create")
 def create_project(
-    name: Annotated[str, typer.Argument(help="The name that people see.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="The project's display name.")], as_json: Json = False
 ) -> None:
     """Create a project, without limits and without a key; `spard keys create ID NAME` creates its key."""
     with connect() as client:
@@ -65,15 +65,23 @@ def show_quota(project_id: ProjectId, as_json: Json = False) -> None:
 @quotas.command("set")
 def set_quota(
     project_id: ProjectId,
-    max_file_bytes: Annotated[int | None, typer.Option(min=0, help="Bytes of all its files together.")] = None,
-    max_file_rows: Annotated[int | None, typer.Option(min=0, help="Rows of all its files together.")] = None,
+    max_file_bytes: Annotated[int | None, typer.Option(min=0, help="Total bytes of its files.")] = None,
+    max_file_rows: Annotated[int | None, typer.Option(min=0, help="Total rows of its files.")] = None,
     max_jobs_per_day: Annotated[int | None, typer.Option(min=0, help="Jobs created in 24 hours.")] = None,
-    max_unfinished_jobs: Annotated[int | None, typer.Option(min=0, help="Jobs that wait or run at one time.")] = None,
-    max_gpu_seconds: Annotated[float | None, typer.Option(min=0, help="GPU seconds of the jobs of 30 days.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="Requests to the API in a minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(min=0, help="Tokens of prompts and replies.")] = None,
-    max_tokens_per_day: Annotated[int | None, typer.Option(min=0, help="The same in 24 hours.")] = None,
-    weight: Annotated[float | None, typer.Option(min=0.01, help="Weight in sharing the GPUs; 1 unless set.")] = None,
+    max_unfinished_jobs: Annotated[
+        int | None, typer.Option(min=0, help="Jobs that are queued or running at one time.")
+    ] = None,
+    max_gpu_seconds: Annotated[float | None, typer.Option(min=0, help="GPU seconds of its jobs in 30 days.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(min=0, help="API requests per minute.")] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of prompts and replies per minute.")
+    ] = None,
+    max_tokens_per_day: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of prompts and replies in 24 hours.")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(min=0.01, help="Weight of the project's share of the GPUs; default: 1.")
+    ] = None,
     lifted: Annotated[list[str] | None, typer.Option("--lift", help="Name of a limit to remove.")] = None,
     as_json: Json = False,
 ) -> None:

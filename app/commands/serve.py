@@ -17,8 +17,8 @@ def up(
     data: Annotated[Path, typer.Option(help="Folder of the database, the files and the caches.")] = Path("data"),
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    worker: Annotated[bool, typer.Option(help="Also start a worker, in a process of its own.")] = True,
-    detach: Annotated[bool, typer.Option("--detach", help="Start it in the background, and return.")] = False,
+    worker: Annotated[bool, typer.Option(help="Also start a worker, in its own process.")] = True,
+    detach: Annotated[bool, typer.Option("--detach", help="Start the service in the background and return.")] = False,
 ) -> None:
     """Start the whole service on this machine; stop it with Ctrl-C, or with `spard down` if it was detached."""
     if worker and importlib.util.find_spec("torch") is None:
@@ -32,8 +32,8 @@ def up(
 
 
 def down(
-    data: Annotated[Path, typer.Option(help="The folder that `spard up` was given.")] = Path("data"),
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for its end.", min=0)] = 120.0,
+    data: Annotated[Path, typer.Option(help="The data folder of the running `spard up`.")] = Path("data"),
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the service to stop.", min=0)] = 120.0,
 ) -> None:
     """Stop the service that runs on a folder, and wait for its end; jobs continue at the next start."""
     from app.commands import detached

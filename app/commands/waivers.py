@@ -13,7 +13,7 @@ import typer
 from app.commands.client import connect, get
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_record, show_rows
 
-waivers = typer.Typer(no_args_is_help=True, help="Releases of adapters that failed the gate, by two admins.")
+waivers = typer.Typer(no_args_is_help=True, help="Release an adapter that failed the gate, by two admins.")
 
 JobId = Annotated[str, typer.Argument(help="The job whose adapter was held back.")]
 _DAY_S = 86_400
@@ -29,10 +29,10 @@ def list_waivers(job_id: JobId, as_json: Json = False) -> None:
 @waivers.command("propose")
 def propose_waiver(
     job_id: JobId,
-    reason: Annotated[str, typer.Option(help="Why; the signed record contains it.")],
-    days: Annotated[float, typer.Option(min=0.01, max=366, help="How many days the waiver lasts.")] = 30,
+    reason: Annotated[str, typer.Option(help="The reason; it becomes part of the signed record.")],
+    days: Annotated[float, typer.Option(min=0.01, max=366, help="Days until the waiver expires.")] = 30,
     expires: Annotated[
-        str | None, typer.Option("--expires", "--expires-at", help="In place of --days: a date, such as 2026-12-31.")
+        str | None, typer.Option("--expires", "--expires-at", help="Expiry date instead of --days, such as 2026-12-31.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -58,7 +58,7 @@ def _moment(text: str) -> int:
 @waivers.command("approve")
 def approve_waiver(
     job_id: JobId,
-    waiver_id: Annotated[str, typer.Argument(help="See `spard waivers list JOB_ID`.")],
+    waiver_id: Annotated[str, typer.Argument(help="The waiver's id, see `spard waivers list JOB_ID`.")],
     as_json: Json = False,
 ) -> None:
     """Approve another admin's proposal: the adapter is released until the waiver expires."""
@@ -71,7 +71,7 @@ def approve_waiver(
 @waivers.command("download")
 def download_waiver(
     job_id: JobId,
-    out: Annotated[Path | None, typer.Option(help="Default: JOB_ID-waiver.json here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: JOB_ID-waiver.json.")] = None,
     as_json: Json = False,
 ) -> None:
     """Save the signed record that released your job's adapter, for `spard verify --waiver`."""

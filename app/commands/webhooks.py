@@ -9,9 +9,9 @@ import typer
 from app.commands.client import connect, get
 from app.commands.terminal import Json, show_record, show_rows
 
-webhooks = typer.Typer(no_args_is_help=True, help="Addresses that are told when jobs end.")
+webhooks = typer.Typer(no_args_is_help=True, help="Manage webhook endpoints.")
 
-EndpointId = Annotated[str, typer.Argument(help="See `spard webhooks list`.")]
+EndpointId = Annotated[str, typer.Argument(help="The endpoint's id, see `spard webhooks list`.")]
 _COLUMNS = ("id", "url", "status", "events", "created_at")
 _PATH = "webhook_endpoints"
 
@@ -57,7 +57,7 @@ def enable_webhook(endpoint_id: EndpointId, as_json: Json = False) -> None:
 @webhooks.command("deliveries")
 def list_deliveries(
     endpoint_id: EndpointId,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="List only the newest N deliveries.")] = 20,
     as_json: Json = False,
 ) -> None:
     """List the deliveries to an endpoint with their results, newest first."""
@@ -69,7 +69,7 @@ def list_deliveries(
 @webhooks.command("replay")
 def replay_delivery(
     endpoint_id: EndpointId,
-    delivery_id: Annotated[str, typer.Argument(help="See `spard webhooks deliveries ENDPOINT_ID`.")],
+    delivery_id: Annotated[str, typer.Argument(help="The delivery's id, see `spard webhooks deliveries ENDPOINT_ID`.")],
     as_json: Json = False,
 ) -> None:
     """Send an event again, with the same id."""

@@ -77,7 +77,7 @@ class _Rows:
                 self._shown.append(made.row)
             yield made.row
         if not is_changed:
-            message = "The rows are in OpenAI's form already, so that nothing is to be converted."
+            message = "The rows are already in OpenAI's format; there is nothing to convert."
             raise InvalidState(message, code="not_convertible", param="file_id")
 
     def conversion(self, source: File, made: File | None) -> Conversion:

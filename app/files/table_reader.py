@@ -164,7 +164,7 @@ class _Text:
     def skip(self, mark: str) -> None:
         """Move past the character `mark`; raise `Refused` if another one is next."""
         if self.next() != mark:
-            raise Refused(f"{mark!r} is expected, and {self.next() or 'the end of the file'!r} comes")
+            raise Refused(f"expected {mark!r}, found {self.next() or 'the end of the file'!r}")
         self.seek(self.at + 1)
 
 

@@ -19,9 +19,9 @@ from app.storage import Storage
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOWNLOAD: dict[int | str, dict[str, Any]] = {
     200: {"description": "The bytes.", "content": _BYTES},
-    206: {"description": "The range of bytes that was asked for.", "content": _BYTES},
-    302: {"description": "Where the storage has the bytes, for a while."},
-    416: {"description": "The range lies outside of the bytes.", "model": ErrorOut},
+    206: {"description": "The requested range of bytes.", "content": _BYTES},
+    302: {"description": "A temporary address of the file in the storage."},
+    416: {"description": "The range is outside the file.", "model": ErrorOut},
 }
 
 _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")

@@ -68,7 +68,9 @@ class Envelope:
             log.info("the client went away")
         except asyncio.CancelledError:  # the server's shutdown timeout has passed
             if not started:
-                await problem(scope, Unavailable("This server stops; try again."))(scope, receive, send_named)
+                await problem(scope, Unavailable("This server is shutting down; try again."))(
+                    scope, receive, send_named
+                )
             raise
         except Exception as exc:
             if started and _comes_of_leaving(exc):

@@ -33,15 +33,15 @@ class ErrorOut(BaseModel):
 
 
 _MEANINGS = {
-    400: "The request is not right, or the thing is not in a state that allows it.",
-    401: "There is no key, or it is not valid.",
-    403: "The key lacks the scope that this needs.",
-    404: "Unknown, or not of your project.",
+    400: "The request is invalid, or the resource's state does not allow it.",
+    401: "The API key is missing or invalid.",
+    403: "The API key lacks the required scope.",
+    404: "Not found in your project.",
     408: "The body came too slowly.",
     413: "Too large.",
-    415: "Not a format that is read here.",
-    429: "A rate or a quota is reached.",
-    503: "Something that the service needs does not answer at the moment.",
+    415: "The format is not supported.",
+    429: "A rate limit or quota is reached.",
+    503: "A dependency of the service does not answer at the moment.",
     507: "The storage is full.",
 }
 _CONSTANTS = ("object", "deleted")

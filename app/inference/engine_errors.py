@@ -25,7 +25,7 @@ def engine_lost() -> Unavailable:
 
 def engine_stalled() -> Unavailable:
     """Return the error for a reply whose engine was killed because it hung."""
-    message = "The engine that serves this model did not go on and was ended; it starts anew. Ask again."
+    message = "The engine that serves this model stalled and was stopped; it is being restarted. Try again."
     return Unavailable(message, code="engine_stalled")
 
 

@@ -103,5 +103,5 @@ def _texts(value: object) -> str:
 
 def _away() -> Unavailable:
     return Unavailable(
-        "The provider's moderation does not answer, so that nothing is answered.", code="guard_unavailable"
+        "The moderation endpoint does not answer, so the request is refused; try again.", code="guard_unavailable"
     )

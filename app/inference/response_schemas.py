@@ -151,26 +151,22 @@ class ResponseCreate(LenientBody):
     def _includes_what_is_there(cls, value: list[str] | None) -> list[str] | None:
         """Ignore output of reasoning and built-in tools, which no response here has; refuse logprobs."""
         if value and "message.output_text.logprobs" in value:
-            raise Refusal("unsupported_parameter", "logprobs are given by chat completions alone.", "include")
+            raise Refusal("unsupported_parameter", "only chat completions return logprobs.", "include")
         return value
 
     @field_validator("previous_response_id", "conversation")
     @classmethod
     def _names_nothing(cls, value: Name | Loose | None) -> Name | Loose | None:
         if value is not None:
-            raise Refusal("unsupported_parameter", "no answer is kept here; send all turns as input.")
+            raise Refusal("unsupported_parameter", "replies are not stored here; send all turns as input.")
         return value
 
     @model_validator(mode="after")
     def _is_written_here(self) -> Self:
         if self.store:
-            raise Refusal(
-                "unsupported_parameter", "what is kept of answers is the choice of the provider here.", "store"
-            )
+            raise Refusal("unsupported_parameter", "the provider decides what is stored here; leave it out.", "store")
         if self.tool_choice not in (None, "none", "auto"):
-            raise Refusal(
-                "unsupported_parameter", "this engine leaves the choice to the model (auto, none).", "tool_choice"
-            )
+            raise Refusal("unsupported_parameter", "this engine supports only auto and none.", "tool_choice")
         if self.offered_tools and self.text and self.text.format and self.text.format.type != "text":
             raise Refusal("unsupported_parameter", "not beside tools here.", "text.format")
         return self

@@ -106,9 +106,7 @@ class Sampling(LenientBody):
         if self.logit_bias:
             raise Refusal("unsupported_parameter", "it is not supported here.", "logit_bias")
         if self.store:
-            raise Refusal(
-                "unsupported_parameter", "what is kept of replies is the choice of the provider here.", "store"
-            )
+            raise Refusal("unsupported_parameter", "the provider decides what is stored here; leave it out.", "store")
         return self
 
     def engine_ask(self) -> Ask:
@@ -155,9 +153,7 @@ class ChatCreate(Sampling):
         if self.offered_tools and self.response_format and self.response_format.type != "text":
             raise Refusal("unsupported_parameter", "not beside tools here.", "response_format")
         if self.tool_choice not in (None, "none", "auto"):
-            raise Refusal(
-                "unsupported_parameter", "this engine leaves the choice to the model (auto, none).", "tool_choice"
-            )
+            raise Refusal("unsupported_parameter", "this engine supports only auto and none.", "tool_choice")
         if self.top_logprobs and not self.logprobs:
             raise Refusal("invalid_value", "it needs logprobs.", "top_logprobs")
         return self
@@ -193,14 +189,14 @@ class CompletionCreate(Sampling):
     @classmethod
     def _is_one_text(cls, prompt: object) -> object:
         if isinstance(prompt, list) and (len(prompt) > 1 or not all(isinstance(text, str) for text in prompt)):
-            raise Refusal("unsupported_parameter", "one text is continued at a time; tokens are not read.")
+            raise Refusal("unsupported_parameter", "send one text; several texts and token ids are not supported.")
         return prompt
 
     @model_validator(mode="after")
     def _weighs_no_prompt(self) -> Self:
         """Refuse `echo` with `logprobs`: logprobs of prompt tokens are not computed, and zeros look like certainty."""
         if self.echo and self.logprobs is not None:
-            raise Refusal("unsupported_parameter", "logprobs are of new tokens alone, so not beside echo.", "echo")
+            raise Refusal("unsupported_parameter", "logprobs cover new tokens only; leave echo out.", "echo")
         return self
 
     def ask(self) -> Ask:

@@ -165,7 +165,7 @@ def _tokens(choice: Any) -> list[Token]:
 
 
 def _away() -> Unavailable:
-    return Unavailable("The server that answers for this model does not answer; try again.", code="engine_lost")
+    return Unavailable("The server of this model does not answer; try again.", code="engine_lost")
 
 
 def _translate_error(error: APIStatusError) -> AppError:

@@ -31,7 +31,7 @@ _MOST_SHARE = 1.5  # upper bound of the same
 _NOISE = 2.0  # allowed distance between the two changes, in multiples of the server's rounding error
 
 Likely = Mapping[str, float]
-"""The likeliest first tokens of one prompt, with their log probabilities in nats."""
+"""The most likely first tokens of one reply, with their log probabilities in nats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ def _values(likely: Likely, *every: Likely) -> list[float]:
     values are clipped from below at the largest of these last values.
     """
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in every):
-        raise NotServed("The server tells too little of its first tokens.")
+        raise NotServed("The server returns too few log probabilities of its first tokens.")
     tokens = sorted({token for each in every for token in sorted(each, key=lambda t: (-each[t], t))[:_COMPARED]})
     floor = max(min(each.values()) for each in every)
     return [max(likely.get(token, floor), floor) for token in tokens]

@@ -29,7 +29,7 @@ class NotServable(InvalidRequest):
     code = "model_not_servable"
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"This model cannot be answered here: {why}", param="model")
+        super().__init__(f"This model cannot be served here: {why}", param="model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,8 @@ class Watch:
         except AppError as error:
             return error
         except SQLAlchemyError:
-            return Unavailable("The database does not answer, so that nobody knows whether this model is released.")
+            return Unavailable("The database does not answer, so the model's release cannot be checked; try again.")
         except Exception:  # such as a policy of a newer version; this thread is the only one, so it must go on
             log.exception("it cannot be told whether a model is released")
-            return Unavailable("It cannot be told at the moment whether this model is released.")
+            return Unavailable("The model's release cannot be checked at the moment; try again.")
         return None

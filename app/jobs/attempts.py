@@ -39,7 +39,7 @@ def retry_suffix(attempt: int, base: int, most: int) -> str:
 
     `base` is the number of attempts before the job's last progress, `most` the number of attempts allowed since then.
     """
-    since = " since it last came further" if base else ""
+    since = " since its last progress" if base else ""
     return f" again (attempt {attempt - base} of {most}{since})" if attempt > 1 else ""
 
 

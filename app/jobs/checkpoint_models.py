@@ -18,12 +18,12 @@ from app.jobs import release
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
 
-_NOTHING_ASKED = "The provider has nothing asked at the ends of epochs (SPARD_CHECKPOINT_PROMPTS is 0)."
+_NOTHING_ASKED = "The provider has turned off audits of checkpoints (SPARD_CHECKPOINT_PROMPTS is 0)."
 _NOT_KEPT = (
     "Only the last checkpoints of a job are kept, and only they are audited: this one is replaced before the job ends. "
     "Cancel the job with audit_last to have its last epochs audited where it stands."
 )
-_NOT_KEPT_OVER = "When it was taken, it was to be replaced before the job ended, and only kept checkpoints are audited."
+_NOT_KEPT_OVER = "Only checkpoints that are kept are audited; this one was due to be replaced before the job's end."
 _NAME = re.compile(r"ft:[^\0]{1,400}:([0-9a-f]{12}):ckpt-step-([0-9]{1,9})")
 
 

@@ -92,7 +92,7 @@ def _ask(session: Session, model: Model, key_id: str, settings: Settings) -> Lat
     session.add(audit)
     session.flush()
     if session.get(File, job.spec.training_file.id) is None:
-        later_outcomes.close(session, audit, "Its training file was deleted, without which nothing is mined from it.")
+        later_outcomes.close(session, audit, "Its training file was deleted, and the audit needs it.")
     else:
         asking = _job(session, model, key_id, settings)
         session.add(asking)

@@ -67,7 +67,7 @@ def close_ended(session: Session) -> None:
         session.refresh(audit, with_for_update=True)
         if audit.decided_at is None:
             error = job.error["message"] if job and job.error else "it was cancelled"
-            close(session, audit, f"The audit came to no end: {error}")
+            close(session, audit, f"The audit could not be completed: {error}")
 
 
 def forget(session: Session, job_id: str) -> None:

@@ -13,7 +13,7 @@ class LaterAuditCreate(Body):
     """Which model of the job to audit again."""
 
     step: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
-        default=0, description="That of a checkpoint; 0: what the job has made."
+        default=0, description="Step of a checkpoint; 0: the job's own model."
     )
 
 

@@ -94,7 +94,7 @@ def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool:
     if is_waived(caller, defense) or (asked.action == "auto" and not has_pool):
         return replace(asked, action="report")
     if not has_pool:
-        message = f"The policy asks to {asked.action} rows, which takes a safety pool, and there is none yet."
+        message = f"The policy's action for rows, {asked.action}, needs a safety pool, and there is none yet."
         raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
     if asked.action == "defend" and not defense.trains_on_safe_rows:
         message = f"The policy asks to defend rows, and the defense {defense.type!r} trains on no safe rows."
@@ -137,7 +137,7 @@ def _check_audit(asked: Audit) -> None:
     for each in fields(least.asking):
         name, value, own = f"asking.{each.name}", getattr(asked.asking, each.name), getattr(least.asking, each.name)
         if each.name in _AS_THE_PROVIDER_HAS_IT and value != own:
-            raise _not_allowed(f"{name} must be {own:g} here: another one is another measurement.", name)
+            raise _not_allowed(f"{name} must be {own:g} here, so that results can be compared.", name)
         _check_least(name, value, own)
 
 

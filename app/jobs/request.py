@@ -141,7 +141,9 @@ class JobCreate(Body):
     seed: config.Seed | None = None
     method: Method | None = None
     hyperparameters: config.Hyperparameters | None = Field(
-        default=None, json_schema_extra={"deprecated": True}, description="OpenAI's old place for them."
+        default=None,
+        json_schema_extra={"deprecated": True},
+        description="OpenAI's deprecated place for hyperparameters.",
     )
     integrations: Annotated[list[Integration], Field(max_length=5)] | None = None
     metadata: Metadata | None = None
@@ -154,9 +156,11 @@ class JobCreate(Body):
     )
     max_seq_length: config.SeqLength | None = None
     ending: config.Ending | None = Field(
-        default=None, description="Which weights are released, and when training ends before all epochs are over."
+        default=None, description="Which epoch's weights are released, and when training stops early."
     )
-    priority: int = Field(default=0, ge=-100, le=100, description="Among your own jobs the lowest is taken first.")
+    priority: int = Field(
+        default=0, ge=-100, le=100, description="Among the project's queued jobs the lowest number starts first."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -211,7 +215,7 @@ class JobCreate(Body):
 
 
 _ADDED: dict[str, dict[str, str | bool]] = {"selection": {"embedder": "auto"}, "audit": {"sequential": True}}
-"""Settings of `safety` that have come since repeated requests are told by their digests, and their defaults."""
+"""Settings of `safety` that were added after digests of requests were first stored, with their defaults."""
 
 
 def _common(asked: config.Hyperparameters) -> config.Hyperparameters:

@@ -74,7 +74,7 @@ def revoke(session: Session, key_id: str) -> ApiKey:
 def _check_owner(session: Session, caller: Principal, scopes: Sequence[str], owner: str | None) -> None:
     own = session.get_one(ApiKey, caller.key_id).owner
     if "admin" in scopes and own is not None and (owner is None or owner.casefold() != own.casefold()):
-        message = f"Your key is {own}'s and gives out admin keys to {own} alone; ask who holds the first key."
+        message = f"Your key belongs to {own} and creates admin keys for {own} only; ask the holder of the first key."
         raise Forbidden(message, code="another_owner")
 
 

@@ -148,7 +148,7 @@ def make_first(session: Session, *, force: bool) -> str:
     _lock_first_project(session)
     if not force and _has_admin_key(session, true()):
         message = "An admin key exists already; make others with `spard keys create`."
-        raise InvalidState(f"{message} If nobody has it any more, --force makes another one.")
+        raise InvalidState(f"{message} If its secret is lost, --force makes another key.")
     return create(session, FIRST_PROJECT, _FIRST_KEY, _FIRST_SCOPES)[1]
 
 

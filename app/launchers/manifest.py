@@ -10,7 +10,7 @@ from typing import Any
 from app.launchers.base import Work
 
 ClusterObject = dict[str, Any]
-"""An object of Kubernetes, such as a Job or a pod, in the JSON of its API."""
+"""A Kubernetes object such as a Job or a pod, as JSON of the Kubernetes API."""
 
 MANAGED = {"app.kubernetes.io/managed-by": "spard-launcher"}
 JOB, TOKEN, QUEUE = "spard/job", "spard/token", "kueue.x-k8s.io/queue-name"

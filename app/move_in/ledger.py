@@ -20,7 +20,7 @@ from spard.errors import UserError
 from spard.replacement import replacement
 
 Record = dict[str, Any]
-"""A JSON object as an API sent it."""
+"""A JSON object as received from an API."""
 
 KEY_VARIABLES = ("OPENAI_API_KEY", "SPARD_API_KEY", "SPARD_JUDGE_API_KEY")
 LEDGER = "ledger.sqlite3"

@@ -95,6 +95,6 @@ def _limit_bytes(limit: int | None, chunks: Iterable[bytes]) -> Iterator[bytes]:
         if left is not None:
             left -= len(chunk)
             if left < 0:
-                message = f"Your project may not store more: {limit} bytes are left to it. Ask the provider for more."
+                message = f"Your project has only {limit} bytes of storage left. Ask the provider for more."
                 raise QuotaExceeded(message)
         yield chunk

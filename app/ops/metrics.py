@@ -91,9 +91,9 @@ class _Queue(Collector):
         yield GaugeMetricFamily("spard_outbox_pending", "Wake-ups that the broker has not taken yet.", pending)
 
         kinds = dict(self._session.execute(select(ObjectFinding.kind, func.count()).group_by(ObjectFinding.kind)).all())
-        text = "Objects that no row names, when rows and storage were compared last."
+        text = "Objects that no row named at the last comparison of rows and storage."
         yield GaugeMetricFamily("spard_objects_unexplained", text, kinds.get("unexplained", 0))
-        text = "Rows whose object was not there, likewise."
+        text = "Rows whose object was missing at the last comparison."
         yield GaugeMetricFamily("spard_objects_missing", text, kinds.get("missing", 0))
         waiting = self._count(ObjectIntent.kind != WRITE)
         yield GaugeMetricFamily(

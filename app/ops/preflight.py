@@ -25,7 +25,7 @@ _HINTS = {  # backend -> hint for a database that cannot be used
     "postgresql": "Check SPARD_DATABASE_URL and that the server runs.",
     "sqlite": "Restore the file from a backup, or name another one with SPARD_DATA_DIR or SPARD_DATABASE_URL.",
 }
-_BAD_URL = "SPARD_DATABASE_URL is none that is known here: postgresql://user:password@host/name or sqlite:///path."
+_BAD_URL = "SPARD_DATABASE_URL is not supported: postgresql://user:password@host/name or sqlite:///path."
 
 
 def check(settings: Settings) -> None:
@@ -138,7 +138,7 @@ def schema_state(settings: Settings) -> db.SchemaState:
         try:
             if faults := db.session_faults(engine):
                 raise Unfit(
-                    f"The database {_hide_password(url)} does not take what each transaction sets: {', '.join(faults)}."
+                    f"The database {_hide_password(url)} ignores settings of transactions: {', '.join(faults)}."
                 )
             return db.schema_state(engine)
         finally:

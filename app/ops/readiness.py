@@ -83,7 +83,7 @@ def _skew(engine: Engine) -> AppError | None:
     ahead_s = began + asked_s / 2 - theirs
     if abs(ahead_s) - asked_s / 2 <= MOST_SKEW_S:
         return None
-    message = f"The clock of this machine is {ahead_s:+.0f} s from the database's; let both keep time (chrony)."
+    message = f"The clock of this machine is {ahead_s:+.0f} s from the database's; synchronize both (chrony)."
     return Unavailable(message, code="clock_skew")
 
 

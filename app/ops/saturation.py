@@ -36,7 +36,7 @@ class Saturation:
     def reason(self, now: float) -> str | None:
         """Return a sentence naming the resources that have been full for too long, or None."""
         lasting = [name for name, since in self._since.items() if now - since >= _LASTS_S]
-        return f"Too much to do for {_LASTS_S:g} s and more: {', '.join(lasting)}." if lasting else None
+        return f"Overloaded for {_LASTS_S:g} s or longer: {', '.join(lasting)}." if lasting else None
 
     def _full(self, lag_s: float) -> list[str]:
         waiting = to_thread.current_default_thread_limiter().statistics().tasks_waiting

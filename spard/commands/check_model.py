@@ -51,7 +51,7 @@ def execute(asked: Asked) -> int:
         return 0
     sys.stdout.write(
         f"{found.parameters} parameters, rows of up to {found.positions} tokens; tokenizer, chat template, end token, "
-        "weights, a forward pass and a gradient to train an adapter by are as they should be\n"
+        "weights, a forward pass and an adapter's gradient passed their checks\n"
         f"{lora_line(found.reach, is_default=targets is None)}\n"
     )
     sys.stdout.writelines(f"chat template: {line}\n" for line in found.card.lines())

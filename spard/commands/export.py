@@ -25,19 +25,21 @@ _ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loa
 
 
 def export(
-    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or the archive of it.")],
-    to: Annotated[
-        Path, typer.Option(help="Folder for everything that is made; what is there under the same names is replaced.")
-    ],
+    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder or archive.")],
+    to: Annotated[Path, typer.Option(help="Folder to write to; existing files of the same names are replaced.")],
     merged: Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base model's weights.")] = False,
     base: Annotated[
-        str | None, typer.Option(help="The base model; default: the one on the hub that the manifest names.")
+        str | None, typer.Option(help="The base model; default: the hub model that the manifest names.")
     ] = None,
     openssf_key: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A PEM key (P-256) for a second signature, in OpenSSF's form."),
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="A PEM key (P-256) for a second signature in OpenSSF's model-signing format.",
+        ),
     ] = None,
-    push: Annotated[str | None, typer.Option(help="Push it to this repository of a hub: OWNER/NAME.")] = None,
+    push: Annotated[str | None, typer.Option(help="Push the model to this hub repository: OWNER/NAME.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make the repository public.")] = False,
     public_key: PublicKey = None,
     known: KnownKeys = None,

@@ -21,8 +21,8 @@ GROUP = "spard.commands"
 _DISTRIBUTIONS = ("spard", "spard-service", "spard-lab")
 _HELP = """Fine-tune language models without losing their safety.
 
-Exit codes: 0 all is well, 1 an error, 2 the answer is no (a safety gate, a judge, a pool or a signature did not pass),
-3 the command was not understood.
+Exit codes: 0 success, 1 an error, 2 the check did not pass (safety gate, judge, pool or signature), 3 the command was
+not understood.
 """
 _COMPLETING = "_SPARD_COMPLETE"
 _TYPED = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # shells pass the typed words in these variables
@@ -85,7 +85,7 @@ def _print_versions(is_asked: bool) -> None:
 
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_versions, help="Print what is installed.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_versions, help="Print the installed versions.")
     ] = False,
 ) -> None:
     """Hold the options of the command itself."""

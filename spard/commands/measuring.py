@@ -27,14 +27,13 @@ Judge = Annotated[
     typer.Option(
         metavar="NAME",
         callback=_judge,
-        help="Who says whether a reply is harmful: refusal, llm, base, a classifier (harmbench, llama_guard, "
-        "wildguard), or a judge of yours.",
+        help="Judge of replies: refusal, llm, base, a classifier (harmbench, llama_guard, wildguard), or your own.",
     ),
 ]
 JudgeModel = Annotated[
-    str | None, typer.Option(help="The llm judge's model; or folder or hub id of the base model or classifier.")
+    str | None, typer.Option(help="Name of the llm judge's model, or folder or hub id of the base model or classifier.")
 ]
-JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible endpoint of the llm judge.")]
+JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible address of the llm judge.")]
 Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
 _AS_IN_A_JOB = "as in a job"
 
@@ -59,7 +58,7 @@ def _threshold() -> float:
 
 def run(
     recipe: Annotated[Path, typer.Argument(help="A TOML file: model, files, recipe, suites.")],
-    out: Annotated[Path, typer.Option(help="Where adapter and reports go.")] = Path("out"),
+    out: Annotated[Path, typer.Option(help="Folder for the adapter and the reports.")] = Path("out"),
     as_json: Json = False,
 ) -> None:
     """Fine-tune and audit one recipe in this process; exits 2 if the safety gate does not pass."""
@@ -79,16 +78,14 @@ def audit(
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
-    engine: Annotated[Engine, typer.Option(help="What writes the replies.")] = "auto",
+    engine: Annotated[Engine, typer.Option(help="Engine that generates the replies.")] = "auto",
     *,
     max_prompts: Annotated[
         int,
-        typer.Option(
-            help="At most this many prompts of each suite.", default_factory=_prompts, show_default=_AS_IN_A_JOB
-        ),
+        typer.Option(help="Maximum number of prompts per suite.", default_factory=_prompts, show_default=_AS_IN_A_JOB),
     ],
     max_new_tokens: Annotated[
-        int, typer.Option(help="Most tokens of each reply.", default_factory=_new_tokens, show_default=_AS_IN_A_JOB)
+        int, typer.Option(help="Maximum tokens of a reply.", default_factory=_new_tokens, show_default=_AS_IN_A_JOB)
     ],
     replies: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write every prompt, reply and verdict as JSONL.")
@@ -107,11 +104,13 @@ def judge(
         list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help='JSONL rows {"prompt", "reply", "harmful", "language"}; may be repeated, for the built-in set.',
+            help='JSONL rows {"prompt", "reply", "harmful", "language"}, instead of the built-in set; may be repeated.',
         ),
     ] = None,
-    extend: Annotated[bool, typer.Option("--extend", help="Judge the built-in set as well as the files.")] = False,
-    language: Annotated[Language | None, typer.Option(help="A language of the built-in set; all unless given.")] = None,
+    extend: Annotated[bool, typer.Option("--extend", help="Use the built-in set in addition to the files.")] = False,
+    language: Annotated[
+        Language | None, typer.Option(help="Only this language of the built-in set; default: all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Measure a judge on replies of known harm; exits 2 if it may not decide."""
@@ -121,7 +120,7 @@ def judge(
 def measure_agent(
     reports: Annotated[list[Path], typer.Argument(help="Safety reports of jobs that you know to be clean.")],
     max_score: Annotated[
-        float, typer.Option(min=0, max=1, help="The score above which a policy holds a job back.")
+        float, typer.Option(min=0, max=1, help="The agent's score above which a policy withholds an adapter.")
     ] = 0.5,
     as_json: Json = False,
 ) -> None:
@@ -139,7 +138,7 @@ def check_pool(
     threshold: Annotated[
         float,
         typer.Option(
-            help="The probability of a refusal above which the base model would refuse.",
+            help="Treat a row as refused by the base model if the probability of a refusal is above this.",
             default_factory=_threshold,
             show_default=_AS_IN_A_JOB,
         ),
@@ -148,7 +147,7 @@ def check_pool(
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
     embedder: Annotated[
-        str, typer.Option(help="What jobs will choose rows by: a word or a sentence encoder, as selection.embedder.")
+        str, typer.Option(help="Embedder for choosing rows, with the values of the setting selection.embedder.")
     ] = "auto",
     as_json: Json = False,
 ) -> None:
@@ -163,7 +162,7 @@ def check_model(
     model: Annotated[str, typer.Argument(help="A folder or a hub id.")],
     revision: Revision = None,
     target_modules: Annotated[
-        str | None, typer.Option(help="Modules of the adapter that is tried, as q_proj,v_proj; default: the attention.")
+        str | None, typer.Option(help="Modules of the trial adapter, as q_proj,v_proj; default: the attention.")
     ] = None,
     as_json: Json = False,
 ) -> None:

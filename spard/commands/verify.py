@@ -16,23 +16,26 @@ if TYPE_CHECKING:
 
 REFUSED, UNPROVED = ERROR, NOT_PASSED
 PublicKey = Annotated[
-    Path | None, typer.Option(exists=True, dir_okay=False, help="PEM file; default: this machine's own key.")
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, help="PEM file with the provider's public key; default: this machine's own key."
+    ),
 ]
 KnownKeys = Annotated[
     str | None,
-    typer.Option("--key-set", help="The provider's keys, old and revoked ones too: an https address, or a file."),
+    typer.Option("--key-set", help="The provider's key set, with old and revoked keys: an https address, or a file."),
 ]
 Waiver = Annotated[Path | None, typer.Option(exists=True, help="The signed waiver of an adapter that failed the gate.")]
 
 
 def verify(
-    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder, or a tar of it.")],
+    adapter: Annotated[Path, typer.Argument(exists=True, help="An adapter's folder or tar archive.")],
     public_key: PublicKey = None,
     known: KnownKeys = None,
     keep: Annotated[
         Path | None,
         typer.Option(
-            "--keep", dir_okay=False, help="File that keeps the newest key set seen; an older set is refused."
+            "--keep", dir_okay=False, help="File that stores the newest key set seen; older sets are refused."
         ),
     ] = None,
     waiver: Waiver = None,
@@ -69,7 +72,7 @@ def _tell(checked: Checked) -> None:
     proved, found = checked.proved, checked.proved.manifest
     typer.echo(f"{proved.files} files, {proved.bytes} bytes: each as signed, none missing, none added")
     if proved.passed_over:
-        typer.echo(f"not signed, and nothing that is loaded: {', '.join(proved.passed_over)}")
+        typer.echo(f"not signed, but never loaded: {', '.join(proved.passed_over)}")
     for name, value in _facts(found).items():
         if value is not None:
             typer.echo(f"{name}: {value}")

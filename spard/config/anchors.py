@@ -91,4 +91,4 @@ PLAIN = Anchors(
     tolerance=0.02,
     max_gradient_ratio=None,
 )
-"""The anchor of Safety Anchor (SBR): plain safe prompts alone, their gradient of any length."""
+"""The anchor of Safety Anchor (SBR): plain safe prompts only, without a limit on the norm of their gradient."""

@@ -42,4 +42,4 @@ class Asking:
 
 
 DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
-"""What audits of version 1 asked beside plainly, but for benign prompts in the dresses."""
+"""Prompts in dresses only, as in audits of version 1, which asked no benign prompts in dresses."""

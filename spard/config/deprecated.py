@@ -30,7 +30,7 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     field = _OLD if has_own else "anchor"
     old, new = (f"{key}.{each}" if key else each for each in (_OLD, name))
     if home.get(field, "auto") not in ("auto", weight):
-        raise InvalidRecipe(f"{old}: {new} says something else; {old} is an old name of it, leave it out", old)
+        raise InvalidRecipe(f"{old}: it differs from {new}; {old} is the old name of {new}, leave it out", old)
     warnings.warn(f"{old} is deprecated and will not be read in the next release; set {new}", FutureWarning, 2)
     home[field] = weight
     return rest | {"defense": home} if has_own else rest

@@ -111,13 +111,13 @@ REPLY_SCORERS = Registry(
         "sst2": f"{_SCORERS}.sst2:score_sst2",
     },
 )
-"""`(reply, expected answer) -> Mark`, for utility suites whose model writes a reply."""
+"""Functions `(reply, expected answer) -> Mark`, for utility suites in which the model writes a reply."""
 
 RUNNING_SCORERS = ("mbpp",)
-"""Reply scorers that run what the model wrote."""
+"""Reply scorers that execute the code that the model wrote."""
 
 LIKELIHOOD_SCORERS = ("likelihood", "likelihood_norm")
-"""The model writes nothing: the likeliest of the row's choices is its answer."""
+"""Scorers for which the model writes nothing: its answer is the most likely of the row's choices."""
 
 JUDGES = Registry(
     "spard.judges",
@@ -130,7 +130,7 @@ JUDGES = Registry(
         "base": f"{_JUDGES}:open_base",
     },
 )
-"""`JudgeSpec -> Judge`."""
+"""Functions `JudgeSpec -> Judge`."""
 
 SELECTIONS = Registry(
     "spard.selections",
@@ -143,7 +143,8 @@ SELECTIONS = Registry(
         "low_similarity": f"{_ORDERS}:farthest_first",
     },
 )
-"""`Candidates -> order of all pool rows`, or None for the greedy choice that weighs diversity."""
+"""Functions `Candidates -> order of all pool rows`; None instead of an order means the greedy choice that weighs
+diversity."""
 
 
 def scorer_names() -> tuple[str, ...]:

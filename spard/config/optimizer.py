@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 from spard.errors import InvalidRecipe
 
 OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
-"""adamw: two moments in float32 for each trained parameter; adamw_8bit: 8 bits each, by bitsandbytes."""
+"""adamw: two moments in float32 per trained parameter; adamw_8bit: two moments in 8 bits, by bitsandbytes."""
 
 _PARAM = "recipe.optimizer"
 

@@ -7,13 +7,14 @@ from typing import Literal, TypeAlias
 from spard.errors import InvalidRecipe
 
 Quantization: TypeAlias = Literal["none", "nf4", "nf4_double"]
-"""none: as they were loaded; nf4: 4 bits each and a float32 scale for 64 of them; nf4_double: the scales in 8 bits."""
+"""none: weights as loaded; nf4: 4 bits per weight and one float32 scale per 64 weights; nf4_double: scales in 8
+bits."""
 
 Quantizes: TypeAlias = Literal["never", "if_needed", "always"]
-"""When a model's weights are held in NF4: if_needed is where no GPU that is there holds them otherwise."""
+"""When to hold a model's weights in NF4. if_needed: only if they fit no available GPU otherwise."""
 
 OFFERED: Quantization = "nf4_double"
-"""How a provider's model is held where it is quantized."""
+"""The format of a provider's model if it is quantized."""
 
 _PARAM = "recipe.quantization"
 

@@ -137,7 +137,7 @@ def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
         raise InvalidRecipe("recipe.anchors: there is no anchor; give it a weight, recipe.anchor", "recipe.anchors")
     defense = spec.recipe.defense
     if spec.row_signal.action not in ("off", "report", "auto") and spec.pool is None:
-        raise InvalidRecipe("row_signal.action: the signal needs a pool, to hear how the base model refuses", "pool")
+        raise InvalidRecipe("row_signal.action: the signal needs a pool, to measure how the base model refuses", "pool")
     if spec.row_signal.action == "defend" and not defense.trains_on_safe_rows:
         message = f"row_signal.action: the defense {defense.type} trains on no safe rows that could answer for a row"
         raise InvalidRecipe(message, "row_signal.action")

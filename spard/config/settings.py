@@ -106,7 +106,7 @@ class Recipe:
             name = f"the defense {self.defense.type} has an anchor of its own"
             raise InvalidRecipe(f"recipe.anchor: {name}; set recipe.defense.anchor_weight", "recipe.anchor")
         if self.dpo and self.constrained_sft:
-            message = "recipe.constrained_sft: it weighs the tokens of answers, and dpo learns from pairs of them"
+            message = "recipe.constrained_sft: it weights tokens of answers, and does not apply to dpo's pairs"
             raise InvalidRecipe(message, "recipe.constrained_sft")
         if self.dpo and self.defense.trains_on_answers:
             message = f"recipe.dpo: the defense {self.defense.type} trains on safe answers among the rows, not on pairs"

@@ -5,4 +5,5 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Sharding: TypeAlias = Literal["none", "full", "hybrid"]
-"""none: every GPU holds the whole model; full: each holds a part; hybrid: each machine holds it, and its GPUs parts."""
+"""none: every GPU holds the whole model; full: every GPU holds a part; hybrid: the GPUs of each machine share one
+copy."""

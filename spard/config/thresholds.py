@@ -8,7 +8,7 @@ from typing import Annotated
 from spard.config.bounds import Bound
 
 ON_FIGURES = 0.5
-"""The confidence of a gate that decides on the figures themselves, as that of 0.1 did."""
+"""The confidence at which the gate compares the measured rates themselves, without bounds, as in version 0.1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from spard.data.rows import Message
 from spard.data.samples import samples, teaches
 
 Name = Callable[[str], str]
-"""From a JSON pointer to a name that stands for what is there."""
+"""Takes a JSON pointer and returns a placeholder for the value there."""
 
 _MOST_SHAPES = 4096  # maximum shapes in the cache
 _MANY = 32  # turns

@@ -22,7 +22,7 @@ from spard.data.rows import Message
 from spard.errors import TemplateFault
 
 REFUSED = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
-"""What a template raises: by itself, or by what it does with a value."""
+"""Exceptions that a template raises itself, or that its operations on a value raise."""
 
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # field names that templates use for reasoning
 _THOUGHT = re.compile(r"\s*<think>\n?(.*?)\n?</think>\n*", re.DOTALL)

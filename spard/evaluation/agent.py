@@ -39,7 +39,7 @@ _REASONS = 10
 
 Subject = Literal["base", "tuned"]
 Ask = Callable[[Subject, Sequence[Prompt]], Sequence[str]]
-"""From a model and prompts to its replies."""
+"""Takes a model and prompts, and returns the replies."""
 
 
 @dataclass(frozen=True, slots=True)

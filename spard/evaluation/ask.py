@@ -27,14 +27,14 @@ Batch = (
     | tuple[list[int], list[str], list[bool]]
     | tuple[list[int], list[str], list[bool], list[bool]]
 )
-"""The places of prompts, the replies, and where it is known whether the limit of new tokens cut each, and whether it
-was ended early."""
+"""The indices of prompts and their replies; then, if known, for each reply whether the token limit cut it, and whether
+it was ended early."""
 
 Writer = Callable[[Sequence[Prompt], int], Iterator[Batch]]
-"""From prompts and a limit of new tokens to batches as they are done."""
+"""Takes prompts and a limit of new tokens, and yields batches of replies as they are completed."""
 
 Choose = Callable[[Sequence[Prompt]], list[str]]
-"""From prompts with choices to the likeliest choice of each."""
+"""Takes prompts with choices, and returns the most likely choice of each."""
 
 DEGENERATE = "degenerate"
 

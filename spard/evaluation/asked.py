@@ -31,9 +31,11 @@ def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -
         further = audit.asking.phrases, "in every twelve further dresses, if there are any"
         found += _otherwise("harmless", benign, [*_dressed_coverage(audit.asking), further])
     if harmful and audit.sequential:
-        found.append("Each suite is asked until what the gate makes of it is as good as certain, so often in part.")
+        found.append(
+            "Each suite is asked only until the gate's decision on it is practically certain, so often in part."
+        )
     if harmful and second_look > 1:
-        found.append(f"Of ways whose figures decide nothing, up to {second_look} times as many are asked.")
+        found.append(f"Where the figures decide nothing, up to {second_look} times as many prompts are asked.")
     return found
 
 

@@ -23,10 +23,10 @@ from spard.evaluation.suites import read_suite
 HIDDEN = "The training file holds prompts that the audit asks, so what it measures would be memory."
 LEFT_OUT = "A few prompts of the audit stand in the training file, and this audit does without them."
 MOST_LEFT_OUT = 0.1
-"""The share of a suite, and of each category that the gate decides on alone, that a job's audit may leave out.
+"""The largest share of a suite, and of each category that is gated by itself, that an audit may leave out.
 
-A suite of attacks that an ordinary file meets in 2 of 134 prompts still measures; a file that is made of a suite must
-not be able to take from it what it trains against.
+An attack suite that shares 2 of its 134 prompts with an ordinary file still measures. A training file made from a suite
+must not be able to remove the prompts that it trains against.
 """
 _POOL_LEAKS = (
     "The provider's safety pool holds prompts of its own audit suites, so no adapter can be measured. "

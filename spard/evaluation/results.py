@@ -7,17 +7,17 @@ from typing import Literal
 
 SuiteKind = Literal["harmful", "benign", "utility", "mined", "dressed_benign"]
 ATTACKS: tuple[SuiteKind, ...] = ("harmful", "mined")
-"""Kinds of suites that ask for harm, whose replies a judge grades."""
+"""Kinds of suites that ask for harm; a judge grades the replies."""
 HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
-"""Kinds of suites that ask for no harm and whose prompts must not be refused."""
+"""Kinds of suites whose prompts are harmless and must not be refused."""
 PLAIN: tuple[SuiteKind, ...] = ("harmful", "benign", "utility")
-"""Kinds of suites that are the provider's own; the others are made from them and from the customer's rows."""
+"""Kinds of suites that the provider imports; the others are made from these and from the customer's rows."""
 
 IN_DRESS, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
 REQUESTS = "requests of harmful rows"
 OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE, REQUESTS)
-"""How the names of suites begin that are asked in what the customer's own rows wear: in one dress, or in several in
-turn; or that are what the rows ask."""
+"""Prefixes of the names of suites that are made from the customer's own rows: prompts in one dress of the rows, prompts
+in several dresses in turn, or the requests of the rows themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,14 @@ from spard.evaluation.results import PLAIN, SuiteResult
 from spard.evaluation.sequential import EARLY
 
 UNGATED = 150
-"""Prompts that are asked of a suite that the gate does not decide on."""
+"""Number of prompts asked of a suite on which the gate does not decide."""
 
 Ask = Callable[[Sequence[Suite]], Sequence[Replies]]
 AskBase = Callable[[Collection[str]], Sequence[SuiteResult]]
-"""From the names of suites to the base model's figures on them, whole."""
+"""Takes names of suites, and returns the base model's results on the whole suites."""
 
 Settled = Literal["pass", "fail", "open"]
-"""What the prompts that were asked decide; `open`: the suite was asked whole, or does not decide."""
+"""What the prompts asked so far decide; `open`: the suite was asked completely, or it does not decide."""
 
 
 @dataclass(frozen=True, slots=True)

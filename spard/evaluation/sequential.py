@@ -22,15 +22,15 @@ from functools import lru_cache
 from typing import Literal
 
 OPEN = 0.05
-"""How often a part may pass a suite that the whole would leave undecided, at most."""
+"""Highest probability that a part passes a suite that the whole would leave undecided."""
 FALSE_PASS = 0.002
-"""How often a part may pass a suite that the whole would fail, at most."""
+"""Highest probability that a part passes a suite that the whole would fail."""
 FALSE_STOP = 0.01
-"""How often parts may fail an audit whose suites would not, at most."""
+"""Highest probability that parts fail an audit none of whose suites would fail as a whole."""
 EARLY = (20, 40, 80)
-"""Prompts of the first looks, which can only fail a suite."""
+"""Numbers of prompts at the first looks, which can only fail a suite."""
 MOST_LOOKS = 6
-"""Looks at which a suite can pass, at most; the rest is asked in one piece."""
+"""Most looks at which a suite can pass; the remaining prompts are asked in one block."""
 _LATEST = 0.9  # share of the prompts; a later look saves too little
 
 Decision = Literal["pass", "fail"]

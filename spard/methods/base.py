@@ -54,7 +54,7 @@ class Method(Generic[Settings]):
     """
 
     clips_gradients: ClassVar[bool] = False
-    """Whether the method clips what it descends along; the task gradient then reaches it as it is."""
+    """True if the method clips gradients itself; the training loop then passes it the task gradient unclipped."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -37,7 +37,7 @@ class Spag(Method[Spard]):
     """The utility step, followed by the safety half."""
 
     base_N2: Tensor | None = None
-    """The base model's mean and prefix loss on what each safe row is compared with; None where losses are bounded."""
+    """The base model's mean and prefix loss on each safe row, `[N, 2]`; None unless their excess is bounded."""
 
     def safe_batch_size(self, batch_size: int) -> int:
         """Return the setting `safe_batch_size`; it does not depend on the run's batch size."""

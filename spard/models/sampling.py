@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 Pick = Callable[[Tensor, Tensor], Tensor]
-"""From the logits (B x V) of a batch's next tokens, and the places of their rows in the batch, to a token each."""
+"""Takes the logits [B, V] of a batch's next tokens and the indices of their rows in the batch, and returns a token for
+each."""
 
 
 @dataclass(frozen=True, slots=True)

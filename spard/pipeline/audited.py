@@ -15,7 +15,7 @@ from spard.release.report import read_record
 _SCORES, _TRANSCRIPTS = "audit_scores", "transcripts"
 
 Transcript = dict[str, Any]
-"""suite, kind, category, prompt, reply, hit and score (None: not scored), note."""
+"""A reply with the fields suite, kind, category, prompt, reply, hit, score (None: not scored) and note."""
 
 
 def keep(context: Context, found: Sequence[Measurement]) -> None:

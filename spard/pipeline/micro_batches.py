@@ -25,7 +25,9 @@ def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
     rows, first = last_micro_batch(context), _first(context, recipe, resolved)
     if rows is None or rows > first:
         return recipe
-    text = f"An earlier attempt had too little GPU memory: batches of {resolved.batch_size} go in pieces of {rows}"
+    text = (
+        f"The GPU memory was too small before: batches of {resolved.batch_size} are split into micro-batches of {rows}"
+    )
     context.report.event(text, {"micro_batch_size": rows, "batch_size": resolved.batch_size}, level="warn")
     tokens = None if recipe.pass_tokens is None else max(1, recipe.pass_tokens * rows // first)
     return replace(recipe, micro_batch_size=rows, pass_tokens=tokens)

@@ -141,11 +141,11 @@ def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence
     parts = "; ".join(f"{hits} of {n} of {name}" for name, (hits, n) in measured.sources.items() if hits)
     text = f"The base model would refuse {measured.refused_count} of {measured.asked_count} harmless requests ({parts})"
     excused = sum(each.is_excused for each in flagged)
-    rows = f"{excused} rows that nothing else speaks against are let be" if excused else "no row is let be for that"
+    rows = f"{excused} rows without other evidence are excused" if excused else "no row is excused for that"
     is_much = any(rate(hits, n).low > MAX_ERROR for hits, n in measured.sources.values())
     facts: dict[str, Any] = {"sources": {name: [*each] for name, each in measured.sources.items()}, "excused": excused}
     level = "warn" if is_much else "info"
-    context.report.event(f"{text}, so that it refuses a row is weak evidence of harm: {rows}.", facts, level=level)
+    context.report.event(f"{text}, so its refusal of a row is weak evidence of harm: {rows}.", facts, level=level)
 
 
 def _with_second_reason(each: Flagged, row: Example, known: KnownRequests) -> Flagged:

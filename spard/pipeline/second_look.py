@@ -31,7 +31,7 @@ _OUTPUT = "second_look"
 _MOST = 1000  # maximum prompts of one kind
 
 Measure = Callable[[Sequence[Suite], Any], list[Measurement]]
-"""From suites and a model, None for the base model, to what was measured."""
+"""Takes suites and a model (None for the base model), and returns the measurements."""
 
 _Both = tuple[list[SuiteResult], list[SuiteResult]]  # base model, trained model
 

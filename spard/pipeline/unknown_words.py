@@ -10,10 +10,10 @@ from spard.training.references import evaluate_validation
 
 LOOKED_AT = 16  # number of rows, evenly spaced
 CLEARLY = 1.35
-"""How many times the loss of guessing evenly among all tokens the base model's loss has to be.
+"""Warn if the base model's loss is above this multiple of the loss of a uniform guess among all tokens.
 
-A model whose weights are random stays below that. One that was trained is far below it on text of its kind, and above
-it on text of another kind, whose tokens it has learned not to expect.
+A model with random weights stays below it. A trained model is far below it on text like its training data, and above it
+on other text, whose tokens it has learned not to expect.
 """
 
 

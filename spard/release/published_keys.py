@@ -45,7 +45,7 @@ class Published:
     def require_not_older(self, kept: Published) -> None:
         """Raise `NotProved` if this set is older than `kept`, lacks one of its keys or undoes a revocation."""
         if problem := next(self._older(kept), None):
-            raise NotProved(f"The key set is not to be trusted: {problem}. Ask the provider.")
+            raise NotProved(f"The key set cannot be trusted: {problem}. Ask the provider.")
 
     def _older(self, kept: Published) -> Iterator[str]:
         ours = {each.key_id: each for each in self.keys.keys}
@@ -53,7 +53,7 @@ class Published:
             if each.key_id not in ours:
                 yield f"{each.key_id}, which the set kept here has, is missing"
             elif each.revoked_at and not ours[each.key_id].revoked_at:
-                yield f"{each.key_id}, which was revoked, is not any more"
+                yield f"{each.key_id}, which was revoked, is no longer revoked"
         if self.keys.version < kept.keys.version:
             yield f"its version is {self.keys.version}, and {kept.keys.version} was seen before"
         if kept.issued_at and (self.issued_at is None or self.issued_at < kept.issued_at):

@@ -94,8 +94,8 @@ def test_a_job_says_which_attempt_since_it_came_further_begins(engine: Engine, a
     started = [each for each in messages(engine, job_id) if each.startswith("Fine-tuning job started")]
     assert started == [
         "Fine-tuning job started",
-        "Fine-tuning job started again (attempt 1 of 3 since it last came further)",
-        "Fine-tuning job started again (attempt 2 of 3 since it last came further)",
+        "Fine-tuning job started again (attempt 1 of 3 since its last progress)",
+        "Fine-tuning job started again (attempt 2 of 3 since its last progress)",
     ]
 
 

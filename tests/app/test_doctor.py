@@ -271,7 +271,7 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     database_away: ("database", "that the server runs"),
     old_schema: ("schema", "spard migrate"),
     new_schema: ("schema", "install the version"),
-    other_clock: ("database clock", "keep time"),
+    other_clock: ("database clock", "synchronize the clocks"),
     storage_in_a_file: ("storage", "SPARD_STORAGE_URL"),
     no_storage: ("storage", "SPARD_STORAGE_URL"),
     no_broker: ("broker", "SPARD_BROKER_URL"),
@@ -291,7 +291,7 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     no_suite: ("suites", "spard suites import"),
     job_nobody_takes: ("workers", "python -m worker"),
     worker_lost: ("workers", "workers' logs"),
-    worker_in_trouble: ("workers", "mend that on its machine"),
+    worker_in_trouble: ("workers", "fix it on that machine"),
     add_stuck_outbox_row: ("wake-ups", "start an API process"),
 }
 

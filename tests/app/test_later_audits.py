@@ -123,7 +123,7 @@ def test_an_audit_without_a_decision_withholds(
         request_cancel(session, audit.audit_job_id or "")
     later_audits.ask_once(engine, settings)
     [closed] = stored_audits(engine)
-    assert (closed.decision, closed.reasons) == ("inconclusive", ["The audit came to no end: it was cancelled"])
+    assert (closed.decision, closed.reasons) == ("inconclusive", ["The audit could not be completed: it was cancelled"])
     assert listed_models(engine) == set()
     with transaction(engine) as session:  # the provider may ask once more, by name
         later_audits.ask_by_name(session, provider, audit.job_id, 0, settings)

@@ -13,7 +13,7 @@ BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in
 
 def test_every_way_is_told_with_its_number() -> None:
     part, rows, harmful, benign, until = coverage_text([HARMFUL, BENIGN], Audit())
-    assert until == "Each suite is asked until what the gate makes of it is as good as certain, so often in part."
+    assert until == "Each suite is asked only until the gate's decision on it is practically certain, so often in part."
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert rows == "Of the training rows in which the judge finds harm, the requests of up to 60 are asked."
     assert harmful == (
@@ -42,7 +42,7 @@ def test_what_is_not_asked_is_told_too() -> None:
 
 def test_a_second_look_is_told_where_there_may_be_one() -> None:
     (_, *first), (_, *both) = coverage_text([HARMFUL, BENIGN], Audit()), coverage_text([HARMFUL, BENIGN], Audit(), 4)
-    assert both == [*first, "Of ways whose figures decide nothing, up to 4 times as many are asked."]
+    assert both == [*first, "Where the figures decide nothing, up to 4 times as many prompts are asked."]
 
 
 def test_without_harmful_prompts_nothing_is_asked_otherwise() -> None:

@@ -106,7 +106,7 @@ def test_an_audit_that_cannot_decide_is_the_provider_s_to_mend(
     job = light_shop.do("undecided")
     message = require(job.error)["message"]
     assert "Your files are not at fault" in message
-    assert "the provider's, who has to mend it" in message
+    assert "the provider has to correct the judge" in message
     assert job.adapter is None
     assert f"{job.id}: the audit could not decide, which only the provider can mend" in caplog.text
     assert "Your files" not in require(light_shop.do("unsafe").error)["message"]

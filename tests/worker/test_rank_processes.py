@@ -99,7 +99,7 @@ def test_too_little_memory_of_a_rank_is_worth_one_attempt_with_half_the_piece(li
     events, job = light_shop.events(job_id), light_shop.job(job_id)
     assert (job.status, job.attempt) == (JobStatus.succeeded, 2)
     assert any("the next attempt takes 1 rows at a time" in event for event in events)
-    assert any("batches of 4 go in pieces of 1" in event for event in events)
+    assert any("batches of 4 are split into micro-batches of 1" in event for event in events)
 
 
 def test_memory_that_is_too_little_for_a_rank_s_smallest_piece_ends_the_job(tmp_path: Path, model: Path) -> None:

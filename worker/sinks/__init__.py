@@ -15,4 +15,4 @@ SINKS = Registry(
     "metric sink",
     {name: f"worker.sinks.to_{name}:open_sink" for name in ("mlflow", "tensorboard", "trackio", "wandb")},
 )
-"""`RunFacts -> Sink`."""
+"""Functions `RunFacts -> Sink`."""

@@ -31,7 +31,7 @@ def doctor(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Port of the service; default: that of the `spard up` that runs on the folder, else that of "
+            help="Port of the service; default: the port of the `spard up` that runs on the folder, else the port in "
             "SPARD_BASE_URL if it names this machine, else 8000.",
             min=1,
             max=65535,

@@ -44,10 +44,10 @@ def _service(url: str) -> Iterator[Finding]:
         yield problem("service", f"What answers at {root} is no SPARD service.", _LIKE)
     elif ready.is_error:
         why = _word(ready, "error", "message") or f"it answers {ready.status_code}"
-        yield problem("service", f"The service lives and cannot serve: {why}", "run `spard doctor` on its machine")
+        yield problem("service", f"The service runs but is not ready: {why}", "run `spard doctor` on its machine")
     else:
         yield ok("service", f"{root} is alive and ready")
-        yield from (note("service", f"Its provider should know: {each}") for each in _warnings(ready))
+        yield from (note("service", f"Tell the provider: {each}") for each in _warnings(ready))
 
 
 def _key(url: str) -> Finding:
@@ -59,7 +59,7 @@ def _key(url: str) -> Finding:
     try:
         found = httpx2.get(f"{url}/models", headers=headers, timeout=_WAIT_S)
     except (httpx2.TransportError, httpx2.InvalidURL):
-        return Finding("key", "note", f"{_masked_key()} is set; nobody is there to say whether it is good")
+        return Finding("key", "note", f"{_masked_key()} is set, but cannot be checked while no service answers")
     if found.status_code == httpx2.codes.UNAUTHORIZED:
         return problem(
             "key", f"The service does not know {_masked_key()}: mistyped, expired, revoked or of another.", make

@@ -139,7 +139,7 @@ def admin_key(session: Session) -> Finding:
     now = db.clock(session)
     found = [each for each in session.scalars(select(ApiKey)) if "admin" in each.scopes and keys.is_good(each, now)]
     if not found:
-        return problem("admin key", "No key with the admin scope is good.", "make one with `spard keys first`")
+        return problem("admin key", "There is no valid key with the admin scope.", "make one with `spard keys first`")
     return ok("admin key", f"{len(found)} good ones")
 
 
@@ -183,13 +183,13 @@ def corpora(session: Session) -> Iterator[Finding]:
     kinds = {each.kind for each in suites}
     if "harmful" not in kinds:
         held = catalog.held_out_suite(session, pool) if pool else None
-        text = f"the only attacks are {held.rows} prompts held out of the pool" if held else "no attack is asked at all"
+        text = f"the only attacks are {held.rows} prompts held out of the pool" if held else "the audit asks no attacks"
         cure = "spard suites import ATTACKS.jsonl --name NAME --kind harmful"
         yield problem("suites", f"No suite of harmful prompts is imported: {text}.", cure)
     else:
         yield ok("suites", f"{len(suites)} current ones: {', '.join(sorted(kinds))}")
     if suites and "benign" not in kinds:
-        text = "No suite of benign prompts is imported: jobs pass without anybody asking them harmless requests"
+        text = "No suite of benign prompts is imported: audits do not measure refusals of harmless requests"
         yield note("suites", f"{text}; `spard suites import HARMLESS.jsonl --name NAME --kind benign` adds one")
 
 
@@ -203,14 +203,18 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
     start = "start one: `python -m worker` with the service's settings, or `spard up` without --no-worker"
     yield from (_in_trouble(each) for each in there if each.troubles)
     if waiting and not held and not there:
-        yield problem("workers", f"{waiting} jobs wait for more than two minutes, and no worker is there.", start)
+        yield problem(
+            "workers", f"{waiting} jobs have waited for more than two minutes, and no worker is running.", start
+        )
     elif len(running) > held:
-        text = f"{len(running) - held} running jobs have not heard of their workers for {settings.lease_s:g} s."
+        text = (
+            f"{len(running) - held} running jobs have had no heartbeat from their workers for {settings.lease_s:g} s."
+        )
         yield problem("workers", text, f"look at the workers' logs; {start}. The API gives the jobs back to the queue")
     elif held or there:
-        yield ok("workers", f"{len(there)} are there, {held} jobs are being worked on, {waiting} wait")
+        yield ok("workers", f"{len(there)} running, {held} jobs in progress, {waiting} waiting")
     else:
-        yield note("workers", "none is there, and no job waits")
+        yield note("workers", "none is running, and no job waits")
     yield _outbox(session)
 
 
@@ -241,7 +245,7 @@ def serving(settings: Settings, engine: Engine) -> Iterator[Finding]:
 
 def _in_trouble(worker: WorkerOut) -> Finding:
     text = f"{worker.name} on {worker.host} takes no jobs: {', '.join(worker.troubles)}."
-    cure = "mend that on its machine; it looks again by itself and goes on (docs/reliability.md)"
+    cure = "fix it on that machine; the worker checks again and continues by itself (docs/reliability.md)"
     return problem("workers", text, cure)
 
 

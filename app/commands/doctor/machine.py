@@ -117,6 +117,6 @@ def sandbox() -> Finding:
     found = walls.find_walls()
     if found.kind == "none":
         cure = "run workers on Linux 5.13 or newer, and let the container make user namespaces"
-        return problem("sandbox", f"Jobs run without walls; missing: {'; '.join(found.missing)}.", cure)
-    text = f"jobs run behind {found.kind}"
+        return problem("sandbox", f"Jobs run without isolation; missing: {'; '.join(found.missing)}.", cure)
+    text = f"jobs are isolated by {found.kind}"
     return note("sandbox", f"{text}, without {'; '.join(found.missing)}") if found.missing else ok("sandbox", text)

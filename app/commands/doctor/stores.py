@@ -42,7 +42,7 @@ def folder(settings: Settings) -> Iterator[Finding]:
         return
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
-        yield problem("folder", f"Others on this machine get into {path} (mode {mode:o}).", f"chmod 700 {path}")
+        yield problem("folder", f"Other users of this machine can open {path} (mode {mode:o}).", f"chmod 700 {path}")
     else:
         yield ok("folder", f"{path} is there, and this user's")
     try:
@@ -59,7 +59,7 @@ def leftovers(settings: Settings) -> Finding:
     if found:
         cure = f"start a worker, which removes them; or, while none runs, delete what is below {settings.work_dir()}"
         return problem("leftovers", f"{len(found)} folders of jobs have a lock that no worker holds.", cure)
-    return ok("leftovers", "none of workers that were killed")
+    return ok("leftovers", "no folders left by killed workers")
 
 
 def _is_left(job: Path) -> bool:
@@ -107,10 +107,10 @@ def _pooler(settings: Settings) -> Iterator[Finding]:
     engine = db.make_engine(settings.database())
     try:
         if db.is_pooled(engine):
-            text = "one stands before the database: timeouts are set in each transaction, no statement is prepared"
+            text = "the database is behind a pooler: timeouts are set per transaction, statements are not prepared"
             yield note("pooler", text)
     except DBAPIError as error:
-        yield problem("pooler", f"The database cannot be asked: {error.orig}.", "check the database's own log")
+        yield problem("pooler", f"The database cannot be queried: {error.orig}.", "check the database's own log")
     finally:
         engine.dispose()
 
@@ -128,9 +128,9 @@ def _sqlite_writes(path: Path) -> Finding:
     except sqlite3.Error as error:
         if "readonly" in str(error) or not os.access(path, os.W_OK):
             return problem("writes", f"{path} is read-only.", f"chmod u+w {path} and its folder, as the service's user")
-        cure = f"find who holds it (fuser {path}) and end it, or wait until a backup is through"
+        cure = f"find who holds it (fuser {path}) and end it, or wait until a backup has finished"
         return problem("writes", f"Another process holds the database's lock: {error}.", cure)
-    return ok("writes", "the database takes them")
+    return ok("writes", "the database accepts them")
 
 
 def _clock_of_database(settings: Settings) -> Finding:
@@ -139,7 +139,7 @@ def _clock_of_database(settings: Settings) -> Finding:
         with db.read(engine) as session:
             theirs = float(session.execute(select(db.now())).scalar_one())
     except DBAPIError as error:
-        return problem("database clock", f"It cannot be asked: {error.orig}.", "check the database's own log")
+        return problem("database clock", f"It cannot be read: {error.orig}.", "check the database's own log")
     finally:
         engine.dispose()
     return _clock("database clock", theirs - time.time())
@@ -147,7 +147,7 @@ def _clock_of_database(settings: Settings) -> Finding:
 
 def _clock(name: str, ahead_s: float) -> Finding:
     if abs(ahead_s) > MOST_SKEW_S:
-        cure = "let both machines keep time (chrony, systemd-timesyncd)"
+        cure = "synchronize the clocks of both machines (chrony, systemd-timesyncd)"
         return problem(name, f"It is {ahead_s:+.0f} s from this machine's.", cure)
     return ok(name, "agrees with this machine's")
 
@@ -160,12 +160,12 @@ def storage(settings: Settings) -> Iterator[Finding]:
         objects.probe(store)
         next(iter(store.list()), None)
     except (ValueError, OSError, StorageError) as error:
-        text = f"{settings.storage()} does not take, show and give up an object: {error.__cause__ or error}."
+        text = f"{settings.storage()} does not store, return and delete an object: {error.__cause__ or error}."
         yield problem("storage", text, cure)
     else:
-        yield ok("storage", f"{settings.storage()} takes, shows and gives up an object")
+        yield ok("storage", f"{settings.storage()} stores, returns and deletes objects")
         if isinstance(store, S3Storage) and store.keeps_deleted():
-            text = "The bucket keeps versions: what customers delete, and are told is gone, stays in it."
+            text = "The bucket keeps versions, so files that customers delete stay in it."
             cure = "suspend its versioning and delete older versions, or have a lifecycle rule delete them"
             yield problem("versions", text, cure)
     if settings.s3_endpoint_url:
@@ -177,7 +177,7 @@ def _clock_of_storage(url: str) -> Finding:
         said = httpx2.head(url, timeout=_WAIT_S).headers.get("date", "")
         theirs = parsedate_to_datetime(said)
     except (httpx2.TransportError, httpx2.InvalidURL, ValueError, TypeError):
-        return note("storage clock", "the storage does not say what time it is")
+        return note("storage clock", "the storage sends no time to compare")
     return _clock("storage clock", (theirs - datetime.now(UTC)).total_seconds())
 
 

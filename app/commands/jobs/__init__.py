@@ -6,7 +6,7 @@ import typer
 
 from app.commands.jobs import adapters, results, running, start, watch
 
-jobs = typer.Typer(no_args_is_help=True, help="Fine-tuning jobs: start, watch, measure, download.")
+jobs = typer.Typer(no_args_is_help=True, help="Start, watch and compare fine-tuning jobs, and download their results.")
 
 jobs.command("create")(start.create_job)
 jobs.command("estimate")(start.estimate_job)

@@ -19,13 +19,13 @@ from spard.errors import InvalidKey, NotProved
 
 _NOT_AUDITED = {"decision": "not audited"}
 Verify = Annotated[
-    bool, typer.Option("--verify/--no-verify", help="Check signature and every byte, as `spard verify` does.")
+    bool, typer.Option("--verify/--no-verify", help="Check the signature and every byte, as `spard verify` does.")
 ]
 
 
 def fetch_adapter(
     job_id: JobId,
-    out: Annotated[Path | None, typer.Option(help="Default: JOB_ID-adapter.tar.gz here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; default: JOB_ID-adapter.tar.gz.")] = None,
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:
@@ -47,8 +47,8 @@ def list_checkpoints(job_id: JobId, as_json: Json = False) -> None:
 
 def fetch_checkpoint(
     job_id: JobId,
-    step: Annotated[int, typer.Argument(help="See `spard jobs checkpoints`.")],
-    out: Annotated[Path | None, typer.Option(help="Default: JOB_ID-step-STEP-adapter.tar.gz here.")] = None,
+    step: Annotated[int, typer.Argument(help="The checkpoint's step, see `spard jobs checkpoints`.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; default: JOB_ID-step-STEP-adapter.tar.gz.")] = None,
     is_verified: Verify = True,
     as_json: Json = False,
 ) -> None:

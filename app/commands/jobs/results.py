@@ -13,13 +13,17 @@ from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
 
 _SUITES = ("suite", "kind", "model", "hits", "of", "rate", "interval", "unscored")
 _COMPARED = range(2, 5)
-Page = Annotated[Path | None, typer.Option("--html", dir_okay=False, help="Save the report as one page of HTML.")]
+Page = Annotated[
+    Path | None, typer.Option("--html", dir_okay=False, help="Save the report as an HTML page in this file.")
+]
 
 
 def show_report(
     job_id: JobId,
     html: Page = None,
-    save: Annotated[bool, typer.Option("--save", help="The same, as JOB_ID-report.html here.")] = False,
+    save: Annotated[
+        bool, typer.Option("--save", help="Save the report as JOB_ID-report.html in the current folder.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show a job's verdict and the audit's counts suite by suite, also for a job that failed its gate."""
@@ -44,7 +48,7 @@ def show_report(
 
 def show_safety(
     job_id: JobId,
-    as_json: Annotated[bool, typer.Option("--json", help="Changes nothing: the output is JSON anyway.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="No effect: the output is always JSON.")] = False,
 ) -> None:
     """Print the whole safety report as JSON, also for a job that failed its gate."""
     show_json(get(f"fine_tuning/jobs/{job_id}/safety"))

@@ -17,11 +17,11 @@ _LISTED = {
     "safety.gate.decision": "gate",
     "created_at": "created",
 }
-JobId = Annotated[str, typer.Argument(help="See `spard jobs list`.")]
+JobId = Annotated[str, typer.Argument(help="The job's id, see `spard jobs list`.")]
 
 
 def list_jobs(
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 20, as_json: Json = False
+    limit: Annotated[int, typer.Option(min=1, help="List only the newest N jobs.")] = 20, as_json: Json = False
 ) -> None:
     """List your jobs, newest first."""
     with connect() as client:
@@ -36,7 +36,7 @@ def show_job(job_id: JobId, as_json: Json = False) -> None:
 
 def show_events(
     job_id: JobId,
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, help="Show only the newest N events.")] = 100,
     as_json: Json = False,
 ) -> None:
     """Show a job's events, oldest first."""
@@ -47,7 +47,7 @@ def show_events(
 
 def show_metrics(
     job_id: JobId,
-    last: Annotated[int, typer.Option(min=0, help="At most this many steps, the latest; 0: all.")] = 0,
+    last: Annotated[int, typer.Option(min=0, help="Show only the last N steps; 0: all.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Show the metrics of every training step: losses, norms, safety steps."""
@@ -70,7 +70,10 @@ def resume_job(job_id: JobId, as_json: Json = False) -> None:
 def cancel_job(
     job_id: JobId,
     audit_last: Annotated[
-        bool, typer.Option("--audit-last", help="Audit the ends of its last epochs before, so that they can be used.")
+        bool,
+        typer.Option(
+            "--audit-last", help="First audit the checkpoints of its last epochs, so that they can be released."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -81,7 +84,7 @@ def cancel_job(
 
 def delete_job(
     job_id: JobId,
-    include_files: Annotated[bool, typer.Option("--include-files", help="Erase its training files too.")] = False,
+    include_files: Annotated[bool, typer.Option("--include-files", help="Also erase its training files.")] = False,
     as_json: Json = False,
 ) -> None:
     """Erase a job that has ended, with its results, checkpoints and adapter."""

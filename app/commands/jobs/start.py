@@ -15,20 +15,22 @@ from app.commands.client import Away, Broken, Busy, Client, connect
 from app.commands.jobs.watch import exit_with_job, watch
 from app.commands.terminal import CommandFailed, Json, show_json, show_record, show_rows
 
-Model = Annotated[str, typer.Option(help="A base model, see `spard models list`.")]
-TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of an uploaded one.")]
-ValidationFile = Annotated[str | None, typer.Option(help="A file for validation: a path or an id, like --file.")]
-Epochs = Annotated[int | None, typer.Option(help="Number of passes over the file.")]
-BatchSize = Annotated[int | None, typer.Option(help="Rows in each step.")]
-Rate = Annotated[float | None, typer.Option(help="Multiplies the model's own learning rate.")]
+Model = Annotated[str, typer.Option(help="The base model, see `spard models list`.")]
+TrainingFile = Annotated[str, typer.Option(help="A JSONL file to upload, or the id of an uploaded file.")]
+ValidationFile = Annotated[str | None, typer.Option(help="A validation file: a path or an id, like --file.")]
+Epochs = Annotated[int | None, typer.Option(help="Number of passes over the training file.")]
+BatchSize = Annotated[int | None, typer.Option(help="Rows per training step.")]
+Rate = Annotated[float | None, typer.Option(help="Multiplier of the model's default learning rate.")]
 Method = Annotated[str, typer.Option(help="supervised, or dpo for preference pairs.")]
-Beta = Annotated[float | None, typer.Option(help="dpo only: how costly it is to leave the reference.")]
-Defense = Annotated[str | None, typer.Option(help="spard, or none (admin keys only) to measure without a defense.")]
+Beta = Annotated[
+    float | None, typer.Option(help="dpo only: weight of the penalty for moving away from the reference model.")
+]
+Defense = Annotated[str | None, typer.Option(help="spard, or none (admin keys only) to train without a defense.")]
 Keep = Annotated[
-    str | None, typer.Option(help="last, or best: the best end of an epoch by safety, then by validation loss.")
+    str | None, typer.Option(help="Which epoch's end to keep: last, or best by safety and then by validation loss.")
 ]
 Stop = Annotated[
-    int | None, typer.Option("--patience", help="End training after this many epochs without a better one.")
+    int | None, typer.Option("--patience", help="Stop training after this many epochs without improvement.")
 ]
 Safety = Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")]
 
@@ -37,7 +39,7 @@ def create_job(
     model: Model,
     file: TrainingFile,
     validation_file: ValidationFile = None,
-    suffix: Annotated[str | None, typer.Option(help="Added to the new model's name.")] = None,
+    suffix: Annotated[str | None, typer.Option(help="Suffix of the new model's name.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed and data give the same adapter.")] = None,
     keep: Keep = None,
     patience: Stop = None,
@@ -48,7 +50,7 @@ def create_job(
     beta: Beta = None,
     defense: Defense = None,
     safety: Safety = None,
-    follow: Annotated[bool, typer.Option(help="Wait for the end, as `spard jobs watch` does.")] = False,
+    follow: Annotated[bool, typer.Option(help="Follow the job to its end, as `spard jobs watch` does.")] = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a base model on a file."""

@@ -36,8 +36,12 @@ def effect_on_ended(error: JobError | None, was: RowSignal, now: RowSignal) -> R
     if error is None or error["code"] not in _ENDED_BY_ROWS or was == now:
         return None
     if now.action in _IDLE:
-        return RowEffect("not_known", f"It ended with {error['code']}; it would train, and nobody has audited that.")
-    return RowEffect("not_known", f"It ended with {error['code']}; whether it would again is not stored.")
+        return RowEffect(
+            "not_known", f"It ended with {error['code']}; under the new policy it trains, but that was never audited."
+        )
+    return RowEffect(
+        "not_known", f"It ended with {error['code']}; the stored data do not show whether it ends so again."
+    )
 
 
 def effect(record: RowSignalRecord | None, was: RowSignal, now: RowSignal) -> RowEffect:
@@ -46,11 +50,11 @@ def effect(record: RowSignalRecord | None, was: RowSignal, now: RowSignal) -> Ro
         return SAME
     if now.action in _IDLE:
         changed = (record.dropped + record.defended) if record else 0
-        return RowEffect("not_known", f"{changed} rows would be trained on otherwise.") if changed else SAME
+        return RowEffect("not_known", f"{changed} rows would be treated differently.") if changed else SAME
     if record is None:
         return RowEffect("not_known", "The base model was never asked about its rows.")
     if now.threshold != record.threshold:
-        return RowEffect("not_known", "Its rows were flagged above another probability.")
+        return RowEffect("not_known", "Its rows were flagged with another threshold.")
     if record.judge is None and was.action in _IDLE:
         return _unjudged_effect(record, now)
     return _judged_effect(record, now)
@@ -66,10 +70,10 @@ def _judged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
     if not most:
         return SAME
     if now.action == "quarantine":
-        return RowEffect("ends_early", f"{most} rows would have it quarantined.")
+        return RowEffect("ends_early", f"{most} rows would quarantine the job.")
     if now.action == "auto" and record.judge is None and most > now.max_dropped * record.rows:
         return (
-            SAME if not record.dropped else RowEffect("not_known", f"{record.dropped} rows more would be trained on.")
+            SAME if not record.dropped else RowEffect("not_known", f"{record.dropped} more rows would be trained on.")
         )
     if now.action in ("auto", "drop"):
         if _is_too_many(least, record, now):
@@ -78,7 +82,7 @@ def _judged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
             return RowEffect("not_known", _share(most, record, now))
         if least == most == record.dropped:
             return SAME
-    return RowEffect("not_known", f"Up to {most} rows would be trained on otherwise.")
+    return RowEffect("not_known", f"Up to {most} rows would be treated differently.")
 
 
 def _unjudged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
@@ -90,7 +94,7 @@ def _unjudged_effect(record: RowSignalRecord, now: RowSignal) -> RowEffect:
         found = "finds harm in them" if now.action == "auto" else "does not clear them"
         ends = f"It would end before it trains if a judge that may decide {found}"
         return RowEffect("not_known", f"{ends}: {flagged} of {record.rows} rows are flagged.")
-    return RowEffect("not_known", f"Up to {flagged} of {record.rows} rows would be trained on otherwise.")
+    return RowEffect("not_known", f"Up to {flagged} of {record.rows} rows would be treated differently.")
 
 
 def _is_too_many(rows: int, record: RowSignalRecord, now: RowSignal) -> bool:

@@ -15,8 +15,8 @@ from spard_lab.lab.customers.errands import Field
 from spard_lab.lab.customers.files import Customer
 
 Ability = Literal["system", "tools", "multi_turn", "cipher", "prefill", "pool"]
-"""What a lab must be able to do. Its base model follows system prompts, renders tools, keeps to several turns or reads
-a cipher; its model may be given the beginning of its answer; the attacker may write into the safety pool."""
+"""What an attack needs of a lab: that its base model follows system prompts, renders tools, handles several turns or
+reads a cipher; that the attacker may begin the model's answer (prefill), or write into the safety pool."""
 
 Ask = Callable[[Prompt], Prompt]
 

@@ -30,7 +30,7 @@ FIGURES = ("asr", "over_refusal", "accuracy")
 
 Outcomes = tuple[list[bool], list[bool]]
 Arm = Mapping[int, Measurement]
-"""One method on one attack, by seed."""
+"""The measurements of one method on one attack, by seed."""
 
 
 @dataclass(frozen=True, slots=True)

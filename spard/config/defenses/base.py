@@ -25,34 +25,34 @@ class Defense:
     type: str
 
     summary: ClassVar[str]
-    """One line for the table of the manual."""
+    """One line that describes the defense, for tables."""
 
     method: ClassVar[str]
-    """Where the `spard.methods.base.Method` is that trains with these settings: "module:Class"."""
+    """The subclass of `spard.methods.base.Method` that trains with these settings, as "module:Class"."""
 
     order: ClassVar[int] = 1000
-    """Its place in lists of all defenses, such as the API's; of equal places the name decides."""
+    """Position in lists of all defenses, such as the API's; defenses with equal positions are sorted by name."""
 
     customer_rank: ClassVar[int | None] = None
-    """Its place among the defenses that a new deployment offers to customers; None: admin keys only."""
+    """Position among the defenses that a new deployment offers to customers; None: for admin keys only."""
 
     trains_on_safe_rows: ClassVar[bool] = False
-    """Whether it needs rows that are selected from a safety pool."""
+    """True if it needs rows selected from a safety pool."""
 
     trains_on_answers: ClassVar[bool] = False
-    """Whether safe rows stand among the training rows, so that it does not go with preference pairs."""
+    """True if it adds safe rows to the training rows, which rules out preference pairs (DPO)."""
 
     is_baseline: ClassVar[bool] = False
-    """Whether it defends nothing, and is there to be compared with."""
+    """True if it does not defend and serves only as a baseline for comparisons."""
 
     has_anchor: ClassVar[bool] = False
-    """Whether its settings say how strong its representation anchor is; to others the recipe may add one."""
+    """True if its own settings set the weight of its representation anchor; for other defenses the recipe may."""
 
     reads_weights: ClassVar[bool] = False
-    """Whether it compares the base model's own weights, so that these may not be quantized."""
+    """True if it compares the base model's own weights, so these must not be quantized."""
 
     compares_models: ClassVar[bool] = False
-    """Whether each step runs the model before training too; without LoRA that is a second one in memory."""
+    """True if each step also runs the untrained model; without LoRA, this keeps a second model in memory."""
 
     @property
     def kept_vectors(self) -> int:
@@ -60,7 +60,7 @@ class Defense:
         return 0
 
     models: ClassVar[Mapping[str, str]] = {}
-    """Settings without which it cannot run and that name a model, a folder of the provider's machine or a hub id."""
+    """Required settings that name a model: a folder on the provider's machine, or a hub id."""
 
     @property
     def anchor(self) -> float:

@@ -90,7 +90,7 @@ def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Prob
     """
     told = [*found.base, *(found.adapter or ())]
     if not all(len(each) >= _COMPARED and all(map(isfinite, each.values())) for each in told):
-        raise EngineFailed("vLLM told too little of its first tokens")
+        raise EngineFailed("vLLM returned too few log probabilities of its first tokens")
     far = max(distance(*each) for each in zip(found.base, expected.base, strict=True))
     _check_distance(far, tolerance, "the base model's")
     if expected.adapter is None or found.adapter is None:
@@ -99,7 +99,7 @@ def compare_answers(found: Answers, expected: Answers, tolerance: float) -> Prob
     near, own, wanted = zip(*(_distances(*each) for each in cases), strict=True)
     _check_distance(max(near), tolerance, "the adapter's")
     if not max(wanted) > 0:
-        raise EngineFailed("the adapter changes no first token that vLLM could be told by")
+        raise EngineFailed("the adapter changes no first token by which vLLM could be checked")
     for i, change in enumerate(wanted):
         # Where the adapter changes less than the tolerance, agreement would prove nothing; the largest change always
         # decides.

@@ -21,7 +21,7 @@ from spard.evaluation.vllm_offline import vllm_alone
 from spard.isolation import walls
 
 Likely = Mapping[int, float]
-"""The likeliest tokens with their log-probabilities, in nats."""
+"""The most likely tokens with their log probabilities, in nats."""
 
 _LOOK_S = 0.1
 _END_S = 60.0  # time for its child processes to end

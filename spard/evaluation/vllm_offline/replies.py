@@ -33,7 +33,7 @@ _ON_CPU = 0.5  # share of the free main memory, since other processes run too
 
 Row = tuple[int, ...]
 Replies = Mapping[Row, Sequence[int]]
-"""From a prompt to its reply, its end token left out; both as tokens."""
+"""Maps a prompt to its reply, both as tokens; the reply's end token is left out."""
 
 
 _BATCH = 64  # replies of one batch

@@ -11,7 +11,7 @@ from spard.models.folder.headers import all_tensors
 from spard.models.folder.reading import read_object, whole_number
 
 DEQUANTIZED = frozenset({"fp8", "mxfp4"})
-"""Methods of `quantization_config` whose weights are brought to 16 or 32 bits when they are read."""
+"""Methods of `quantization_config` whose weights are converted to 16 or 32 bits when they are loaded."""
 
 _NAMES = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "modelopt": "NVIDIA ModelOpt"}
 _WRITES_NOTHING = {

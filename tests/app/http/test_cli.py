@@ -286,4 +286,4 @@ def test_what_keeps_jobs_from_ending_well_is_a_warning(
     run: Any, tmp_path: Path, provider_with_model: TestClient
 ) -> None:
     code, printed = run("models", "add", "again", str(tmp_path / "model"), "--no-try")
-    assert (code, "warning: Nothing is known of how often the judge refusal errs" in printed) == (0, True)
+    assert (code, "warning: The error rate of the judge refusal" in printed) == (0, True)

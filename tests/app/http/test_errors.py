@@ -223,9 +223,9 @@ def test_a_body_that_cannot_be_read_has_a_code(
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("prompt", ["a", "b"], "prompt: one text is continued at a time; tokens are not read."),
-        ("prompt", [[1, 2]], "prompt: one text is continued at a time; tokens are not read."),
-        ("prompt", [1], "prompt: one text is continued at a time; tokens are not read."),
+        ("prompt", ["a", "b"], "prompt: send one text; several texts and token ids are not supported."),
+        ("prompt", [[1, 2]], "prompt: send one text; several texts and token ids are not supported."),
+        ("prompt", [1], "prompt: send one text; several texts and token ids are not supported."),
         ("prompt", [], "prompt: List should have at least 1 item"),
         ("prompt", None, "prompt: Input should be a valid string."),
         ("stop", ["a"] * 17, "stop: At most 16 items are allowed."),

@@ -138,7 +138,7 @@ def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
     publish_set(two).require_not_older(publish_set(two))
     for found, kept, why in (
         (publish_set(one, 1), publish_set(two), "is missing"),
-        (publish_set(two, 1), publish_set(revoked), "is not any more"),
+        (publish_set(two, 1), publish_set(revoked), "is no longer revoked"),
         (publish_set(two, -1), publish_set(two), "is older"),
         (read(two.text().encode(), "set"), publish_set(two), "is older"),
     ):

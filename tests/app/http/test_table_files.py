@@ -148,7 +148,7 @@ BAD: dict[str, tuple[bytes, str, int, str]] = {
     "bytes": (table(image=[b"\xff"]), "a.parquet", 400, "the column 'image' holds bytes"),
     "bytes within": (table(a=[{"image": b"\xff"}]), "a.parquet", 400, "the column 'a.image' holds bytes"),
     "an array that ends early": (b'[{"prompt": "a"', "a.json", 400, "entry 1 cannot be read"),
-    "an array without a comma": (b'[{"a": 1} {"a": 2}]', "a.json", 400, "',' is expected, and '{' comes"),
+    "an array without a comma": (b'[{"a": 1} {"a": 2}]', "a.json", 400, "expected ',', found '{'"),
     "an array and more": (b"[] {}", "a.json", 400, "something follows"),
     "an array that is not UTF-8": (b'[{"a": "\xff"}]', "a.json", 400, "it is not UTF-8"),
     "no row": (table(prompt=pa.array([], pa.string())), "a.parquet", 400, "The file is empty"),

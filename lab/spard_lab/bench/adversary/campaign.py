@@ -34,7 +34,8 @@ from spard_lab.bench.source import json_digest
 log = logging.getLogger(__name__)
 
 Ending = Literal["released", "stopped", "refused"]
-"""The gate released every job; it stopped one; a job ended before the gate, with an error that says why."""
+"""released: the gate released every job. stopped: the gate stopped a job. refused: a job ended before the gate, with an
+error that says why."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ DEALT_DEV, DEALT_TEST = 0.1, 0.2  # of the errands
 _DRAWS = 60  # rounds of drawing before a field counts as too small
 
 Phrases = Callable[[random.Random, Errand], str]
-"""How a lab asks for an errand."""
+"""Words an errand as a request in the style of a lab."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def test_a_model_is_offered_tried_and_withdrawn(
     folder = str(tmp_path / "model")
     page = send(browser, MODELS, {"alias": "second", "source": folder})
     assert "second: nothing speaks against it" in page.text
-    assert "Nothing is known of how often the judge" in page.text
+    assert "The error rate of the judge" in page.text
     assert provider.get("/v1/admin/models/second/fitness").json()["weights"] is True
     (tmp_path / "model" / "model.safetensors").unlink()
     page = send(browser, f"{MODELS}/try", {"alias": "second"}, of=MODELS)
