@@ -26,6 +26,10 @@ from tests import servers, surroundings
 from tests.file_order import FileOrder
 from tools.chromium import chromium, place
 
+# Before `tests/spard/conftest.py` imports torch, which reads once how many threads it takes. pytest calls
+# `pytest_configure` only after the conftest files of the paths that it is given.
+surroundings.settle(os.environ)
+
 # The same examples on every machine, however long one takes there.
 hypothesis_settings.register_profile(
     "steady", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -45,7 +49,6 @@ class SaysFailuresAtOnce:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    surroundings.settle(os.environ)
     config.pluginmanager.register(FileOrder(config))
 
 
