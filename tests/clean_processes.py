@@ -78,9 +78,12 @@ class _PooledCleanProcess(CleanProcess):
         return seen
 
 
+_WITHOUT_EFFECT = ("PYTEST_CURRENT_TEST", "PYTHONPATH", "VLLM_FAKE_CALLS", "VLLM_FAKE_FAULT")  # once it has started
+
+
 def _environment() -> dict[str, str]:
     """Return what a process that is started now would inherit: its variables and its working directory."""
-    variables = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    variables = {name: value for name, value in os.environ.items() if name not in _WITHOUT_EFFECT}
     return variables | {"": str(Path.cwd())}
 
 

@@ -94,7 +94,8 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     (site / "vllm" / "lora").mkdir(parents=True)
     (site / "vllm-0.24.0.dist-info").mkdir()
     (site / "vllm-0.24.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
-    shutil.copy(Path(__file__).parent / "spard" / "fake_vllm.py", site / "vllm" / "__init__.py")
+    for source, name in (("fake_vllm", "__init__"), ("plain_llama", "llama")):
+        shutil.copy(Path(__file__).parent / "spard" / f"{source}.py", site / "vllm" / f"{name}.py")
     (site / "vllm" / "lora" / "__init__.py").touch()
     (site / "vllm" / "lora" / "request.py").write_text("from vllm import LoRARequest\n")
     monkeypatch.syspath_prepend(site)
