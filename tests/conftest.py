@@ -22,7 +22,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
 from spard.isolation import reach
-from tests import servers, surroundings
+from tests import levels, servers, surroundings
 from tests.file_order import FileOrder
 from tools.chromium import chromium, place
 
@@ -48,7 +48,12 @@ class SaysFailuresAtOnce:
             self.terminal.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    levels.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    levels.register(config)
     config.pluginmanager.register(FileOrder(config))
 
 
