@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pytest
 
@@ -62,7 +62,8 @@ class _PooledCleanProcess(CleanProcess):
         if (waiting := pool.take(self._environment)) is None:
             super().__init__()
         else:
-            self._process, self._output = waiting
+            self._process, output = waiting
+            self._output = cast(Any, output)
 
     def __exit__(self, *exc: object) -> None:
         if self._answers and self._process.poll() is None:

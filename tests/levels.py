@@ -9,6 +9,7 @@ no level        all tests of the paths that pytest is given
 from __future__ import annotations
 
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
@@ -52,8 +53,9 @@ BOTH_COLORS = (
     "tests/browser/test_job_pages.py::test_a_job_that_fails_the_gate",
     "tests/browser/test_provider.py::test_pages_are_for_everybody_and_texts_stay_texts",
 )
-# Folders and fixtures that `make test-fast` leaves out: a service, a server, a browser, or a trained model.
-_SERVED = (
+# Beginnings of ids, and fixtures, that `make test-fast` leaves out: a service, a server, a browser or a trained model,
+# copies of the repository, and conversations that are drawn for each chat template.
+_NOT_FAST = (
     "tests/app/conformance/",
     "tests/app/http/",
     "tests/app/inference/",
@@ -63,12 +65,15 @@ _SERVED = (
     "tests/clients/",
     "tests/faults/",
     "tests/legacy/",
+    "tests/spard/test_chat_templates.py::test_drawn_conversations",
+    "tests/test_contributing.py",
 )
 _FIXTURES = frozenset(
     {
         *("browser", "moto_server", "postgres_server", "rclone_server", "redis_server"),
         *("cloud_shop", "finished_job", "finished_run", "light_shop", "shop"),
         *("demo", "lab", "natural"),
+        "fake_vllm",
     }
 )
 _PARAMETERS = frozenset({"moto", "postgres", "rclone"})  # of fixtures that open a server when they are asked
@@ -113,7 +118,7 @@ def belongs(item: Any, level: str) -> bool:
     is_soak = soak_reason(item.nodeid, parameters(item)) != ""
     if level == "soak":
         return is_soak
-    return not is_soak and (level == "test" or not _needs_server(item))
+    return not is_soak and (level == "test" or not _is_slow(item))
 
 
 def soak_reason(nodeid: str, found: Mapping[str, object]) -> str:
@@ -144,10 +149,10 @@ def parameters(item: Any) -> dict[str, object]:
     return found
 
 
-def _needs_server(item: Any) -> bool:
+def _is_slow(item: Any) -> bool:
     values = parameters(item).values()
     named = {each for each in values if isinstance(each, str)}
-    return item.nodeid.startswith(_SERVED) or bool(_FIXTURES.intersection(item.fixturenames) or _PARAMETERS & named)
+    return item.nodeid.startswith(_NOT_FAST) or bool(_FIXTURES.intersection(item.fixturenames) or _PARAMETERS & named)
 
 
 def _skip_test(*_: object, **__: object) -> None:
@@ -157,6 +162,9 @@ def _skip_test(*_: object, **__: object) -> None:
 def register(config: pytest.Config) -> None:
     """Have pytest keep to the level that it is given."""
     level = config.getoption("--level")
+    if level == "fast":  # files that were opened for a process which is not started are left to the garbage collector
+        config.addinivalue_line("filterwarnings", "ignore:unclosed:ResourceWarning")  # in tests
+        warnings.filterwarnings("ignore", "unclosed", ResourceWarning)  # and after the last one
     if level is not None:
         config.pluginmanager.register(Levels(level))
 

@@ -33,8 +33,14 @@ def start(output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
 
 
+def open_process() -> proof.CleanProcess:
+    """Open a clean process as a run does."""
+    opened: proof.CleanProcess = vars(library)["CleanProcess"]()
+    return opened
+
+
 def pid_of_a_run() -> int:
-    with library.CleanProcess() as process:
+    with open_process() as process:
         return process._process.pid
 
 
@@ -43,7 +49,7 @@ def test_the_next_run_takes_the_process_of_the_last(pool: CleanProcessPool) -> N
 
 
 def test_two_runs_at_once_have_a_process_each(pool: CleanProcessPool) -> None:
-    with library.CleanProcess() as one, library.CleanProcess() as other:
+    with open_process() as one, open_process() as other:
         assert one._process.pid != other._process.pid
 
 
@@ -54,7 +60,7 @@ def test_other_variables_are_another_process(pool: CleanProcessPool, monkeypatch
 
 
 def test_a_process_that_died_is_not_taken_again(pool: CleanProcessPool) -> None:
-    with library.CleanProcess() as process:
+    with open_process() as process:
         os.kill(process._process.pid, 9)
         process._process.wait()
         gone = process._process.pid
@@ -65,7 +71,7 @@ def test_a_process_with_an_open_question_is_not_taken_again(pool: CleanProcessPo
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with library.CleanProcess() as process:
+    with open_process() as process:
         asked = process._process.pid
         with pytest.raises(KeyboardInterrupt):
             process.see({"device": "cpu"}, stop)
@@ -73,10 +79,10 @@ def test_a_process_with_an_open_question_is_not_taken_again(pool: CleanProcessPo
 
 
 def test_nothing_is_left_at_the_end() -> None:
-    with pooled_clean_processes(), library.CleanProcess() as process:
+    with pooled_clean_processes(), open_process() as process:
         started = process._process
     assert started.returncode is not None
-    assert library.CleanProcess is proof.CleanProcess
+    assert vars(library)["CleanProcess"] is proof.CleanProcess
 
 
 def test_a_pool_ends_the_process_that_another_replaces() -> None:

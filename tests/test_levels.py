@@ -35,6 +35,10 @@ def test_plain(): ...
 def test_on_a_server(postgres_server): ...
 def test_in_a_process():
     subprocess.run([sys.executable, "-c", ""])
+def test_in_a_process_with_a_file():
+    file = open(__file__)
+    with subprocess.Popen([sys.executable, "-c", ""], stdin=file):
+        file.close()
 def test_in_a_fork():
     multiprocessing.get_context("fork").Process(target=print).start()
 @pytest.mark.parametrize("database_url", ["sqlite", "postgres"])
@@ -49,7 +53,7 @@ def make_item(nodeid: str, *fixtures: str, **params: object) -> SimpleNamespace:
 def outcomes(folder: Path, *arguments: str) -> dict[str, str]:
     """Run the tests above at a level; return what became of each."""
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     (folder / "test_it.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_it.py", *arguments]
     environment = {name: text for name, text in os.environ.items() if not name.startswith("PYTEST_")}
@@ -59,7 +63,7 @@ def outcomes(folder: Path, *arguments: str) -> dict[str, str]:
     return dict(re.findall(r"::(test_\S+) (PASSED|SKIPPED|FAILED)", done.stdout))
 
 
-PROCESSES = ("test_in_a_process", "test_in_a_fork")
+PROCESSES = ("test_in_a_process", "test_in_a_process_with_a_file", "test_in_a_fork")
 PLAIN = {"test_plain": "PASSED", "test_of_a_database[sqlite]": "PASSED"}
 GUARDS = PLAIN | {"test_on_a_server": "PASSED"} | dict.fromkeys(PROCESSES, "PASSED")
 

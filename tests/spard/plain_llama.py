@@ -106,8 +106,8 @@ def rotate(states_NTD: Array, rotation: tuple[Array, Array]) -> Array:
     """Turn each pair of the first and second half of a head by its position's angles."""
     cos_TD, sin_TD = rotation
     first, second = np.split(states_NTD, 2, axis=-1)
-    rotated_NTD: Array = states_NTD * cos_TD + np.concatenate([-second, first], axis=-1) * sin_TD
-    return rotated_NTD
+    turned_NTD = np.concatenate([-second, first], axis=-1)
+    return np.asarray(states_NTD * cos_TD + turned_NTD * sin_TD, dtype=np.float32)
 
 
 def top(log_p_V: Array, count: int) -> Iterator[tuple[int, float]]:
