@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from app.catalog import fitness
-from app.files.template_look import FolderLook
+from app.files.template_look import FolderLook, inspect_folder
 
 _LARGEST = 4096  # bytes of a stub's file
 _NAMES = frozenset({"config.json", "model.safetensors"})
@@ -51,5 +50,5 @@ def read_stub(folder: Path) -> Stub | None:
 def remembered_stubs() -> Iterator[None]:
     """Have the service in this process inspect each stub once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitness, "inspect_folder", Memory(fitness.inspect_folder).inspect)
+        patch.setattr("app.catalog.fitness.inspect_folder", Memory(inspect_folder).inspect)
         yield
