@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
@@ -27,25 +27,38 @@ SOAK: Mapping[str, str] = {
         "two versions at once before 1.0: test_half_done.py has a worker of each, test_goes_on.py the older schema"
     ),
 }
-# Files whose tests depend on which database it is: locks, conflicts, time zones, migrations, types. They run on SQLite
-# and PostgreSQL in `make test`; tests of other files run on SQLite there, and on both in the soak.
+# Files whose tests depend on which database it is: locks, threads at once, the order of rows, types, migrations. They
+# run on SQLite and PostgreSQL in `make test`; tests of other files run on SQLite there, and on PostgreSQL in the soak.
 BOTH_DATABASES = (
+    "tests/app/http/test_deployed.py",
     "tests/app/http/test_nul_characters.py",
     "tests/app/http/test_statements.py",
     "tests/app/http/test_writes_at_once.py",
+    "tests/app/inference/test_lost_calls.py",
+    "tests/app/test_audit_log.py",
     "tests/app/test_db.py",
+    "tests/app/test_first_key.py",
+    "tests/app/test_handing_back.py",
     "tests/app/test_key_edges.py",
+    "tests/app/test_keys.py",
     "tests/app/test_lease.py",
     "tests/app/test_lease_records.py",
+    "tests/app/test_lineage.py",
     "tests/app/test_lock_waits.py",
     "tests/app/test_migrations.py",
+    "tests/app/test_page_rows.py",
     "tests/app/test_queue.py",
     "tests/app/test_quotas.py",
+    "tests/app/test_reaper.py",
+    "tests/app/test_removal.py",
     "tests/app/test_transitions.py",
     "tests/app/test_turns.py",
+    "tests/app/test_waivers.py",
     "tests/faults/",
     "tests/test_backup.py",
     "tests/worker/test_attempt.py",
+    "tests/worker/test_embedding_shards.py",
+    "tests/worker/test_faults.py",
 )
 # Where each color scheme of a page is looked at in `make test`; what a page does is tried in the light one there.
 BOTH_COLORS = (
@@ -96,10 +109,11 @@ class Levels:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Tell pytest which tests are left out, as `-k` does."""
         require_matches(items)
-        left_out = [item for item in items if not belongs(item, self._level)]
+        ids = frozenset(item.nodeid for item in items)
+        left_out = [item for item in items if not belongs(item, self._level, ids)]
         if left_out:
             config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if belongs(item, self._level)]
+            items[:] = [item for item in items if belongs(item, self._level, ids)]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Iterator[None]:
@@ -113,22 +127,29 @@ class Levels:
             return (yield)
 
 
-def belongs(item: Any, level: str) -> bool:
-    """Return whether a test runs at a level."""
-    is_soak = soak_reason(item.nodeid, parameters(item)) != ""
+def belongs(item: Any, level: str, ids: Collection[str]) -> bool:
+    """Return whether a test, one of those with these ids, runs at a level."""
+    is_soak = soak_reason(item.nodeid, parameters(item), ids) != ""
     if level == "soak":
         return is_soak
     return not is_soak and (level == "test" or not _is_slow(item))
 
 
-def soak_reason(nodeid: str, found: Mapping[str, object]) -> str:
-    """Return why a test with these parameters runs in the soak alone; nothing where `make test` runs it."""
+def soak_reason(nodeid: str, found: Mapping[str, object], ids: Collection[str]) -> str:
+    """Return why a test with these parameters runs in the soak alone; nothing where `make test` runs it.
+
+    `ids` are those of all tests: one that is on PostgreSQL alone, or in the dark alone, is in `make test`.
+    """
     for beginning, reason in SOAK.items():
         if nodeid.startswith(beginning):
             return reason
-    if "postgres" in (found.get("database_url"), found.get("old")) and not nodeid.startswith(BOTH_DATABASES):
+    is_second = (
+        "postgres" in (found.get("database_url"), found.get("old")) and nodeid.replace("postgres", "sqlite") in ids
+    )
+    if is_second and not nodeid.startswith(BOTH_DATABASES):
         return "its SQL is the same on SQLite"
-    if found.get("context") == "dark" and not nodeid.startswith(BOTH_COLORS):
+    is_dark = found.get("context") == "dark" and nodeid.replace("dark", "light") in ids
+    if is_dark and not nodeid.startswith(BOTH_COLORS):
         return "its page does the same in the light"
     return ""
 

@@ -81,23 +81,34 @@ def test_a_level_runs_its_tests(tmp_path: Path, arguments: list[str], expected: 
     assert outcomes(tmp_path, *arguments) == expected
 
 
+ON_BOTH = frozenset(f"tests/app/test_signing.py::test_it[{name}]" for name in ("sqlite", "postgres"))
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 def test_each_test_is_in_the_soak_or_in_the_test(database: str) -> None:
-    item = make_item("tests/app/test_signing.py::test_it", "database_url", database_url=database)
-    assert belongs(item, "test") != belongs(item, "soak")
-    assert belongs(item, "soak") == (database == "postgres")
+    item = make_item(f"tests/app/test_signing.py::test_it[{database}]", "database_url", database_url=database)
+    assert belongs(item, "test", ON_BOTH) != belongs(item, "soak", ON_BOTH)
+    assert belongs(item, "soak", ON_BOTH) == (database == "postgres")
+
+
+def test_what_is_tested_on_postgresql_alone_is_in_the_test() -> None:
+    item = make_item("tests/app/test_signing.py::test_it[postgres]", database_url="postgres")
+    assert belongs(item, "test", {item.nodeid})
 
 
 def test_what_a_lock_does_is_tested_on_both_databases() -> None:
     for name in BOTH_DATABASES:
-        assert belongs(make_item(f"{name}::test_it", database_url="postgres"), "test")
+        ids = {f"{name}::test_it[sqlite]", f"{name}::test_it[postgres]"}
+        assert belongs(make_item(f"{name}::test_it[postgres]", database_url="postgres"), "test", ids)
 
 
 def test_a_page_is_looked_at_in_the_dark_where_colors_matter() -> None:
     (*_, colors) = BOTH_COLORS
-    assert soak_reason(f"{colors}[dark-390]", {"context": "dark"}) == ""
-    assert soak_reason("tests/browser/test_dashboard.py::test_it[dark]", {"context": "dark"}) != ""
-    assert soak_reason("tests/browser/test_dashboard.py::test_it[light]", {"context": "light"}) == ""
+    file = "tests/browser/test_dashboard.py::test_it"
+    ids = {f"{name}[{color}]" for name in (colors, file) for color in ("dark", "light")}
+    assert soak_reason(f"{colors}[dark]", {"context": "dark"}, ids) == ""
+    assert soak_reason(f"{file}[dark]", {"context": "dark"}, ids) != ""
+    assert soak_reason(f"{file}[light]", {"context": "light"}, ids) == ""
 
 
 def test_no_folder_is_left_out_of_the_test_as_a_whole() -> None:
