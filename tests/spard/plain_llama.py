@@ -19,7 +19,7 @@ Array = npt.NDArray[np.float32]
 
 
 class PlainLlama:
-    """Weights of a transformers folder; `adapter_scale` is 1 with the adapter's part, and 0 without."""
+    """Weights of a transformers folder; the adapter counts unless `adapter_scale` is 0."""
 
     def __init__(self, folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
@@ -60,7 +60,7 @@ class PlainLlama:
             gate_TF = self._linear(f"{at}.mlp.gate_proj", normed_TH)
             inner_TF = gate_TF / (1 + np.exp(-gate_TF)) * self._linear(f"{at}.mlp.up_proj", normed_TH)
             states_TH = states_TH + self._linear(f"{at}.mlp.down_proj", inner_TF)
-        last_1H = self._scaled(states_TH[-1:], self._weights["model.norm.weight"])
+        last_1H = self._normalize(states_TH[-1:], self._weights["model.norm.weight"])
         logits_V: Array = self._linear("lm_head", last_1H)[0]
         shifted_V = logits_V - logits_V.max()
         log_p_V: Array = shifted_V - np.log(np.exp(shifted_V).sum())
@@ -89,9 +89,9 @@ class PlainLlama:
         return out
 
     def _norm(self, at: str, which: str, states_TH: Array) -> Array:
-        return self._scaled(states_TH, self._weights[f"{at}.{which}_layernorm.weight"])
+        return self._normalize(states_TH, self._weights[f"{at}.{which}_layernorm.weight"])
 
-    def _scaled(self, states_TH: Array, weight_H: Array) -> Array:
+    def _normalize(self, states_TH: Array, weight_H: Array) -> Array:
         mean_T1 = np.square(states_TH).mean(axis=-1, keepdims=True)
         scaled_TH: Array = weight_H * (states_TH / np.sqrt(mean_T1 + np.float32(self._eps)))
         return scaled_TH
