@@ -12,10 +12,10 @@ LONG := tests/faults tests/spard/test_isolation.py tests/spard/test_fit.py tests
   tests/legacy/test_goes_on.py tests/legacy/test_side_by_side.py tests/test_demo.py \
   tests/worker/test_nodes.py
 
-.PHONY: help setup demo test lab-test vllm gpu coverage soak clients check docs house sample mutants lock clean
+.PHONY: help setup demo test test-fast lab-test vllm gpu coverage soak clients check docs house sample mutants lock clean
 
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 setup: $(VENV)/installed  ## make the environment in .venv
 
@@ -31,14 +31,18 @@ $(VENV)/installed: pyproject.toml service/pyproject.toml lab/pyproject.toml requ
 demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
 	$(BIN)/python -m examples.demo $(MODEL)
 
-test: setup  ## run the tests
-	$(BIN)/python -m pytest $(SPREAD)
+test: setup  ## run the tests of all parts, on real servers
+	$(BIN)/python -m pytest $(SPREAD) --level test
 
 lab-test: setup  ## run the laboratory's tests alone
 	$(BIN)/python -m pytest $(SPREAD) tests/lab
 
-soak: setup  ## run the long tests at full length (1,000 faults, 200 kills) and all clients; FAULT_SEED=N repeats a run
+test-fast: setup  ## run the tests that need no server, no process of their own and no trained model
+	$(BIN)/python -m pytest $(SPREAD) --level fast
+
+soak: setup  ## run the long tests at full length, what `make test` leaves out, and all clients; FAULT_SEED=N repeats a run
 	SPARD_SOAK=1 $(BIN)/python -m pytest $(LONG)
+	$(BIN)/python -m pytest $(SPREAD) --level soak $(LONG:%=--deselect=%)
 	$(BIN)/python -m tests.clients
 
 clients: setup  ## install and run other people's clients against the service; ONLY=KEYS INFERENCE=1 WRITE=1

@@ -22,9 +22,13 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from app.db import make_engine, upgrade_schema
 from app.storage import Storage, open_storage
 from spard.isolation import reach
-from tests import servers, surroundings
+from tests import levels, servers, surroundings
 from tests.file_order import FileOrder
 from tools.chromium import chromium, place
+
+# Before `tests/spard/conftest.py` imports torch, which reads once how many threads it takes. pytest calls
+# `pytest_configure` only after the conftest files of the paths that it is given.
+surroundings.settle(os.environ)
 
 # The same examples on every machine, however long one takes there.
 hypothesis_settings.register_profile(
@@ -44,8 +48,12 @@ class SaysFailuresAtOnce:
             self.terminal.write_line(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    levels.add_option(parser)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    surroundings.settle(os.environ)
+    levels.register(config)
     config.pluginmanager.register(FileOrder(config))
 
 
@@ -91,7 +99,8 @@ def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
     (site / "vllm" / "lora").mkdir(parents=True)
     (site / "vllm-0.24.0.dist-info").mkdir()
     (site / "vllm-0.24.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
-    shutil.copy(Path(__file__).parent / "spard" / "fake_vllm.py", site / "vllm" / "__init__.py")
+    for source, name in (("fake_vllm", "__init__"), ("plain_llama", "llama")):
+        shutil.copy(Path(__file__).parent / "spard" / f"{source}.py", site / "vllm" / f"{name}.py")
     (site / "vllm" / "lora" / "__init__.py").touch()
     (site / "vllm" / "lora" / "request.py").write_text("from vllm import LoRARequest\n")
     monkeypatch.syspath_prepend(site)

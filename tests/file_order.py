@@ -2,7 +2,8 @@
 
 Two processes take whole files from one list. A long file that is taken last keeps one of them busy while the other has
 nothing left to do. How long each test took is in pytest's cache. The process that deals out the files reads it and
-hands it to the others, so that all of them see the same order.
+hands it to the others, so that all of them see the same order. Where nothing is known yet, as in a fresh checkout, the
+files of `LONG_FILES` come first.
 """
 
 from __future__ import annotations
@@ -23,6 +24,24 @@ class _Located(Protocol):
 
 
 _Test = TypeVar("_Test", bound=_Located)
+# The most expensive files by processor time, the most expensive first.
+LONG_FILES = (
+    "tests/test_demo.py",
+    "tests/legacy/test_goes_on.py",
+    "tests/spard/test_ranks.py",
+    "tests/faults/test_network.py",
+    "tests/legacy/test_half_done.py",
+    "tests/worker/test_rank_processes.py",
+    "tests/browser/test_dashboard.py",
+    "tests/browser/test_provider.py",
+    "tests/faults/test_failover.py",
+    "tests/spard/test_after_tuning.py",
+    "tests/spard/test_variants.py",
+    "tests/worker/test_audit_engine.py",
+    "tests/worker/test_attempt.py",
+    "tests/test_contributing.py",
+    "tests/spard/test_chat_templates.py",
+)
 _SECONDS = "spard/seconds"  # of each test by its id, with its share of set-up and teardown
 
 
@@ -63,8 +82,16 @@ class FileOrder:
 
 
 def longest_first(items: Sequence[_Test], seconds: Mapping[str, float]) -> list[_Test]:
-    """Return the items by the seconds of their files, the most first; a test that never ran counts as no time."""
+    """Return the items by the seconds of their files, the most first; a test that never ran counts as no time.
+
+    Files of which no test ever ran come in the order of `LONG_FILES`, and all others after those.
+    """
     of_file = defaultdict[str, float](float)
     for item in items:
         of_file[str(item.path)] += seconds.get(item.nodeid, 0.0)
-    return sorted(items, key=lambda item: -of_file[str(item.path)])
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+
+    def rank(item: _Test) -> tuple[float, int]:
+        return -of_file[str(item.path)], places.get(item.nodeid.partition("::")[0], len(places))
+
+    return sorted(items, key=rank)

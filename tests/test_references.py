@@ -7,8 +7,11 @@ import pytest
 from tools import error_codes_page
 from tools.references import DOCS, PAGES
 
+# `tests/spard/test_chat_templates.py` compares that page, of whose table it has each cell before it.
+ELSEWHERE = {"chat-templates.md"}
 
-@pytest.mark.parametrize("name", PAGES)
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in ELSEWHERE])
 def test_a_page_is_current(name: str) -> None:
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run python -m tools.references"
 

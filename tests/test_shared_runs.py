@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.file_order import longest_first
+from tests.file_order import LONG_FILES, longest_first
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFTEST = """
@@ -87,3 +87,13 @@ def test_tests_that_never_ran_stay_in_their_order_after_the_others() -> None:
     assert longest_first([a, b1, b2, c], {"b::1": 1.0, "b::2": 1.0, "c::1": 1.5}) == [b1, b2, c, a]
     assert longest_first([a, b1, b2, c], {"b::1": 1.0, "b::2": 0.1, "c::1": 1.5}) == [c, b1, b2, a]
     assert longest_first([a, b1, b2, c], {}) == [a, b1, b2, c]
+
+
+def test_in_a_fresh_checkout_the_files_that_are_known_to_be_long_come_first() -> None:
+    short, second, first = (Item(f"{name}::1") for name in ("tests/test_a.py", LONG_FILES[1], LONG_FILES[0]))
+    assert longest_first([short, second, first], {}) == [first, second, short]
+    assert longest_first([short, second, first], {"tests/test_a.py::1": 1.0}) == [short, first, second]
+
+
+def test_each_long_file_is_there() -> None:
+    assert [name for name in LONG_FILES if not (ROOT / name).is_file()] == []

@@ -44,6 +44,15 @@ def test_torch_takes_one_thread_unless_it_is_told_another_number() -> None:
     assert (unset["OMP_NUM_THREADS"], told["OMP_NUM_THREADS"]) == ("1", "16")
 
 
+def test_a_run_of_some_paths_has_its_threads_before_torch_is_imported() -> None:
+    look = "import tests.conftest, os, sys; print(os.environ['OMP_NUM_THREADS'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+
+    done = subprocess.run([sys.executable, "-c", look], cwd=ROOT, env=environment, capture_output=True, check=True)
+
+    assert done.stdout.split() == [b"1", b"False"]
+
+
 def test_tests_pass_with_a_proxy_keys_and_settings_of_somebody_else() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *SENSITIVE]
 

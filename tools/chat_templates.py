@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -159,6 +160,13 @@ def outcome(tokenizer: Any, conversation: Example, *, is_exact: bool = True) -> 
     return Outcome(len(encoded.samples), faults=tuple(faults))
 
 
+@cache
+def outcomes(name: str, template: str) -> tuple[Outcome, ...]:
+    """Return what becomes of each of `CONVERSATIONS` under a template, computed once a process."""
+    tokenizer = make_tokenizer(name, template)
+    return tuple(outcome(tokenizer, each) for each in CONVERSATIONS.values())
+
+
 def _learned_faults(tokenizer: Any, conversation: Example, encoded: Encoded, *, is_exact: bool) -> Iterator[str]:
     """Yield differences between the learned text and the assistant's words with their end token."""
     renderer = get_renderer(tokenizer)
@@ -239,8 +247,7 @@ def table(templates: dict[str, str]) -> list[tuple[str, str, list[Outcome]]]:
             f"thinking {rendering.default} by default" if rendering.default != "plain" else "",
             f"closed with `{rendering.closing}`" if rendering.closing else "",
         ]
-        outcomes = [outcome(tokenizer, each) for each in CONVERSATIONS.values()]
-        rows.append((name, ", ".join(filter(None, facts)), outcomes))
+        rows.append((name, ", ".join(filter(None, facts)), [*outcomes(name, template)]))
     return rows
 
 
@@ -248,9 +255,9 @@ def markdown(rows: Sequence[tuple[str, str, list[Outcome]]]) -> str:
     """Return the table as Markdown, with each refusal as a numbered note below."""
     notes: dict[str, int] = {}
     lines = [f"| template | | {' | '.join(CONVERSATIONS)} |", f"|---|---|{'---|' * len(CONVERSATIONS)}"]
-    for name, facts, outcomes in rows:
+    for name, facts, found in rows:
         cells = []
-        for each in outcomes:
+        for each in found:
             if each.refusal:
                 number = notes.setdefault(each.refusal, len(notes) + 1)
                 cells.append(f"({number})")

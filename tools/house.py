@@ -25,7 +25,7 @@ import json
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +54,11 @@ class Module:
     def tree(self) -> ast.Module:
         """The source as a syntax tree, parsed once."""
         return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, walked once: the counts look at them again and again."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def name(self) -> str:
@@ -108,7 +113,7 @@ class Package:
     @property
     def loose(self) -> int:
         """The number of untyped mappings."""
-        return sum(_loose(each.tree) for each in self.modules)
+        return sum(_loose(each.nodes) for each in self.modules)
 
     @property
     def cupboards(self) -> list[str]:
@@ -120,7 +125,7 @@ class Package:
         """(lines, path) of the longest file."""
         return max((each.lines, str(each.path)) for each in self.modules)
 
-    @property
+    @cached_property
     def longest_function(self) -> tuple[int, str]:
         """(lines, `path:name`) of the longest function."""
         return max((size, where) for each in self.modules for size, where in _functions(each))
@@ -132,7 +137,7 @@ def read_package(name: str) -> Package:
     known = {each.name: each for each in modules}
     arrows: Arrows = defaultdict(set)
     for module in modules:
-        for imported in _imports(module.tree, known):
+        for imported in _imports(module.nodes, known):
             rooms = module.room, known[imported].room
             if rooms[0] != rooms[1] and name not in rooms:
                 arrows[rooms].add(f"{module.name} -> {imported}")
@@ -175,11 +180,12 @@ def declared_layers(package: str) -> list[str]:
 
 def files_of_defense(defense: str, packages: list[Package]) -> list[str]:
     """Return the files whose code, without comments and docstrings, contains a defense's name."""
-    return sorted(str(each.path) for package in packages for each in package.modules if _names(each.tree, defense))
+    modules = [each for package in packages for each in package.modules if defense in each.text.lower()]
+    return sorted(str(each.path) for each in modules if _names(each.tree, defense))
 
 
-def _imports(tree: ast.Module, known: dict[str, Module]) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _imports(nodes: Iterable[ast.AST], known: dict[str, Module]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names if each.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -188,12 +194,12 @@ def _imports(tree: ast.Module, known: dict[str, Module]) -> Iterator[str]:
                 yield module if module in known else node.module
 
 
-def _loose(tree: ast.Module) -> int:
-    return sum(isinstance(node, ast.Subscript) and ast.unparse(node) in _LOOSE for node in ast.walk(tree))
+def _loose(nodes: Iterable[ast.AST]) -> int:
+    return sum(isinstance(node, ast.Subscript) and ast.unparse(node) in _LOOSE for node in nodes)
 
 
 def _functions(module: Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield (node.end_lineno or node.lineno) - node.lineno + 1, f"{module.path}:{node.name}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,8 +14,16 @@ from app.db.tables import Job
 from app.jobs.lease import Claim
 from app.keys import service as keys
 from tests.app.parts import SPEC, claim_next
+from tests.inspected_folders import remembered_stubs
 
 AddJob = Callable[..., str]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def stubs() -> Iterator[None]:
+    """The same stub of a base model is inspected once."""
+    with remembered_stubs():
+        yield
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page
 
+from tests.app.conftest import stubs  # noqa: F401 - a fixture
 from tests.app.http.conftest import (  # noqa: F401 - fixtures
     Service,
     customer,

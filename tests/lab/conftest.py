@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.spard.conftest import base, lab, load, model_folder, natural
+from tests.spard.conftest import base, clean_processes, lab, load, model_folder, natural
 
-__all__ = ["base", "lab", "load", "model_folder", "natural"]
+__all__ = ["base", "clean_processes", "lab", "load", "model_folder", "natural"]

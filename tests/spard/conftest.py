@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,16 @@ from spard_lab.lab.make import make
 from spard_lab.lab.natural.make import folder_name, make_natural
 
 from spard.models.base import Base, load_base
+from tests.clean_processes import pooled_clean_processes
 from tests.run_folders import run_folder
 from tests.spard.parts import ANY_BASE, TINY_NATURAL, TINY_PLAN, write_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_processes() -> Iterator[None]:
+    """One clean process for all runs in this process."""
+    with pooled_clean_processes():
+        yield
 
 
 @pytest.fixture(scope="session")

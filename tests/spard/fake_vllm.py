@@ -1,4 +1,4 @@
-"""The small part of vLLM's offline interface that an audit uses, over transformers and PEFT, with faults at will.
+"""The small part of vLLM's offline interface that an audit uses, over a Llama in NumPy, with faults at will.
 
 Names, arguments, limits and what is given back are those of vLLM 0.10 to 0.24 as their sources have them; an argument
 that is not listed here is refused. `VLLM_FAKE_FAULT` names the fault. The model is loaded with the first prompt, so
@@ -7,6 +7,7 @@ that a fault before it costs no time.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -80,15 +81,16 @@ class LLM:
         assert max_lora_rank in _RANKS
         assert load_format == "safetensors"
         assert not trust_remote_code
+        assert dtype == "float32"
         assert config["num_attention_heads"] % tensor_parallel_size == 0
         positions = config["max_position_embeddings"]
         if max_model_len is not None and max_model_len > positions:
             raise ValueError("max_model_len is larger than the maximum that the model's configuration allows")
         self._limit, self._end = max_model_len or positions, config["eos_token_id"]
-        self._source, self._dtype = model, dtype
+        self._source = model
         self._rank = max_lora_rank if enable_lora else 0
         self._model: Any = None
-        self._adapted: Any = None
+        self._is_adapted = False
         self._has_written = False
 
     def generate(
@@ -123,8 +125,7 @@ class LLM:
             log_p_V = model(ids)
             ids.append(int(log_p_V.argmax()))
             if params.logprobs:
-                top = log_p_V.topk(params.logprobs)
-                pairs = enumerate(zip(top.indices.tolist(), top.values.tolist(), strict=True), 1)
+                pairs = enumerate(_plain_llama().top(log_p_V, params.logprobs), 1)
                 logprobs.append({token: Logprob(value, rank) for rank, (token, value) in pairs})
             if ids[-1] in (self._end, *params.stop_token_ids):
                 reason = "stop"
@@ -137,38 +138,30 @@ class LLM:
 
     def _logprob_model(self, lora: LoRARequest | None) -> Callable[[list[int]], Any]:
         """Return what gives the log-probabilities of the next token, with an adapter or without."""
-        import torch
-        from transformers import AutoModelForCausalLM
-
         if self._model is None:
-            self._model = AutoModelForCausalLM.from_pretrained(self._source, dtype=getattr(torch, self._dtype)).eval()
+            self._model = _plain_llama().PlainLlama(Path(self._source))
             if _FAULT == "other_base":
-                self._model.get_output_embeddings().weight.data[:128] += 0.1
+                self._model.shift_output()
         forgets = _FAULT == "forgets_adapter" and self._has_written
         is_adapted = lora is not None and not forgets and _FAULT != "ignores_adapter"
-        if lora is not None and is_adapted and self._adapted is None:
+        if lora is not None and is_adapted and not self._is_adapted:
             self._load(lora)
-        if self._adapted is not None:
-            tuner = self._adapted.base_model
-            tuner.enable_adapter_layers() if is_adapted else tuner.disable_adapter_layers()
-
-        def next_token(ids: list[int]) -> Any:
-            with torch.inference_mode():
-                return self._model(input_ids=torch.tensor([ids])).logits[0, -1].float().log_softmax(dim=-1)
-
-        return next_token
+        self._model.adapter_scale = 1.0 if is_adapted else 0.0
+        answer: Callable[[list[int]], Any] = self._model.next_log_p
+        return answer
 
     def _load(self, lora: LoRARequest) -> None:
         """Put an adapter's layers into the model."""
-        from peft import PeftModel
-
         config = json.loads((Path(lora.lora_path) / "adapter_config.json").read_text())
         if config["r"] > self._rank:
             raise ValueError(f"LoRA rank {config['r']} is greater than max_lora_rank {self._rank}.")
-        self._adapted = PeftModel.from_pretrained(self._model, lora.lora_path).eval()
-        for name, weight in self._adapted.named_parameters():
-            if _FAULT == "other_adapter" and "lora_B" in name:
-                weight.data.neg_()
+        self._model.load_adapter(Path(lora.lora_path), config, sign=-1.0 if _FAULT == "other_adapter" else 1.0)
+        self._is_adapted = True
+
+
+def _plain_llama() -> Any:
+    """Return `tests/spard/plain_llama.py`, which is installed beside this file; faults before it cost no time."""
+    return importlib.import_module("vllm.llama")
 
 
 def _leave_process() -> None:

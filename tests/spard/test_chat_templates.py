@@ -16,7 +16,7 @@ from spard.data.self_rendering import self_rendering
 from spard.data.template_card import template_card
 from spard.errors import TemplateFault
 from tools import chat_templates
-from tools.chat_templates import CONVERSATIONS, make_tokenizer, outcome, trl_templates
+from tools.chat_templates import CONVERSATIONS, make_tokenizer, outcome, outcomes, trl_templates
 
 TEMPLATES = trl_templates()
 PAGE = Path(chat_templates.__file__).parents[1] / "docs" / "chat-templates.md"
@@ -31,16 +31,15 @@ def test_what_is_trained_is_what_is_served(name: str) -> None:
     if name.startswith("llava"):
         with pytest.raises(TemplateFault, match="cannot write an answer"):
             template_card(get_renderer(tokenizer))
-    for kind, conversation in CONVERSATIONS.items():
-        found = outcome(tokenizer, conversation)
+    for kind, found in zip(CONVERSATIONS, outcomes(name, TEMPLATES[name]), strict=True):
         assert not found.faults, kind
         assert found.samples or found.refusal, kind
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_families_of_the_paper_train_all_that_they_can_write(name: str) -> None:
-    tokenizer = make_tokenizer(name, TEMPLATES[name])
-    refused = {kind for kind, each in CONVERSATIONS.items() if outcome(tokenizer, each).refusal}
+    found = zip(CONVERSATIONS, outcomes(name, TEMPLATES[name]), strict=True)
+    refused = {kind for kind, each in found if each.refusal}
     cannot = {"qwen2_5": {"reasoning"}, "qwen3": set(), "llama3_2": {"reasoning", "text beside a call"}}
     assert refused == cannot[name]
 

@@ -264,7 +264,7 @@ def toml(spec: RunSpec) -> str:
     lines = [f"{key} = {json.dumps(value)}" for key, value in files.items()]
     for suite in to_mapping(spec)["suites"]:
         lines += ["[[suites]]", *[f"{key} = {json.dumps(value)}" for key, value in suite.items() if value is not None]]
-    return "\n".join([*lines, "[recipe.hyperparameters]", "n_epochs = 1"])
+    return "\n".join([*lines, "[recipe.hyperparameters]", "n_epochs = 1", "[recipe.audit]", "max_new_tokens = 16"])
 
 
 def test_the_command_line_runs_a_recipe_and_reports_the_gate(spec: RunSpec, tmp_path: Path) -> None:

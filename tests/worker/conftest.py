@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.clean_processes import pooled_clean_processes
 from tests.conftest import Place
 from tests.spard.parts import write_model
 from tests.worker.engine_in_process import make
@@ -19,6 +20,13 @@ from tests.worker.shop import Shop
 from worker import pipeline
 from worker.protocol import Report
 from worker.workdir import Folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_processes() -> Iterator[None]:
+    """One clean process for all pipelines in this process; a worker's child has its own."""
+    with pooled_clean_processes():
+        yield
 
 
 @pytest.fixture(scope="session")
