@@ -29,6 +29,7 @@ from spard.config import (
 )
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
+from spard.config.held_out import HeldOutRowsLimit
 from spard.errors import InvalidRecipe
 
 NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
@@ -56,6 +57,8 @@ class RunSpec:
     `spard judge --json` measured of the judge. `row_signal` says what becomes of rows that the base model would refuse,
     and `further_tuning` after what the audit asks once more. `agent` is the auditing agent, and `agent_errors` what
     `spard measure-agent --json` made of its false positives. `audit_engine` is what writes the replies of the audit.
+    `held_out_rows` is how many rows of the training file are held out at most, to show on them whether the task is
+    learned (`spard.pipeline.task_check`); with a validation file its rows are taken. At 0 neither is done.
     """
 
     model: str
@@ -76,6 +79,7 @@ class RunSpec:
     agent_errors: Path | None = None
     audit_engine: AuditEngine = field(default_factory=AuditEngine)
     encoder: str | None = None
+    held_out_rows: HeldOutRowsLimit = 0
 
 
 def load_recipe(path: Path) -> RunSpec:

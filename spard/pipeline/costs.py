@@ -6,6 +6,7 @@ row_signal    likewise, that the base model was asked about
 embed         likewise, that were embedded, the safety pool's too where that was not known
 select        likewise, of which safe rows were selected
 base_audit    replies of the base model
+task          replies to requests of the customer's that show whether the task is learned, of both models
 train         tokens of the customer's rows, without what ends of epochs took
 checkpoint    replies at the ends of epochs
 compare       ends of epochs that were compared
