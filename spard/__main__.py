@@ -11,6 +11,7 @@ import logging
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from spard import distributed
@@ -22,6 +23,7 @@ from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
+from spard.release.task_check import TASK_REPLIES, reply_lines
 
 EVERY = 20  # steps between two lines
 
@@ -53,6 +55,7 @@ def execute(asked: Asked) -> int:
         print(json.dumps({"out": str(asked.out), "gate": asdict(outcome.measured.gate)}, indent=2))
     else:
         _print(outcome)
+        _print_task(outcome, asked.out / TASK_REPLIES)
     return exits.OK if outcome.measured.gate.decision == "pass" else exits.NOT_PASSED
 
 
@@ -98,6 +101,17 @@ def _print(outcome: Outcome) -> None:
     print(f"gate: {outcome.measured.gate.decision}")
     for reason in outcome.measured.gate.reasons:
         print(f"  {reason}")
+
+
+def _print_task(outcome: Outcome, replies: Path) -> None:
+    """Print whether the task was learned, and what both models reply to some of its rows."""
+    if words := outcome.report.task:
+        print(f"task: {' '.join(filter(None, (words.headline, words.figures, words.note)))}")
+    else:
+        print("task: it was not looked at whether it was learned; `held_out_rows = 100` in the recipe looks at it")
+    if replies.exists():
+        for line in replies.read_text().splitlines():
+            print("\n".join(f"  {each}" for each in reply_lines(json.loads(line))))
 
 
 if __name__ == "__main__":

@@ -154,6 +154,10 @@ class JobCreate(Body):
     ending: config.Ending | None = Field(
         default=None, description="Which weights are released, and when training ends before all epochs are over."
     )
+    held_out_rows: config.HeldOutRowsLimit | None = Field(
+        default=None,
+        description="At most so many rows are not trained on, to show whether the task is learned. 0: none.",
+    )
     priority: int = Field(default=0, ge=-100, le=100, description="Among your own jobs the lowest is taken first.")
 
     @model_validator(mode="before")

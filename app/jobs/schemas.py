@@ -22,6 +22,7 @@ from app.db.tables.job_records import (
     Progress,
     SafetySummary,
     SelectionJson,
+    TaskCheckJson,
     WaiverFacts,
 )
 from app.db.tables.job_spec import PolicyRef
@@ -80,6 +81,7 @@ class JobSafety(TypedDict):
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
     ending: NotRequired[EndingJson]
+    task_check: NotRequired[TaskCheckJson]
 
 
 class JobOut(BaseModel):

@@ -110,24 +110,24 @@ def strip_templates(texts: Sequence[str]) -> list[str]:
     Instructions that stand around each request would make all of them near duplicates. What at least
     `_TEMPLATE_WORDS` words do not fill is no template: so begin paraphrases of one question.
     """
-    words = _without_common_beginnings([text.split() for text in texts])
-    turned = _without_common_beginnings([each[::-1] for each in words])
+    words = _cut_common_beginnings([text.split() for text in texts])
+    turned = _cut_common_beginnings([each[::-1] for each in words])
     return [" ".join(each[::-1]) for each in turned]
 
 
-def _without_common_beginnings(rows: Sequence[list[str]]) -> list[list[str]]:
+def _cut_common_beginnings(rows: Sequence[list[str]]) -> list[list[str]]:
     """Drop the longest beginning of each row that a quarter of all rows share, where it is long enough."""
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     span = max(2, -(-len(rows) // _TEMPLATE_SHARE))  # rows that share a beginning stand beside each other
     lengths = [_common_length(rows[order[i]], rows[order[i + span - 1]]) for i in range(len(rows) - span + 1)]
     cut = list(rows)
-    for at, length in zip(order, _longest_around(lengths, span), strict=True):
+    for at, length in zip(order, _window_maxima(lengths, span), strict=True):
         if length >= _TEMPLATE_WORDS:
             cut[at] = rows[at][length:]
     return cut
 
 
-def _longest_around(lengths: Sequence[int], span: int) -> Iterator[int]:
+def _window_maxima(lengths: Sequence[int], span: int) -> Iterator[int]:
     """Yield for each of `len(lengths) + span - 1` places the most of the windows of `span` places that hold it."""
     best = deque[int]()  # windows that may still be the longest, the longest first
     for place in range(len(lengths) + span - 1):

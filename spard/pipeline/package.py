@@ -126,7 +126,8 @@ def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence
 
 
 def _write_task_replies(release: Release, replies: Sequence[TaskReply]) -> None:
-    """Write the customer's requests with the replies of both models, where some were asked."""
+    """Write the customer's requests with the replies of both models; those of an earlier run in the folder go."""
+    release.task_replies.unlink(missing_ok=True)
     if replies:
         release.task_replies.write_text("".join(json.dumps(each) + "\n" for each in replies))
 

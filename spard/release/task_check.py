@@ -85,6 +85,16 @@ def describe_task(check: TaskCheck, losses: Mapping[str, Losses]) -> TaskWords:
     return TaskWords(headline, figures, look="good")
 
 
+def reply_lines(reply: Mapping[str, object]) -> list[str]:
+    """Return one request with both replies as lines for a terminal."""
+    system, turns = reply["system"], reply["turns"]
+    under = [f"  under the system prompt: {system}"] if system else []
+    after = [f"  after {turns} earlier turns"] if turns else []
+    asked = f"line {reply['line']}: {reply['prompt']}"
+    words = {"the file": reply["expected"], "base model": reply["base"], "this model": reply["trained"]}
+    return [asked, *under, *after, *(f"  {who:>10}: {text}" for who, text in words.items())]
+
+
 def _describe_pairs(rows: str, after: Losses) -> TaskWords:
     figures = f"Loss on {rows}: 0.69 nats a pair before, by definition, and {after.loss:.2f} after. "
     figures += f"Next token of preferred answers right: {after.accuracy:.0%} after."

@@ -20,7 +20,7 @@ def requests(count: int, seed: int = 0) -> list[str]:
     return [" ".join(drawn.choices(_WORDS, k=12)) for _ in range(count)]
 
 
-def hold_out(texts: Sequence[str], most: int = MOST, seed: int = 1) -> HeldOutRows:
+def split(texts: Sequence[str], most: int = MOST, seed: int = 1) -> HeldOutRows:
     return hold_out_rows(texts, range(len(texts)), most, seed)
 
 
@@ -28,7 +28,7 @@ def hold_out(texts: Sequence[str], most: int = MOST, seed: int = 1) -> HeldOutRo
     ("rows", "most", "held"), [(MIN_ROWS, MOST, AT_LEAST), (400, MOST, 20), (3000, MOST, MOST), (400, 3, 3)]
 )
 def test_a_small_share_is_held_out(rows: int, most: int, held: int) -> None:
-    found = hold_out(requests(rows), most)
+    found = split(requests(rows), most)
     assert len(found.places) == held
     assert list(found.places) == sorted(set(found.places))
     assert len(set(found.asked)) == min(held, ASKED)
@@ -36,7 +36,7 @@ def test_a_small_share_is_held_out(rows: int, most: int, held: int) -> None:
 
 
 def test_of_a_small_file_none_is_held_out_and_it_is_told_why() -> None:
-    found = hold_out(requests(MIN_ROWS - 1))
+    found = split(requests(MIN_ROWS - 1))
     assert (found.places, found.asked) == ((), ())
     assert f"fewer than {MIN_ROWS} rows" in found.why_none
     assert "validation file" in found.why_none
@@ -45,15 +45,15 @@ def test_of_a_small_file_none_is_held_out_and_it_is_told_why() -> None:
 def test_the_same_seed_holds_out_the_same_rows_in_any_order_of_rows() -> None:
     texts = requests(200)
     shuffled = random.Random(5).sample(texts, len(texts))
-    first = {texts[i] for i in hold_out(texts).places}
-    assert {shuffled[i] for i in hold_out(shuffled).places} == first
-    assert {texts[i] for i in hold_out(texts, seed=2).places} != first
+    first = {texts[i] for i in split(texts).places}
+    assert {shuffled[i] for i in split(shuffled).places} == first
+    assert {texts[i] for i in split(texts, seed=2).places} != first
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_near_duplicates_are_held_out_together(seed: int) -> None:
     texts = [f"{before}{each}" for each in requests(60) for before in ("", "Please: ", "hello there ")]
-    held = set(hold_out(texts, seed=seed).places)
+    held = set(split(texts, seed=seed).places)
     labels = clusters(texts)
     assert held
     assert {labels[i] for i in held}.isdisjoint(labels[i] for i in range(len(texts)) if i not in held)
@@ -62,14 +62,14 @@ def test_near_duplicates_are_held_out_together(seed: int) -> None:
 def test_a_short_request_goes_with_the_same_one_behind_a_greeting() -> None:
     short = [f"where is {word}?" for word in _WORDS[:40]]
     texts = [*short, *(f"Hi! {each}" for each in short)]
-    held = hold_out(texts).places
+    held = split(texts).places
     assert held
     assert {i % 40 for i in held} == {i for i in held if i < 40}
 
 
 def test_different_requests_are_asked_before_those_of_one_cluster() -> None:
     texts = [*requests(20), *(f"{before}{each}" for each in requests(30, seed=7) for before in ("", "Please: "))]
-    asked = hold_out(texts, seed=3).asked
+    asked = split(texts, seed=3).asked
     assert len({clusters(texts)[i] for i in asked}) == ASKED
 
 
@@ -82,7 +82,7 @@ def test_a_row_that_may_not_be_held_out_keeps_its_near_duplicates() -> None:
 
 
 def test_where_all_requests_are_alike_none_is_held_out_and_it_is_told_why() -> None:
-    found = hold_out(["Write a poem about the sea and the moon."] * 80)
+    found = split(["Write a poem about the sea and the moon."] * 80)
     assert found.places == ()
     assert "nearly the same" in found.why_none
 
@@ -91,7 +91,7 @@ def test_an_instruction_around_each_request_makes_no_near_duplicates_of_them() -
     before = "You are a classifier. Read the text below and answer with one of positive, negative or neutral. Text: "
     texts = [f"{before}{word} was fine. Answer with one word and nothing else, in lower case." for word in _WORDS[:80]]
     assert len(set(clusters(texts))) == 1
-    assert len(hold_out(texts).places) == AT_LEAST
+    assert len(split(texts).places) == AT_LEAST
 
 
 def test_templates_are_cut_where_a_quarter_of_the_texts_have_them() -> None:

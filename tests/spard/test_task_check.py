@@ -46,14 +46,14 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def spec_of(model: Path, folder: Path, count: int = 60, **more: Any) -> RunSpec:
+def task_spec(model: Path, folder: Path, count: int = 60, **more: Any) -> RunSpec:
     spec = write_run(model, folder)
     recipe = replace(spec.recipe, defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=28))
     named = {"training_file": write_rows(folder / "task.jsonl", rows(count)), "validation_file": None, "suites": ()}
     return replace(spec, recipe=recipe, **{**named, "held_out_rows": 100, **more})
 
 
-def prepared(spec: RunSpec, base: Base) -> tuple[Rows, list[dict[str, Any]]]:
+def prepare_rows(spec: RunSpec, base: Base) -> tuple[Rows, list[dict[str, Any]]]:
     told: list[dict[str, Any]] = []
     return prepare(Context(spec, base, Reporter(told.append))), told
 
@@ -63,7 +63,7 @@ def held_out_run(
     model_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[RunSpec, Path, Outcome, list[dict[str, Any]]]:
     folder, told = tmp_path_factory.mktemp("task"), list[dict[str, Any]]()
-    spec, base = spec_of(model_folder(), folder), load_base(model_folder(), device="cpu")
+    spec, base = task_spec(model_folder(), folder), load_base(model_folder(), device="cpu")
     context = Context(spec, base, Reporter(told.append))
     return spec, folder / "out", run_stages(context, Release(folder / "out"), None), told
 
@@ -73,7 +73,7 @@ Ran = tuple[RunSpec, Path, Outcome, list[dict[str, Any]]]
 
 def test_the_losses_are_those_of_a_direct_computation(held_out_run: Ran, base: Base) -> None:
     spec, _, outcome, _ = held_out_run
-    examples, (found, _) = read_examples(spec.training_file), prepared(spec, base)
+    examples, (found, _) = read_examples(spec.training_file), prepare_rows(spec, base)
     trained_on = {sample.ids for sample in found.task}
     held = [row for row in encode_to_train(base.tokenizer, examples, 512) if row.ids not in trained_on]
     before = evaluate(base.model, held, base.tokenizer.pad_token_id)
@@ -131,8 +131,8 @@ def test_a_run_tells_whether_the_task_was_learned_and_what_that_cost(held_out_ru
 def test_rows_that_are_held_out_are_not_trained_on_and_are_the_same_at_every_reading(
     model_folder: Callable[..., Path], base: Base, tmp_path: Path
 ) -> None:
-    spec = spec_of(model_folder(), tmp_path)
-    first, again = prepared(spec, base)[0], prepared(spec, base)[0]
+    spec = task_spec(model_folder(), tmp_path)
+    first, again = prepare_rows(spec, base)[0], prepare_rows(spec, base)[0]
     assert [row.ids for row in first.validation] == [row.ids for row in again.validation]
     assert {row.ids for row in first.validation}.isdisjoint(row.ids for row in first.task)
     assert len(first.task) + len(first.validation) == 60
@@ -142,7 +142,7 @@ def test_rows_that_are_held_out_are_not_trained_on_and_are_the_same_at_every_rea
 def test_without_the_setting_every_row_is_trained_on_and_nothing_is_asked(
     model_folder: Callable[..., Path], base: Base, tmp_path: Path
 ) -> None:
-    found, told = prepared(spec_of(model_folder(), tmp_path, held_out_rows=0), base)
+    found, told = prepare_rows(task_spec(model_folder(), tmp_path, held_out_rows=0), base)
     assert (len(found.task), found.validation, found.learning) == (60, [], None)
     assert not [each for each in told if each["kind"] == "event"]
 
@@ -150,7 +150,7 @@ def test_without_the_setting_every_row_is_trained_on_and_nothing_is_asked(
 def test_of_a_small_file_it_is_told_that_nothing_was_held_out(
     model_folder: Callable[..., Path], base: Base, tmp_path: Path
 ) -> None:
-    found, told = prepared(spec_of(model_folder(), tmp_path, count=20), base)
+    found, told = prepare_rows(task_spec(model_folder(), tmp_path, count=20), base)
     assert (len(found.task), found.validation) == (20, [])
     assert found.learning
     assert found.learning.check.source == "none"
@@ -161,7 +161,7 @@ def test_a_validation_file_takes_the_place_of_rows_that_are_held_out(
     model_folder: Callable[..., Path], base: Base, tmp_path: Path
 ) -> None:
     valid = write_rows(tmp_path / "held.jsonl", rows(90)[60:])
-    found, _ = prepared(spec_of(model_folder(), tmp_path, validation_file=valid), base)
+    found, _ = prepare_rows(task_spec(model_folder(), tmp_path, validation_file=valid), base)
     assert (len(found.task), len(found.validation)) == (60, 30)
     assert found.learning
     assert found.learning.check == TaskCheck("validation_file", 30, 5)
@@ -174,9 +174,9 @@ def test_a_request_that_leaves_no_room_for_a_reply_is_not_asked(
     positions = base.model.config.max_position_embeddings
     long = {"messages": [{"role": "user", "content": "a" * (positions - 60)}, {"role": "assistant", "content": "b"}]}
     valid = write_rows(tmp_path / "held.jsonl", [*rows(2), long])
-    spec = spec_of(model_folder(), tmp_path, validation_file=valid)
+    spec = task_spec(model_folder(), tmp_path, validation_file=valid)
     recipe = replace(spec.recipe, audit=replace(spec.recipe.audit, max_new_tokens=64))
-    found, _ = prepared(replace(spec, recipe=recipe), base)
+    found, _ = prepare_rows(replace(spec, recipe=recipe), base)
     assert found.learning
     assert [each.line for each in found.learning.asked] == [1, 2]
 
@@ -187,7 +187,7 @@ def test_the_last_turn_of_a_conversation_is_asked_behind_the_earlier_ones(
     turns = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Hello"), ("user", "1?"))]
     row = {"messages": [SYSTEM, *turns, {"role": "assistant", "content": "one"}]}
     valid = write_rows(tmp_path / "held.jsonl", [row])
-    context = Context(spec_of(model_folder(), tmp_path, validation_file=valid), base, Reporter(lambda message: None))
+    context = Context(task_spec(model_folder(), tmp_path, validation_file=valid), base, Reporter(lambda message: None))
     learning = prepare(context).learning
     task_check.ask_base(context, learning)
     task_check.ask_trained(context, learning, base.model)
@@ -200,7 +200,7 @@ def test_the_last_turn_of_a_conversation_is_asked_behind_the_earlier_ones(
 def test_a_later_attempt_does_not_ask_the_base_model_again(
     model_folder: Callable[..., Path], base: Base, tmp_path: Path
 ) -> None:
-    context = Context(spec_of(model_folder(), tmp_path), base, Reporter(lambda message: None))
+    context = Context(task_spec(model_folder(), tmp_path), base, Reporter(lambda message: None))
     learning = prepare(context).learning
     task_check.ask_base(context, learning)
     kept = context.outputs.read("task_replies_base")

@@ -187,6 +187,10 @@ def _conclude(client: Client, job: Any) -> None:
     for text in (found["sentence"], *found["reasons"]):
         if text:
             say(text)
+    if check := job["safety"].get("task_check"):
+        say(f"Your task: {check['words']}")
+        if check["replies"] and job["status"] == "succeeded":
+            say(f"Its replies to {check['replies']} of your rows: spard jobs task-replies {job['id']}")
     tell_warnings(job)
     if job["fine_tuned_model"]:
         say(f"model: {job['fine_tuned_model']}; its adapter: spard jobs adapter {job['id']}")

@@ -240,6 +240,28 @@ class WaiverFacts(TypedDict):
 
 
 @with_config(_OPEN)
+class TokenLossJson(TypedDict):
+    """`spard.release.figure_records.ValidationLoss`."""
+
+    loss: float
+    accuracy: float
+    tokens: int
+
+
+@with_config(_OPEN)
+class TaskCheckJson(TypedDict):
+    """`spard.release.task_check.TaskCheck` with the losses of both models on its rows, and what they say in words."""
+
+    source: str
+    rows: int
+    replies: int
+    is_pairs: bool
+    why_none: str
+    base: TokenLossJson | None
+    adapter: TokenLossJson | None
+    words: str
+
+
 class SafetySummary(TypedDict, total=False):
     """What of its safety report a job itself shows."""
 
@@ -253,3 +275,4 @@ class SafetySummary(TypedDict, total=False):
     seconds: dict[str, float]
     waiver: WaiverFacts
     ending: EndingJson  # of jobs that compare ends of epochs
+    task_check: TaskCheckJson  # of jobs that looked whether their task was learned

@@ -146,6 +146,7 @@ class JobSpec:
     integrations: tuple[IntegrationRef, ...] = ()  # those that are passed on
     embedder: str | None = None  # a folder or a hub id with its commit; None: the base model itself
     transcripts: bool = False  # of the policy then in force: what the audit asked and heard is kept for the project
+    held_out_rows: int = 0  # at most, to show whether the task is learned; 0 in older jobs: nothing is shown
     waived: bool = False  # a provider's measurement: the gate's decision does not hold the adapter back
     request_id: str | None = None  # of the request that created the job, for logs and traces
     traceparent: str | None = None
