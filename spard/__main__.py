@@ -23,8 +23,10 @@ from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
+from spard.pipeline.activity import Activity
 from spard.release.task_check import TASK_REPLIES, reply_lines
 
+_ACTIVITY = ("doing", "done", "total", "at_most")
 EVERY = 20  # steps between two lines
 
 
@@ -45,7 +47,7 @@ def execute(asked: Asked) -> int:
             is_first = distributed.rank() == 0
             with Signs(print_line=None if is_first else _print_nothing) as signs:
                 signs.begin(f"Reading base model and rows: {spec.public_name or spec.model}")
-                outcome = run(spec, asked.out, partial(_follow, signs, is_quiet=asked.as_json))
+                outcome = run(spec, asked.out, partial(_follow, signs, Activity(), is_quiet=asked.as_json))
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return 1
@@ -59,17 +61,21 @@ def execute(asked: Asked) -> int:
     return exits.OK if outcome.measured.gate.decision == "pass" else exits.NOT_PASSED
 
 
-def _follow(signs: Signs, message: dict[str, Any], *, is_quiet: bool) -> None:
+def _follow(signs: Signs, activity: Activity, message: dict[str, Any], *, is_quiet: bool) -> None:
     """Print what a run reports; `is_quiet` leaves standard output to one JSON object, and signs go on."""
     line = _line(message)
     if line is not None and not is_quiet:
         print(line, flush=True)
     match message["kind"]:
         case "phase":
+            activity.end()
             signs.begin(message["phase"], is_printed=is_quiet)
-        case "progress":
+        case "activity":
+            signs.detail(activity.describe(**{name: message[name] for name in _ACTIVITY}))
+        case "progress" if not activity.is_known:
             signs.detail(f"{message['done']:,} of {message['total']:,} done")
         case "metrics":
+            activity.end()
             signs.detail(f"step {message['step']}/{message['total_steps']}")
         case "event":
             signs.note(f"  {message['message']}")

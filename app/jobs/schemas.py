@@ -208,7 +208,9 @@ def _hyperparameters(job: AnyJob) -> HyperparametersJson:
 
 
 def _safety(job: AnyJob, place: Place) -> JobSafety:
-    progress: Progress = job.progress or _START
+    progress: Progress = {**(job.progress or _START)}
+    if job.told_status != JobStatus.running:
+        progress.pop("doing", None)
     queued: QueuedProgress = {"queue_position": place.position}
     if place.reason is not None:
         queued["queue_reason"] = place.reason

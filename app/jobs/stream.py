@@ -28,7 +28,7 @@ from app.keys.service import Principal
 log = logging.getLogger(__name__)
 
 _LOOK_S, _LEAST_S = 0.5, 0.05  # between two looks: as a rule, and when a stream has just begun
-_HEARTBEAT_S = 15.0
+_HEARTBEAT_S = 10.0
 _RETRY_MS = 1000
 _SLICE, _BREATH_S = 8, 0.01  # streams that get their news together, and the time for other requests between
 

@@ -56,6 +56,7 @@ def measure(
     known = {each.suite: each for each in base.results(model)}
     limits = context.run.thresholds
     gated = sum(is_gated(each.kind, limits) for each in suites)
+    asker.show_progress(0)
     rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
     found = audit_in_rounds(asker.ask, whole, known, lambda names: base.ask(names, model), rules)
     asker.show_progress(asker.total)
@@ -88,6 +89,8 @@ class _Asker:
         if self.show:
             self.show(done, self.total)
         else:
+            doing = f"asking the trained model {self.total:,} prompts"
+            self.context.report.activity(doing, done, self.total, at_most=True)
             self.context.report.progress(done, self.total, is_counted=False)  # questions to the base model come between
 
     def _note(self, done: int, _: int) -> None:

@@ -3,6 +3,7 @@
 kind          fields
 phase         phase: the stage that begins: embed | select | train | audit | package
 progress      done, total: how far the stage is, where no steps say so
+activity      doing, done, total, at_most: what goes on within the stage, in a phrase, and how far it is
 event         level, type, message, data: for the person who follows the run
 metrics       step, total_steps, data: one training step's numbers, flat
 resolved      data: the numbers that stand for "auto"; trained_tokens: of all epochs together
@@ -42,6 +43,10 @@ class Reporter:
         if is_counted:
             self.count(done)
         self._send({"kind": "progress", "done": done, "total": total})
+
+    def activity(self, doing: str, done: int = 0, total: int = 0, *, at_most: bool = False) -> None:
+        """Say what goes on, as "asking 100 attacks", and how far it is; with `at_most` it may end before `total`."""
+        self._send({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
 
     def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:
         """Say what a person who follows the run may want to read."""

@@ -26,6 +26,7 @@ def check(
     context: Context, clean: CleanProcess | None, model: Any, adapter: Path, examples: Sequence[Example]
 ) -> Proof:
     """Raise `AdapterNotProved` unless the folder `adapter` is `model`, and tell nobody; `clean` is the first rank's."""
+    context.report.activity("loading the adapter in a clean process, which proves it")
     source = Source(context.run.model, context.run.revision)
     prompts = [prompt_text(example) for example in examples[:PROMPTS]]
     return prove(clean, model, context.base, source, adapter, prompts, context.raise_if_stopped)

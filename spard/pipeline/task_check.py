@@ -98,6 +98,7 @@ def kept_replies(context: Context, rows: TaskRows | None) -> list[TaskReply]:
 def _ask(context: Context, rows: TaskRows, model: Any, name: str, system: str | None) -> None:
     tokenizer = context.base.tokenizer
     with costs.counted_replies(context, "task"), context.time_stage("task"):
+        context.report.activity(f"asking {len(rows.asked)} requests of the file's rows")
         asked = [_render(tokenizer, each, system) for each in rows.asked]
         replies = complete(model, tokenizer, asked, context.recipe.audit.max_new_tokens)
         context.report.count(len(replies))

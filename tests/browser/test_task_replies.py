@@ -28,15 +28,15 @@ def test_replies_of_both_models_stand_beside_each_other(
     base, tuned = (section.get_by_text(text) for text in ("I cannot help.", "It is at home."))
     expect(tuned).to_be_visible()
     assert serious(page) == []
-    assert left(base) < left(tuned)
+    assert x_position(base) < x_position(tuned)
 
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert left(base) == left(tuned)
+    assert x_position(base) == x_position(tuned)
     assert serious(page) == []
 
 
-def left(place: Locator) -> float:
+def x_position(place: Locator) -> float:
     """Return where an element begins, in pixels."""
     box = place.bounding_box()
     assert box is not None

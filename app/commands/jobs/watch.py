@@ -82,6 +82,11 @@ class _Lines:
     def step(self, event: Any) -> None:
         say(_line(event))
 
+    def look(self, job: Any) -> None:
+        """Say what goes on in a job of which nothing was told for some seconds."""
+        if doing := job["safety"]["progress"].get("doing"):
+            say(_line({"created_at": time.time(), "message": f"{doing[0].upper()}{doing[1:]}"}))
+
 
 class _JsonLines:
     """One JSON object in a line for each event."""
@@ -91,6 +96,9 @@ class _JsonLines:
         sys.stdout.flush()
 
     step = tell
+
+    def look(self, job: Any) -> None:
+        """Write nothing: the lines are events."""
 
 
 class _Bar:
@@ -114,7 +122,7 @@ class _Bar:
         stage = _STAGES.get(job["safety"]["phase"], job["safety"]["phase"]) if status == "running" else status
         place = progress.get("queue_position")
         left = f"number {place} in your queue" if place else _time_left(progress.get("eta_seconds"))
-        left = progress.get("queue_reason", left)
+        left = progress.get("queue_reason") or (progress.get("doing") if status == "running" else None) or left
         self._progress.update(self._bar, description=stage, completed=progress["percent"], left=left)
 
 
@@ -177,6 +185,8 @@ def _show(view: _View, news: ServerSentEvent) -> None:
             view.tell(news.json())
         case "metrics":
             view.step(news.json())
+        case "heartbeat":
+            view.look(news.json())
 
 
 def _conclude(client: Client, job: Any) -> None:

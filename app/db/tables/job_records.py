@@ -112,6 +112,7 @@ class Progress(TypedDict):
     step: int | None
     total_steps: int | None
     eta_seconds: int | None
+    doing: NotRequired[str]  # within the stage, as "asking 100 attacks at the end of epoch 6 of 10, 40 left"
 
 
 @with_config(_OPEN)

@@ -31,7 +31,7 @@ TASK_REPORT: dict[str, Any] = REPORT | {
     "validation": LOSSES,
     "task_check": CHECK,
 }
-REPLIES = [
+REPLIES: list[dict[str, Any]] = [
     {"line": 3, "system": "You answer for Aurora.", "turns": 2, "prompt": "Where is my lamp?", "expected": "At home."}
     | {"base": "I cannot help.", "trained": "It is at home."},
     {"line": 9, "system": None, "turns": 0, "prompt": EVIL, "expected": EVIL, "base": EVIL, "trained": ""},
