@@ -25,7 +25,7 @@ from app.jobs import needs, stage_rates
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
 from app.jobs.snapshot import Frozen, resolve_request
-from app.jobs.stage_estimate import EstimatedStage, Work, stages
+from app.jobs.stage_estimate import EstimatedStage, Work, stages, trained_rows
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
@@ -66,7 +66,8 @@ class Estimate(BaseModel):
     another's; before the first, by what was measured when the model was added. Failed and cancelled jobs count for the
     stages that they ended. How many replies the audits need is known exactly for a file that was trained on before.
     Tokens are those of the model's tokenizer: of all rows as of those that were counted, and guessed from the file's
-    bytes where the tokenizer is not on the machine that serves the API.
+    bytes where the tokenizer is not on the machine that serves the API. Rows that are held out, to show whether the
+    task is learned, are counted in `rows` alone.
     A job refuses rows longer than `max_seq_length`; `rows_over_limit` counts them among the first 100,000, or as many
     as can be looked at in the time that a request may compute for. Both are null where the model's tokenizer is not on
     the machine that serves the API.
@@ -124,7 +125,7 @@ def estimate(
         found.warnings += _failing(tokens)
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if tokens.rows:
-            found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
+            found.tokens_per_epoch = math.ceil(tokens.total * trained_rows(frozen.spec) / tokens.rows)
     found.trained_tokens = found.tokens_per_epoch * round(found.hyperparameters["n_epochs"])
     work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
     found.stages = stages(known, frozen, work)
@@ -168,9 +169,9 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
 def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
     """Estimate from the numbers of rows and bytes, without the time."""
     spec = frozen.spec
-    rows, pool = spec.training_file.rows, spec.pool
-    numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
-    tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
+    rows, trained, pool = spec.training_file.rows, trained_rows(spec), spec.pool
+    numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), trained, hidden_size=1)  # no rate is shown
+    tokens = math.ceil(spec.training_file.bytes * trained / max(1, rows) / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()
     defended = not safety.defense.is_baseline
     return Estimate(
@@ -182,8 +183,8 @@ def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         }
         | ({"beta": frozen.recipe.dpo.strength} if frozen.recipe.dpo else {}),
-        steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
-        safe_examples=safety.selection.size(rows, pool.rows) if pool and defended else 0,
+        steps=numbers.n_epochs * math.ceil(trained / numbers.batch_size),
+        safe_examples=safety.selection.size(trained, pool.rows) if pool and defended else 0,
         max_seq_length=None,
         rows_over_limit=None,
         memory_bytes_at_least=None,

@@ -17,7 +17,7 @@ from app.jobs.stage_rates import Past, units
 from spard.config import Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse
-from spard.data.held_out_rows import ASKED, MIN_ROWS
+from spard.data.held_out_rows import ASKED, planned_rows
 from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_replies
 from spard.evaluation.results import SuiteKind
 
@@ -94,13 +94,19 @@ def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
     )
 
 
+def trained_rows(spec: JobSpec) -> int:
+    """Return how many rows of its file a job trains on, where none has a near duplicate."""
+    rows = spec.training_file.rows
+    return rows if spec.validation_file else rows - planned_rows(rows, spec.held_out_rows)
+
+
 def _task_requests(spec: JobSpec) -> int:
     """Return how many requests of the customer's rows are asked of each model."""
     if not spec.held_out_rows:
         return 0
     if spec.validation_file:
         return min(ASKED, spec.validation_file.rows)
-    return min(ASKED, spec.held_out_rows) if spec.training_file.rows >= MIN_ROWS else 0
+    return min(ASKED, spec.training_file.rows - trained_rows(spec))
 
 
 def _has_pool(past: Past, spec: JobSpec) -> bool:

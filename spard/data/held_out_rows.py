@@ -46,7 +46,7 @@ def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int,
     if len(eligible) < MIN_ROWS:
         why = f"Of a file with fewer than {MIN_ROWS} rows to train on none is held out: all are needed for the training"
         return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
-    target = min(most, max(AT_LEAST, len(eligible) // ONE_OF))
+    target = planned_rows(len(eligible), most)
     limit = min(most, max(target, len(eligible) // ONE_OF_AT_MOST))
     groups: list[list[int]] = []
     held: list[int] = []
@@ -62,6 +62,11 @@ def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int,
         return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
     asked = [group[0] for group in groups] + [place for group in groups for place in group[1:]]
     return HeldOutRows(tuple(sorted(held)), tuple(asked[:ASKED]))
+
+
+def planned_rows(rows: int, most: int) -> int:
+    """Return how many of so many rows are held out where none has a near duplicate."""
+    return min(most, max(AT_LEAST, rows // ONE_OF)) if rows >= MIN_ROWS else 0
 
 
 def _drawn_groups(requests: Sequence[str], eligible: set[int], seed: int) -> list[list[int]]:

@@ -113,7 +113,7 @@ def run(
 
 def _report_task(context: Context, report: SafetyReport) -> None:
     if report.task:
-        told = f"{report.task.headline} {report.task.figures or report.task.note}".strip()
+        told = f"The task: {report.task.headline} {report.task.figures or report.task.note}".strip()
         context.report.event(told, {name: report.to_json()[name] for name in ("task_check", "validation")})
 
 

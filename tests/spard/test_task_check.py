@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spard.config import Hyperparameters, NoDefense
+from spard.config import Dpo, Hyperparameters, NoDefense
 from spard.config.run_spec import RunSpec
 from spard.data.chat import encode_to_train, render_prompt
 from spard.data.rows import read_examples
@@ -123,7 +123,7 @@ def test_a_run_tells_whether_the_task_was_learned_and_what_that_cost(held_out_ru
     *_, outcome, told = held_out_run
     events = [each["message"] for each in told if each["kind"] == "event"]
     assert outcome.report.task
-    assert f"{outcome.report.task.headline} {outcome.report.task.figures}" in events
+    assert f"The task: {outcome.report.task.headline} {outcome.report.task.figures}" in events
     costs = [each for each in told if each["kind"] == "cost" and each["stage"] == "task"]
     assert [each["units"] for each in costs] == [5, 5]
 
@@ -228,3 +228,23 @@ def test_the_losses_are_told_in_words(before: float, after: float, accuracy: flo
     assert f"{before:.2f} nats a token before, {after:.2f} after" in found.figures
     assert f"10% before, {accuracy:.0%} after" in found.figures
     assert bool(found.note) == (look != "good")
+
+
+def test_preference_pairs_are_held_out_too_and_told_as_pairs(
+    model_folder: Callable[..., Path], base: Base, tmp_path: Path
+) -> None:
+    pairs = [
+        {
+            "input": {"messages": row["messages"][:2]},
+            "preferred_output": [row["messages"][2]],
+            "non_preferred_output": [{"role": "assistant", "content": "No."}],
+        }
+        for row in rows(60)
+    ]
+    spec = task_spec(model_folder(), tmp_path, training_file=write_rows(tmp_path / "pairs.jsonl", pairs))
+    found, _ = prepare_rows(replace(spec, recipe=replace(spec.recipe, dpo=Dpo())), base)
+    assert found.learning
+    assert found.learning.check == TaskCheck("held_out", 5, 5, is_pairs=True)
+    words = describe_task(found.learning.check, {"adapter": Evaluation(0.2, 0, 0.9, 9)})
+    assert (words.look, "0.69 nats a pair before" in words.figures) == ("good", True)
+    assert describe_task(found.learning.check, {"adapter": Evaluation(0.69, 0, 0.9, 9)}).look == "doubt"
