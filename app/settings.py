@@ -125,6 +125,9 @@ class Settings(BaseSettings):
     # Prompts of each suite in a checkpoint's audit; fewer than 20 decide nothing. 0: checkpoints are listed with their
     # losses only, and none is released.
     checkpoint_prompts: int = Field(default=100, ge=0, le=10_000)
+    # Rows of a job's training file that are not trained on, at most, to show whether its task is learned; 0: only where
+    # a job's request names a number.
+    held_out_rows: int = Field(default=100, ge=0, le=100)
 
     objects_check_s: float = Field(default=86_400.0, gt=0)  # between comparisons of rows and storage
     objects_reported_days: int = Field(default=7, ge=1)  # until `spard objects repair` moves objects without a row

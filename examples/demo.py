@@ -278,6 +278,9 @@ def show(jobs: dict[str, Any], counts: dict[str, Any]) -> None:
         attack = f"{hits / n:.1%} ({low:.1%} to {high:.1%})"
         table.add_row(name, attack, f"{refused / m:.1%}", f"{right / k:.1%}")
     out.print(table)
+    for name, job in jobs.items():
+        if check := job.safety.get("task_check"):
+            out.print(f"{name}, the task by the customer's own held-out rows: {check['words']}")
     times = Table(title="seconds of each stage")
     stages = list(dict.fromkeys(stage for job in jobs.values() for stage in job.safety.get("seconds", {})))
     for column in ("", *stages, "whole job"):

@@ -11,6 +11,7 @@ import logging
 import sys
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from spard import distributed
@@ -22,7 +23,10 @@ from spard.commands.signs import Signs
 from spard.config.run_spec import check_files, load_recipe
 from spard.errors import SpardError
 from spard.pipeline import Outcome, run
+from spard.pipeline.activity import Activity
+from spard.release.task_check import TASK_REPLIES, reply_lines
 
+_ACTIVITY = ("doing", "done", "total", "at_most")
 EVERY = 20  # steps between two printed lines
 
 
@@ -43,7 +47,7 @@ def execute(asked: Asked) -> int:
             is_first = distributed.rank() == 0
             with Signs(print_line=None if is_first else _print_nothing) as signs:
                 signs.begin(f"Reading base model and rows: {spec.public_name or spec.model}")
-                outcome = run(spec, asked.out, partial(_follow, signs, is_quiet=asked.as_json))
+                outcome = run(spec, asked.out, partial(_follow, signs, Activity(), is_quiet=asked.as_json))
     except SpardError as error:
         print(f"{error.code}: {error.message}", file=sys.stderr)
         return 1
@@ -53,20 +57,25 @@ def execute(asked: Asked) -> int:
         print(json.dumps({"out": str(asked.out), "gate": asdict(outcome.measured.gate)}, indent=2))
     else:
         _print(outcome)
+        _print_task(outcome, asked.out / TASK_REPLIES)
     return exits.OK if outcome.measured.gate.decision == "pass" else exits.NOT_PASSED
 
 
-def _follow(signs: Signs, message: dict[str, Any], *, is_quiet: bool) -> None:
+def _follow(signs: Signs, activity: Activity, message: dict[str, Any], *, is_quiet: bool) -> None:
     """Print a message of the run; with `is_quiet`, standard output stays free for one JSON object."""
     line = _line(message)
     if line is not None and not is_quiet:
         print(line, flush=True)
     match message["kind"]:
         case "phase":
+            activity.end()
             signs.begin(message["phase"], is_printed=is_quiet)
-        case "progress":
+        case "activity":
+            signs.detail(activity.describe(**{name: message[name] for name in _ACTIVITY}))
+        case "progress" if not activity.is_known:
             signs.detail(f"{message['done']:,} of {message['total']:,} done")
         case "metrics":
+            activity.end()
             signs.detail(f"step {message['step']}/{message['total_steps']}")
         case "event":
             signs.note(f"  {message['message']}")
@@ -98,6 +107,17 @@ def _print(outcome: Outcome) -> None:
     print(f"gate: {outcome.measured.gate.decision}")
     for reason in outcome.measured.gate.reasons:
         print(f"  {reason}")
+
+
+def _print_task(outcome: Outcome, replies: Path) -> None:
+    """Print whether the task was learned, and what both models reply to some of its rows."""
+    if words := outcome.report.task:
+        print(f"task: {' '.join(filter(None, (words.headline, words.figures, words.note)))}")
+    else:
+        print("task: it was not looked at whether it was learned; `held_out_rows = 100` in the recipe looks at it")
+    if replies.exists():
+        for line in replies.read_text().splitlines():
+            print("\n".join(f"  {each}" for each in reply_lines(json.loads(line))))
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         agent_errors=_AGENT_ERRORS if spec.agent and settings.agent_errors else None,
         audit_engine=settings.audit_engine,
         encoder=_local_encoder(spec.embedder),
+        held_out_rows=spec.held_out_rows,
     )
     return Assignment(
         job.id,

@@ -14,10 +14,12 @@ from app.db.tables.job_records import ResolvedJson, ResumeState
 from app.db.tables.stage_costs import StageCosts
 from app.jobs import events, lease
 from app.jobs.lease import Claim, Columns
+from spard.pipeline.activity import Activity
 from worker.failures import outer_failure
 from worker.protocol import Message
 
 _REWARDS = "rewards/"  # of preference pairs, in TRL's names
+_ACTIVITY_EVERY_S = 5.0  # seconds between two writes of the current work alone
 _EVENTS_PER_JOB = 100  # step events at most; the metrics of every step are stored anyway
 # Where each phase begins on the way from 0 to 100 percent, as measured on jobs of the usual size.
 _BEGINS = {"embed": 0, "select": 5, "train": 6, "audit": 70, "package": 97}
@@ -37,6 +39,7 @@ class Journal:
         self._phase = "embed"
         self._started = time.monotonic()
         self._step: tuple[int, int] | None = None
+        self._activity, self._doing, self._shown_at, self._share = Activity(), "", 0.0, 0.0
         self._all_warnings = list(warnings)  # of the job, from all attempts
         self._costs: StageCosts = dict(costs or {})  # summed over all attempts
         self._waited_for: set[str] = set()
@@ -61,9 +64,18 @@ class Journal:
         match message:
             case {"kind": "phase", "phase": str(phase)}:
                 self._phase = self._columns["phase"] = phase
+                self._doing = ""
                 self._note_progress(0.0)
             case {"kind": "progress", "done": int(done), "total": int(total)}:
                 self._note_progress(done / total if total else 1.0)
+            case {
+                "kind": "activity",
+                "doing": str(doing),
+                "done": int(done),
+                "total": int(total),
+                "at_most": bool(most),
+            }:
+                self._note_activity(self._activity.describe(doing, done, total, at_most=most), is_new=not done)
             case {"kind": "metrics", "step": int(step), "total_steps": int(total), "data": dict(data)}:
                 self._note_step(step, total, data)
             case {"kind": "resolved", "data": dict(numbers)}:
@@ -129,6 +141,7 @@ class Journal:
         if self._step is None and step > 1:
             self.note("info", f"Training goes on after step {step - 1}", {events.RESUMED: step - 1})
         self._metrics[step] = data
+        self._doing = ""
         self._step = step, total
         self._note_progress(step / total)
         if step % max(1, total // _EVENTS_PER_JOB) == 0 or step == total or "loss/valid" in data:
@@ -142,8 +155,16 @@ class Journal:
             numbers |= {name: value for name, value in data.items() if name.startswith(_REWARDS)}
             self.note("info", f"Step {step}/{total}: training loss={loss:.2f}", numbers, "metrics")
 
+    def _note_activity(self, doing: str, *, is_new: bool) -> None:
+        """Keep what goes on, for the next write; where nothing else is written, every few seconds at most."""
+        self._doing, now = doing, time.monotonic()
+        if is_new or now - self._shown_at > _ACTIVITY_EVERY_S:
+            self._shown_at = now
+            self._note_progress(self._share)
+
     def _note_progress(self, share: float) -> None:
         """Record the job's progress, with `share` (0 to 1) of the current phase done."""
+        self._share = share
         begins, ends = _BEGINS.get(self._phase, 0), _ENDS.get(self._phase, 100)
         percent = begins + (ends - begins) * share
         elapsed = time.monotonic() - self._started
@@ -154,3 +175,5 @@ class Journal:
             "total_steps": total,
             "eta_seconds": round(elapsed * (100 - percent) / percent) if percent else None,
         }
+        if self._doing:
+            self._columns["progress"]["doing"] = self._doing

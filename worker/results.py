@@ -18,7 +18,7 @@ from app.db.base import new_id
 from app.db.tables import File, Job
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
-from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive
+from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive, SafetySummary
 from app.jobs import events, later_outcomes, lease
 from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
@@ -27,6 +27,7 @@ from spard.digests import MANIFEST, file_sha256
 from spard.evaluation.gate import ABOVE
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
+from spard.release.report import SafetyReport
 from worker.handover import require_plain
 from worker.workdir import Folder
 
@@ -93,6 +94,8 @@ def upload(
     safety = put(folder.safety, "safety_report.json")
     if job.spec.transcripts and folder.transcripts.exists():
         storage.upload_file(f"{prefix}/{folder.transcripts.name}", folder.transcripts)
+    if folder.task_replies.exists():
+        storage.upload_file(f"{prefix}/{folder.task_replies.name}", folder.task_replies)
     decision = report["gate"]["decision"]
     if decision not in _RELEASED:
         held = _hold(storage, job, f"{attempt_prefix(job, claim.token)}/held", folder, key)
@@ -172,10 +175,21 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
     return {
         "trained_tokens": report["trained_tokens"],
         "result_files": [_file(session, job, each) for each in files],
-        "safety": {name: report[name] for name in (*_SHOWN, *(["ending"] if report.get("ending") else []))},
+        "safety": _safety(report),
         "report_key": next(each.key for each in files if each.filename.endswith(".json")),
         "audit_results": [_row(s, each) for s in ("base", "adapter") for each in report[s]],
     }
+
+
+def _safety(report: Mapping[str, Any]) -> SafetySummary:
+    """Return what the job itself shows of its report."""
+    found = {name: report[name] for name in (*_SHOWN, *(["ending"] if report.get("ending") else []))}
+    if check := report.get("task_check"):
+        words = SafetyReport.from_json(report).task
+        told = " ".join(filter(None, (words.headline, words.figures, words.note))) if words else ""
+        losses = {who: report["validation"].get(who) for who in ("base", "adapter")}
+        found["task_check"] = {**check, **losses, "words": told}
+    return cast(SafetySummary, found)
 
 
 def _row(subject: str, result: Mapping[str, Any]) -> AuditRow:

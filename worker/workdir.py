@@ -23,6 +23,7 @@ from typing import Any
 
 from spard.config.run_spec import RunSpec, resolve_paths, run_from_mapping, to_mapping
 from spard.release.figure_records import TRANSCRIPTS
+from spard.release.task_check import TASK_REPLIES
 
 NODE = "SPARD_NODE"  # environment variable of a child: the number of its machine in the job; not set means 0
 
@@ -89,6 +90,11 @@ class Folder:
     def transcripts(self) -> Path:
         """The audit's prompts and replies, if the job keeps them."""
         return self.results / TRANSCRIPTS
+
+    @property
+    def task_replies(self) -> Path:
+        """The customer's requests with the replies of both models, where some were asked."""
+        return self.results / TASK_REPLIES
 
     @property
     def later_audit(self) -> Path:

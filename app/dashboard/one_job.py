@@ -16,8 +16,8 @@ from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
 from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
-from app.errors import AppError, HasNone
-from app.jobs import clone, owners, service, transcripts
+from app.errors import AppError, Forbidden, HasNone, InvalidState
+from app.jobs import clone, owners, service, task_replies, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
 from app.storage import Storage
@@ -92,6 +92,14 @@ class OneJob:
         with self.begin() as session:
             audit_log.record(session, transcripts.SHOWN, self.job_id, indices=[index])
         return self._render("transcript", said=found[0])
+
+    def task_replies(self) -> Response:
+        """Show the replies of both models to the customer's own requests, or why there are none."""
+        try:
+            found = task_replies.show(self.look, self.storage, self.viewer.principal, self.job_id).data
+        except (Forbidden, HasNone, InvalidState) as problem:
+            return self._render("task_replies", found=(), problem=problem)
+        return self._render("task_replies", found=found, problem=None)
 
     def _project(self, session: Session) -> str:
         """Return the project in which the job is looked up."""

@@ -126,6 +126,7 @@ def job_request(job: Job) -> Json:
         "full_fine_tuning": True if recipe.lora is None else None,
         "optimizer": recipe.optimizer if recipe.optimizer != "adamw" else None,
         "ending": to_mapping(ending) if (ending := job_ending(job)) != Ending() else None,
+        "held_out_rows": job.spec.held_out_rows,
     }
     if recipe.dpo:
         body["method"] = {"type": "dpo", "dpo": {_NUMBERS: job_hyperparameters(job)}}

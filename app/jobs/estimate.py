@@ -25,7 +25,7 @@ from app.jobs import needs, stage_rates
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
 from app.jobs.snapshot import Frozen, resolve_request
-from app.jobs.stage_estimate import EstimatedStage, Work, stages
+from app.jobs.stage_estimate import EstimatedStage, Work, stages, trained_rows
 from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
@@ -71,7 +71,8 @@ class Estimate(BaseModel):
     count for the stages that they finished. The number of audit replies is exact for a file that was trained on before.
 
     Tokens are counted with the model's tokenizer and extrapolated from the counted rows to all rows; without the
-    tokenizer on the API's machine they are estimated from the file's bytes.
+    tokenizer on the API's machine they are estimated from the file's bytes. Rows held out to measure the
+    task count in `rows` alone.
 
     A job refuses rows longer than `max_seq_length`. `rows_over_limit` counts such rows among the first 100,000, or as
     many as the time limit of a request allows. Both are null without the model's tokenizer on the API's machine.
@@ -136,7 +137,7 @@ def estimate(
         # An approximate count may have missed the longest row; the plan then assumes the longest possible one.
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if tokens.rows:
-            found.tokens_per_epoch = math.ceil(tokens.total * found.rows / tokens.rows)
+            found.tokens_per_epoch = math.ceil(tokens.total * trained_rows(frozen.spec) / tokens.rows)
     found.trained_tokens = found.tokens_per_epoch * round(found.hyperparameters["n_epochs"])
     work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
     found.stages = stages(known, frozen, work)
@@ -183,10 +184,10 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
 def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
     """Return an estimate from the numbers of rows and bytes alone, without times."""
     spec = frozen.spec
-    rows, pool = spec.training_file.rows, spec.pool
+    rows, trained, pool = spec.training_file.rows, trained_rows(spec), spec.pool
     # The hidden size matters to the learning rate only, which an estimate does not show.
-    numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), rows, hidden_size=1)  # no rate is shown
-    tokens = math.ceil(spec.training_file.bytes / _BYTES_PER_TOKEN)
+    numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), trained, hidden_size=1)  # no rate is shown
+    tokens = math.ceil(spec.training_file.bytes * trained / max(1, rows) / _BYTES_PER_TOKEN)
     safety = ask.safety or Safety()
     defended = not safety.defense.is_baseline
     return Estimate(
@@ -198,8 +199,8 @@ def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         }
         | ({"beta": frozen.recipe.dpo.strength} if frozen.recipe.dpo else {}),
-        steps=numbers.n_epochs * math.ceil(rows / numbers.batch_size),
-        safe_examples=safety.selection.size(rows, pool.rows) if pool and defended else 0,
+        steps=numbers.n_epochs * math.ceil(trained / numbers.batch_size),
+        safe_examples=safety.selection.size(trained, pool.rows) if pool and defended else 0,
         max_seq_length=None,
         rows_over_limit=None,
         memory_bytes_at_least=None,

@@ -161,6 +161,10 @@ class JobCreate(Body):
     priority: int = Field(
         default=0, ge=-100, le=100, description="Among the project's queued jobs the lowest number starts first."
     )
+    held_out_rows: config.HeldOutRowsLimit | None = Field(
+        default=None,
+        description="The most rows that are held out of the training to measure if the task is learned; 0: none.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -22,6 +22,7 @@ from app.db.tables.job_records import (
     Progress,
     SafetySummary,
     SelectionJson,
+    TaskCheckJson,
     WaiverFacts,
 )
 from app.db.tables.job_spec import PolicyRef
@@ -80,6 +81,7 @@ class JobSafety(TypedDict):
     seconds: NotRequired[dict[str, float]]
     waiver: NotRequired[WaiverFacts]
     ending: NotRequired[EndingJson]
+    task_check: NotRequired[TaskCheckJson]
 
 
 class JobOut(BaseModel):
@@ -206,7 +208,9 @@ def _hyperparameters(job: AnyJob) -> HyperparametersJson:
 
 
 def _safety(job: AnyJob, place: Place) -> JobSafety:
-    progress: Progress = job.progress or _START
+    progress: Progress = {**(job.progress or _START)}
+    if job.told_status != JobStatus.running:
+        progress.pop("doing", None)
     queued: QueuedProgress = {"queue_position": place.position}
     if place.reason is not None:
         queued["queue_reason"] = place.reason

@@ -77,6 +77,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
         integrations=tuple(_integrations(ask, settings)),
         embedder=embedder.source,
         transcripts=in_force.content.transcripts,
+        held_out_rows=settings.held_out_rows if ask.held_out_rows is None else ask.held_out_rows,
         waived=policy_check.is_waived(caller, safety.defense),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),

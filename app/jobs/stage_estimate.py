@@ -17,11 +17,12 @@ from app.jobs.stage_rates import Past, units
 from spard.config import Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import parse
+from spard.data.held_out_rows import ASKED, planned_rows
 from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_replies
 from spard.evaluation.results import SuiteKind
 
 StageName = Literal[
-    "start", "rows", "row_signal", "embed", "base_audit", "train", "compare", "checkpoints", "audit", "package"
+    "start", "rows", "row_signal", "embed", "base_audit", "train", "compare", "checkpoints", "task", "audit", "package"
 ]
 
 
@@ -76,6 +77,8 @@ def _stages(past: Past, frozen: Frozen, work: Work) -> Iterator[EstimatedStage]:
     ends = min(work.epochs - 1, KEPT - 1) if recipe.lora and spec.checkpoint_prompts else 0
     if ends:
         yield replies("checkpoints", "checkpoint", ends * _replies(past, spec, "checkpoint", plan.checkpoint))
+    if asked := _task_requests(spec):
+        yield replies("task", "task", 2 * asked)
     times = 3 if spec.further_tuning.steps else 1  # a further tuning audits both models once more
     yield replies("audit", "audit", times * _replies(past, spec, "audit", plan.last))
     yield EstimatedStage(stage="package", seconds=round(past.package_s(), 1), units=1, unit="job")
@@ -89,6 +92,21 @@ def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
         shared_prompts=recipe.ending.prompts if recipe.ending.compares else 0,
         gates_utility=spec.policy.thresholds().max_utility_drop is not None,
     )
+
+
+def trained_rows(spec: JobSpec) -> int:
+    """Return how many rows of its file a job trains on, where none has a near duplicate."""
+    rows = spec.training_file.rows
+    return rows if spec.validation_file else rows - planned_rows(rows, spec.held_out_rows)
+
+
+def _task_requests(spec: JobSpec) -> int:
+    """Return how many requests of the customer's rows are asked of each model."""
+    if not spec.held_out_rows:
+        return 0
+    if spec.validation_file:
+        return min(ASKED, spec.validation_file.rows)
+    return min(ASKED, spec.training_file.rows - trained_rows(spec))
 
 
 def _has_pool(past: Past, spec: JobSpec) -> bool:

@@ -28,7 +28,7 @@ from app.keys.service import Principal
 log = logging.getLogger(__name__)
 
 _LOOK_S, _LEAST_S = 0.5, 0.05  # seconds between two looks: usually, and after a new stream opened
-_HEARTBEAT_S = 15.0
+_HEARTBEAT_S = 10.0
 _RETRY_MS = 1000
 _SLICE, _BREATH_S = 8, 0.01  # streams served in a row, and the pause for other requests after them
 

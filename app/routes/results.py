@@ -10,7 +10,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
 from app.http.download import DOWNLOAD, Attachment, download
-from app.jobs import service, transcripts
+from app.jobs import service, task_replies, transcripts
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -25,6 +25,7 @@ from app.jobs.reports.service import (
     with_waiver,
 )
 from app.jobs.schemas import VerdictOut
+from app.jobs.task_replies import TaskReplyList
 from app.jobs.transcripts import TranscriptList
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
@@ -117,6 +118,17 @@ async def list_risky_rows(
         return risky_rows(job, read_report(storage, key))
 
     return await reads.answer(risky)
+
+
+@router.get("/{job_id}/task_replies", response_model=TaskReplyList)
+async def list_task_replies(
+    job_id: str, look: LookDep, caller: CustomerDep, storage: QuickStorageDep, reads: ReadsDep
+) -> Response:
+    """List requests of rows that were not trained on, with the replies of the base model and of the trained one.
+
+    Those of a model that is not released are not shown.
+    """
+    return await reads.answer(partial(task_replies.show, look, storage, caller, job_id))
 
 
 @router.get("/{job_id}/transcripts", response_model=TranscriptList)

@@ -20,6 +20,7 @@ from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
 from spard.config.ending import Ending
 from spard.config.further_tuning import FurtherTuning
+from spard.config.held_out import HeldOutRowsLimit
 from spard.config.optimizer import OptimizerName
 from spard.config.preference import Beta, Dpo
 from spard.config.quantization import Quantization, Quantizes
@@ -61,6 +62,7 @@ __all__ = [
     "Ending",
     "FurtherTuning",
     "GateThresholds",
+    "HeldOutRowsLimit",
     "Hyperparameters",
     "JudgeSpec",
     "Lisa",

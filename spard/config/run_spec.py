@@ -29,6 +29,7 @@ from spard.config import (
 )
 from spard.config.deprecated import without_old_names
 from spard.config.extensions import NameIn
+from spard.config.held_out import HeldOutRowsLimit
 from spard.errors import InvalidRecipe
 
 NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning
@@ -59,6 +60,8 @@ class RunSpec:
     agent           the auditing agent, with `agent_errors` the file that `spard measure-agent` wrote about it.
     audit_engine    the engine that generates the replies of the audit.
     encoder         folder of the selection's sentence encoder, if not where the setting says.
+    held_out_rows   most training rows to hold out and measure the task on (`spard.pipeline.task_check`); a
+                    validation file takes their place; 0: the task is not measured.
     """
 
     model: str
@@ -79,6 +82,7 @@ class RunSpec:
     agent_errors: Path | None = None
     audit_engine: AuditEngine = field(default_factory=AuditEngine)
     encoder: str | None = None
+    held_out_rows: HeldOutRowsLimit = 0
 
 
 def load_recipe(path: Path) -> RunSpec:

@@ -186,8 +186,14 @@ def measure_each(
     """
 
     def on_progress(done: int, total: int) -> None:
+        if tell is None:
+            context.report.activity(f"asking {whom} {total:,} prompts", done, total)
         (tell or context.report.progress)(done, total)
         context.raise_if_stopped()
+
+    whom, planned = "the base model" if model is None else "the trained model", _count_planned(context, suites)
+    if tell is None and planned:
+        context.report.activity(f"asking {whom} {planned:,} prompts", 0, planned)
 
     judge = open_run_judge(context)
     context.report.count_afresh()
@@ -199,6 +205,10 @@ def measure_each(
         found = audit_speaker(speaker, suites, judge, cfg, on_progress, reads_harmless=reads_harmless)
         # Only rank 0 has a judge; the other ranks' verdicts are placeholders.
         return distributed.broadcast_object(found)
+
+
+def _count_planned(context: Context, suites: Sequence[Suite]) -> int:
+    return sum(min(len(each.prompts), context.recipe.audit.max_prompts) for each in suites)
 
 
 def audit_version(context: Context) -> int:

@@ -59,6 +59,7 @@ def measure(
     known = {each.suite: each for each in base.results(model)}
     limits = context.run.thresholds
     gated = sum(is_gated(each.kind, limits) for each in suites)
+    asker.show_progress(0)
     rules = Rules(limits, secret, judge.name, gated, looked_twice, sampled)
     found = audit_in_rounds(asker.ask, whole, known, lambda names: base.ask(names, model), rules)
     # Most suites end early, so the progress jumps to its end here.
@@ -92,7 +93,9 @@ class _Asker:
         if self.show:
             self.show(done, self.total)
         else:
-            self.context.report.progress(done, self.total, is_counted=False)  # base model prompts come in between
+            doing = f"asking the trained model {self.total:,} prompts"
+            self.context.report.activity(doing, done, self.total, at_most=True)
+            self.context.report.progress(done, self.total, is_counted=False)  # base model prompts come between
 
     def _note(self, done: int, _: int) -> None:
         self.show_progress(self.asked + done)

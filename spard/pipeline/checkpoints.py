@@ -24,7 +24,7 @@ from spard.errors import AdapterNotProved, JudgeUnavailable, is_gpu_out_of_memor
 from spard.evaluation.audit import Suite, sample
 from spard.evaluation.contamination import find_hidden_leaks
 from spard.evaluation.gate import Gate, is_gated, worse
-from spard.evaluation.results import SuiteResult
+from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.pipeline import agent, audit, audit_rounds, checkpoint_records, costs, package, prove
 from spard.pipeline.audit_engine import BaseFigures, current_engine
 from spard.pipeline.checkpoint_records import Found
@@ -156,6 +156,7 @@ class _Checkpoints:
         """Ask the same prompts at every checkpoint, in rounds if the last audit is sequential."""
 
         def show(done: int, total: int) -> None:
+            self.context.report.activity(doing, done, total, at_most=is_in_rounds)
             self.context.report.progress(end.step, end.total_steps, is_counted=False)  # steps, not replies
 
         def tell(done: int, total: int) -> None:
@@ -163,7 +164,10 @@ class _Checkpoints:
             show(done, total)
 
         asked = [_part(suite, self.plan.prompts) for suite in self._suites]
-        if audit_rounds.is_possible(self.context):
+        is_in_rounds = audit_rounds.is_possible(self.context)
+        doing = _describe_asking(asked, end)
+        show(0, sum(len(each.prompts) for each in asked))
+        if is_in_rounds:
             judge = audit.open_run_judge(self.context)
             found, _ = audit_rounds.measure(
                 self.context, asked, end.model, self.base, judge, sampled=self._sampled_suites, show=show
@@ -229,6 +233,15 @@ def withholding_reasons(context: Context) -> tuple[str, ...]:
 
 def _is_released(record: CheckpointRecord) -> bool:
     return record.gate is not None and record.gate.decision in package.RELEASED
+
+
+def _describe_asking(suites: Sequence[Suite], end: EpochEnd) -> str:
+    """Say what is asked at the end of an epoch."""
+    attacks = sum(len(each.prompts) for each in suites if each.kind in ATTACKS)
+    others = sum(len(each.prompts) for each in suites) - attacks
+    counts = [f"{attacks:,} attack{'' if attacks == 1 else 's'}"] if attacks else []
+    counts += [f"{others:,} other prompt{'' if others == 1 else 's'}"] if others else []
+    return f"asking {' and '.join(counts)} at the end of epoch {end.epoch} of {end.total_steps * end.epoch // end.step}"
 
 
 def _never() -> bool:

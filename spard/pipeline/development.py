@@ -94,6 +94,8 @@ class _Comparer:
         if kept is None or kept["weights"] != weights:
 
             def tell(done: int, total: int) -> None:
+                doing = f"asking {total:,} prompts to compare the end of epoch {end.epoch} with the others"
+                self.context.report.activity(doing, done, total)
                 self.context.report.progress(end.step, end.total_steps)
 
             found = audit.measure(self.context, self.suites, end.model, tell)

@@ -117,6 +117,7 @@ def _embed(context: Context, embedder: Embedder, rows: Sequence[Example], start:
     for first in range(start, stop, _CHUNK):
         last = min(first + _CHUNK, stop)
         context.raise_if_stopped()
+        context.report.activity(f"reading {len(rows):,} rows as vectors", first, len(rows))
         parts.append(embedder.embed([prompt_text(row) for row in rows[first:last]]))
         context.report.progress(last, len(rows))
     return torch.cat(parts)

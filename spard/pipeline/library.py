@@ -100,7 +100,13 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["quantization"]
     if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
-    later = {"further_tuning": FurtherTuning(), "agent": None, "agent_errors": None, "audit_engine": AuditEngine()}
+    later: dict[str, Any] = {
+        "further_tuning": FurtherTuning(),
+        "agent": None,
+        "agent_errors": None,
+        "audit_engine": AuditEngine(),
+        "held_out_rows": 0,
+    }
     for name, default in later.items():  # likewise
         if getattr(spec, name) == default:
             del asked[name]

@@ -3,6 +3,7 @@
 kind          fields
 phase         phase: the stage that begins: embed | select | train | audit | package
 progress      done, total: progress of a stage without training steps
+activity      doing, done, total, at_most: the current work within the stage, as a phrase, and its progress
 event         level, type, message, data: text for the person who follows the run
 metrics       step, total_steps, data: one training step's numbers, flat
 resolved      data: the numbers that replace "auto"; trained_tokens: total over all epochs
@@ -45,6 +46,10 @@ class Reporter:
         if is_counted:
             self.count(done)
         self._send({"kind": "progress", "done": done, "total": total})
+
+    def activity(self, doing: str, done: int = 0, total: int = 0, *, at_most: bool = False) -> None:
+        """Say what goes on, as "asking 100 attacks", and how far it is; with `at_most` it may end before `total`."""
+        self._send({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
 
     def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:
         """Report an event for the person who follows the run."""

@@ -13,11 +13,12 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select
+from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select, task_check
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_record
 from spard.pipeline.rows import Rows
+from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned
 from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
@@ -26,6 +27,7 @@ from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
+from spard.release.task_check import TASK_REPLIES
 from spard.release.version import code_version
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
@@ -42,7 +44,8 @@ _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "h
 class Release:
     """Where the results of a run are written, and which of them.
 
-    out           folder of metrics.csv, safety.json, adapter/ and, if transcripts are kept, transcripts.jsonl
+    out           folder of metrics.csv, safety.json, adapter/ and, if they are kept, transcripts.jsonl and
+                  task_replies.jsonl
     job_id        the service's id of the run
     waived        release the adapter whatever the gate decides
     keeps_failed  save the adapter even if the gate withholds it
@@ -72,6 +75,11 @@ class Release:
         """The JSONL file of the last audit's prompts and replies, if the run keeps them."""
         return self.out / TRANSCRIPTS
 
+    @property
+    def task_replies(self) -> Path:
+        """The file of the customer's requests that were asked of both models, where there are some."""
+        return self.out / TASK_REPLIES
+
 
 def run(
     context: Context, release: Release, rows: Rows, tuned: Tuned, measured: Measured, clean: CleanProcess | None
@@ -87,12 +95,16 @@ def run(
     with context.time_stage("package"):
         heard = audited.kept_transcripts(context)
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
-        report = replace(report, ending=ending_record(context, rows, tuned))
+        check = rows.learning.check if rows.learning else None
+        report = replace(report, ending=ending_record(context, rows, tuned), task_check=check)
         if report.ending:
             context.report.event(report.ending.sentence, to_mapping(report.ending))
+        _report_task(context, report)
+        replies = task_check.kept_replies(context, rows.learning)
         is_first = distributed.rank() == 0
         if is_first:
             _write(release, tuned, report, heard)
+            _write_task_replies(release, replies)
         if decision in RELEASED or release.keeps_failed:
             named, facts = folder_name(release.job_id), _manifest(release, report) if is_first else {}
             # All ranks call `save`, which gathers sharded weights; only rank 0 has facts to write.
@@ -103,12 +115,25 @@ def run(
     return report
 
 
+def _report_task(context: Context, report: SafetyReport) -> None:
+    if report.task:
+        told = f"The task: {report.task.headline} {report.task.figures or report.task.note}".strip()
+        context.report.event(told, {name: report.to_json()[name] for name in ("task_check", "validation")})
+
+
 def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence[Transcript] | None) -> None:
     release.out.mkdir(parents=True, exist_ok=True)
     if heard is not None:
         release.transcripts.write_text("".join(json.dumps(each) + "\n" for each in heard))
     (release.out / "metrics.csv").write_text(metrics_csv(tuned.trained.metrics, tuned.after, tuned.released_step))
     release.safety.write_text(json.dumps(report.to_json(), indent=2) + "\n")
+
+
+def _write_task_replies(release: Release, replies: Sequence[TaskReply]) -> None:
+    """Write the customer's requests with the replies of both models; those of an earlier run in the folder go."""
+    release.task_replies.unlink(missing_ok=True)
+    if replies:
+        release.task_replies.write_text("".join(json.dumps(each) + "\n" for each in replies))
 
 
 def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:
@@ -215,8 +240,8 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
     """Return the manifest's fields beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    sometimes = {"row_signal": acted, "ending": report.ending, "memory_plan": report.memory_plan, "agent": report.agent}
-    more = [name for name, found in sometimes.items() if found]
+    sometimes = [name for name in ("ending", "memory_plan", "agent", "task_check") if shown[name]]
+    more = [*(["row_signal"] if acted else []), *sometimes]
     return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter, report.after_tuning),
         "selected_rows": None if report.selected is None else list(report.selected.indices),

@@ -32,6 +32,7 @@ def check(
 
     Raises `AdapterNotProved` unless the folder reproduces `model`.
     """
+    context.report.activity("loading the adapter in a clean process, which proves it")
     source = Source(context.run.model, context.run.revision)
     prompts = [prompt_text(example) for example in examples[:PROMPTS]]
     return prove(clean, model, context.base, source, adapter, prompts, context.raise_if_stopped)

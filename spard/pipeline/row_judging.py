@@ -178,5 +178,6 @@ def _rows_to_judge(context: Context, flagged: Sequence[Flagged]) -> list[Flagged
 
 
 def _report_progress(context: Context, done: int, total: int) -> None:
+    context.report.activity(f"asking the judge about {total:,} rows", done, total)
     context.report.progress(done, total)
     context.raise_if_stopped()

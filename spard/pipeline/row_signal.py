@@ -228,6 +228,7 @@ def _answer(context: Context, refusal: str) -> tuple[int, ...]:
 
 
 def _report_progress(context: Context, done: int, total: int) -> None:
+    context.report.activity(f"asking the base model about {total:,} rows", done, total)
     context.report.progress(done, total)
     context.raise_if_stopped()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -16,13 +16,14 @@ from spard.digests import file_sha256
 from spard.errors import InvalidData, InvalidPool
 from spard.evaluation.judges import of_base_model
 from spard.losses.anchor import Pair
-from spard.pipeline import begun_answers, embed, row_signal, select
+from spard.pipeline import begun_answers, embed, row_signal, select, task_check
 from spard.pipeline.anchors import make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.embedder import load_embedder
 from spard.pipeline.pool import Pool, open_pool, too_long
 from spard.pipeline.row_findings import RowFindings
 from spard.pipeline.safe_set import safe_set
+from spard.pipeline.task_check import TaskRows
 from spard.release.report import SelectedRows
 from spard.selection.frames import in_frame
 from spard.selection.shards import Frame, Vectors
@@ -41,6 +42,7 @@ class Rows:
     validation  the encoded validation samples
     selected    the choice of pool rows; None: the method uses no pool
     pairs       the anchor's prompt pairs beside the plain prompts of `safe`
+    learning    the rows that measure if the task is learned; None: not measured
     """
 
     examples: Sequence[Example]
@@ -49,6 +51,7 @@ class Rows:
     validation: Sequence[Encoded]
     selected: SelectedRows | None
     pairs: Mapping[Kind, Sequence[Pair]] = field(default_factory=dict)
+    learning: TaskRows | None = None
 
 
 def prepare(context: Context) -> Rows:
@@ -60,22 +63,32 @@ def prepare(context: Context) -> Rows:
     examples = read_examples(context.run.training_file)
     # The mode must be set before any row is encoded or asked: it decides the tokens of all prompts.
     ask_in_mode(context.base.tokenizer, learned_modes(context.base.tokenizer, examples)[0])
-    task, validation = _encode_rows(context, examples), _validation(context)
+    task, (checked, validation) = _encode_rows(context, examples), _validation(context)
     told = row_signal.run(context, examples, task)
     dropped = told.dropped_places if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
-    trained, held = _hold_rows_back(context, trained)
+    flagged = {each.place for each in told.flagged} if told else set[int]()
+    kept_back = task_check.hold_back(context, examples, [i for i in trained if i not in flagged])
+    trained, held = _hold_rows_back(context, trained, kept_back.places)
     selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []
     validation = [sample for row in validation or [task[i] for i in held] for sample in row.samples]
     task = [sample for i in trained for sample in task[i].samples]
     if not held:
         _warn_of_shared_rows(context, task, validation)
-    return Rows(examples, task, safe, validation, selected, pairs)
+    if context.run.validation_file is not None:
+        learning = task_check.from_validation_file(context, checked)
+    else:
+        learning = task_check.from_training_file(context, examples, kept_back)
+    return Rows(examples, task, safe, validation, selected, pairs, learning)
 
 
-def _hold_rows_back(context: Context, trained: Sequence[int]) -> tuple[list[int], list[int]]:
+def _hold_rows_back(
+    context: Context, trained: Sequence[int], kept_back: Collection[int]
+) -> tuple[list[int], list[int]]:
     """Return the positions of rows to train on, and of evenly spaced rows held out to compare ends of epochs."""
+    if kept_back:
+        return [i for i in trained if i not in kept_back], sorted(kept_back)
     if context.run.validation_file is not None or not context.recipe.ending.compares:
         return list(trained), []
     if len(trained) < 2:
@@ -103,11 +116,13 @@ def _require_known(context: Context, examples: Sequence[Example], rows: Sequence
             )
 
 
-def _validation(context: Context) -> list[Encoded]:
+def _validation(context: Context) -> tuple[list[Example], list[Encoded]]:
+    """Return the rows of the validation file, if there is one, also as tokens."""
     if context.run.validation_file is None:
-        return []
+        return [], []
     try:
-        return _encode_rows(context, read_examples(context.run.validation_file))
+        examples = read_examples(context.run.validation_file)
+        return examples, _encode_rows(context, examples)
     except InvalidData as error:
         error.param = "validation_file"
         raise

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spard import distributed
 from spard.errors import InvalidRecipe
-from spard.pipeline import agent, audit, costs, package, train
+from spard.pipeline import agent, audit, costs, package, task_check, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import checkpoint_callback
 from spard.pipeline.context import Context
@@ -57,9 +57,11 @@ def run_stages(
     with costs.counted_replies(context, "base_audit"):
         base = base_figures(context, rows.examples)
         compare = epoch_evaluator(context, rows)
+    task_check.ask_base(context, rows.learning)
     with costs.timed_training(context) as trained:
         tuned = train.run(context, rows, checkpoint_callback(context, release, rows, base, clean), compare)
         trained.append(tuned.trained)
+    task_check.ask_trained(context, rows.learning, tuned.trained.model)
     with costs.counted_replies(context, "audit"):
         measured = audit.run(context, rows.examples, tuned.trained.model, base)
         measured = agent.apply_agent_verdict(context, rows.examples, tuned.trained.model, measured)

@@ -48,6 +48,7 @@ def judge_unflagged(
         verdicts |= _verdicts(context, examples, chosen, judge)
         read += chosen
         unread = [place for place in unread if place not in verdicts]
+        context.report.activity(f"asking the judge about up to {most:,} more rows", len(read), most, at_most=True)
         context.report.progress(len(read), most)
         context.raise_if_stopped()
     return {place: verdicts[place] for place in read}

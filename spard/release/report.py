@@ -24,6 +24,7 @@ from spard.release.figure_records import ValidationLoss as ValidationLoss
 from spard.release.records import optional
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
+from spard.release.task_check import TaskCheck, TaskWords, describe_task
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 
@@ -145,6 +146,7 @@ class SafetyReport:
     audit_engine    engine that generated the audit's replies; None in reports of earlier versions: transformers
     embedder        embedder of the selection; None without selection, and in reports of earlier versions, which
                     compared the base model's raw hidden states
+    task_check      the rows that the task was measured on; None: it was not measured
     memory_plan     how the training was divided to fit its GPUs (`spard.models.fit`); None: on a CPU, or not planned
     """
 
@@ -188,11 +190,17 @@ class SafetyReport:
     agent: AgentRecord | None = None
     audit_engine: AuditEngineRecord | None = None
     embedder: EmbedderRecord | None = None
+    task_check: TaskCheck | None = None
 
     @property
     def released_step(self) -> int | None:
         """The step of the released checkpoint: the last one unless another was chosen."""
         return self.ending.released_step if self.ending else self.steps
+
+    @property
+    def task(self) -> TaskWords | None:
+        """What the losses say of the customer's task; None where it was not looked at."""
+        return describe_task(self.task_check, self.validation) if self.task_check else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file: all fields in order, including nested ones."""
@@ -222,6 +230,7 @@ class SafetyReport:
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             embedder=optional(EmbedderRecord, raw.get("embedder")),
+            task_check=optional(TaskCheck, raw.get("task_check")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

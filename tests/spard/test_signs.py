@@ -7,6 +7,7 @@ import pytest
 
 from spard.__main__ import _follow
 from spard.commands.signs import Signs
+from spard.pipeline.activity import Activity
 
 AT_ONCE_S, NEVER_S, PATIENCE_S = 0.01, 3600.0, 60.0
 
@@ -64,9 +65,33 @@ def test_stages_and_news_of_a_run_are_printed_and_with_json_they_go_to_standard_
     ]
     with Signs(NEVER_S) as signs:
         for message in messages:
-            _follow(signs, message, is_quiet=is_quiet)
+            _follow(signs, Activity(), message, is_quiet=is_quiet)
 
     said = capsys.readouterr()
     expected = "" if is_quiet else "train\n  step 20/60: training loss 0.500\n"
     assert said.out == expected
     assert said.err == ("train\n" if is_quiet else "") + "  The base model is asked.\n"
+
+
+def test_a_sign_tells_what_is_asked_and_not_how_many_steps_are_done() -> None:
+    lines, activity = Lines("train: asking 100 attacks at the end of epoch 6 of 10, 40 left"), Activity()
+    doing = {"doing": "asking 100 attacks at the end of epoch 6 of 10", "done": 60, "total": 100, "at_most": False}
+    with Signs(AT_ONCE_S, lines) as signs:
+        for message in ({"kind": "phase", "phase": "train"}, {"kind": "activity"} | doing):
+            _follow(signs, activity, message, is_quiet=True)
+        _follow(signs, activity, {"kind": "progress", "done": 36, "total": 60}, is_quiet=True)
+        assert lines.seen.wait(PATIENCE_S)
+
+
+def test_the_time_left_is_by_the_rate_since_the_same_was_begun() -> None:
+    now = [100.0]
+    activity = Activity(lambda: now[0])
+    doing = "asking 100 attacks at the end of epoch 6 of 10"
+    assert activity.describe(doing, 0, 100) == f"{doing}, 100 left"
+    now[0] += 30
+    assert activity.describe(doing, 60, 100) == f"{doing}, 40 left, about 20 s"
+    assert activity.describe(doing, 10, 100, at_most=True) == f"{doing}, at most 90 left"  # it was begun anew
+    now[0] += 30
+    assert activity.describe(doing, 20, 100, at_most=True) == f"{doing}, at most 80 left, at most 2 min"
+    assert activity.describe(doing, 100, 100) == doing
+    assert activity.describe("proving", 0, 0) == "proving"

@@ -79,7 +79,7 @@ def finished_job(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple
     """One whole job."""
     root = tmp_path_factory.mktemp("done")
     heard = Heard(root / "messages")
-    folder = job_folder(root / "job", model, transcripts=True)
+    folder = job_folder(root / "job", model, transcripts=True, held_out_rows=100)
     pipeline.run(folder, Report(heard.fd), lambda: False)
     os.close(heard.fd)
     return folder, heard

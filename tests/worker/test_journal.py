@@ -53,6 +53,46 @@ def test_a_restart_is_an_event_with_its_step(
     assert found == expected
 
 
+def asking(done: int) -> dict[str, Any]:
+    """Return the message that so many of 100 attacks were asked."""
+    return {"kind": "activity", "doing": "asking 100 attacks", "done": done, "total": 100, "at_most": False}
+
+
+def test_what_goes_on_is_shown_until_something_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(lease, "update", lambda session, claim, **columns: written.update(columns))
+    for name, found in ((lease, "record_metrics"), (records, "record"), (events, "append")):
+        monkeypatch.setattr(name, found, lambda *_, **__: True)
+    monkeypatch.setattr(events, "stored_ids", lambda *_: set())
+    step: dict[str, Any] = {"kind": "metrics", "step": 6, "total_steps": 10, "data": {"loss/task": 1.0}}
+    journal = Journal(Claim("ftjob-1", 1, 1), [])
+    told: list[tuple[list[dict[str, Any]], str | None]] = [
+        ([{"kind": "phase", "phase": "train"}, step, asking(0)], "asking 100 attacks, 100 left"),
+        ([asking(60), {"kind": "progress", "done": 6, "total": 10}], "asking 100 attacks, 40 left"),
+        ([step | {"step": 7}], None),
+        ([asking(0), {"kind": "phase", "phase": "audit"}], None),
+    ]
+    for messages, doing in told:
+        for message in messages:
+            journal.hear(message)
+        journal.write(Session())
+        assert written["progress"].get("doing") == doing
+        assert written["progress"]["step"] in (6, 7)
+
+
+def test_what_goes_on_alone_is_news_every_few_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("worker.progress.time.monotonic", lambda: now[0])
+    journal = Journal(Claim("ftjob-1", 1, 1), [])
+    found = []
+    for seconds, done in ((0, 0), (1, 10), (3, 20), (6, 30), (7, 40)):
+        now[0] = 1000.0 + seconds
+        journal.hear(asking(done))
+        found.append(journal.has_news)
+        journal.clear()
+    assert found == [True, False, False, True, False]
+
+
 def test_news_that_are_written_again_after_an_unanswered_commit_are_stored_once(shop: Shop) -> None:
     job_id = shop.add_job()
     with transaction(shop.engine) as session:

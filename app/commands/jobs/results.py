@@ -10,6 +10,7 @@ import typer
 from app.commands.client import Client, connect, get
 from app.commands.jobs.running import JobId
 from app.commands.terminal import CommandFailed, Json, say, show_json, show_rows
+from spard.release.task_check import reply_lines
 
 _SUITES = ("suite", "kind", "model", "hits", "of", "rate", "interval", "unscored")
 _COMPARED = range(2, 5)
@@ -58,6 +59,17 @@ def list_risky_rows(job_id: JobId, as_json: Json = False) -> None:
     """List the rows of the training file that look most like harm, with the reasons; nothing is removed."""
     found = get(f"fine_tuning/jobs/{job_id}/safety/risky_rows")["data"]
     show_rows(found, ("line", "score", "cosine", "own_refusal", "verdict", "reasons", "dropped", "excerpt"), as_json)
+
+
+def list_task_replies(job_id: JobId, as_json: Json = False) -> None:
+    """Show what base and fine-tuned model reply to requests of your rows that were not trained on."""
+    found = get(f"fine_tuning/jobs/{job_id}/task_replies")["data"]
+    if as_json:
+        return show_json(found)
+    for each in found:
+        for line in reply_lines(each):
+            say(line)
+    return None
 
 
 def compare_jobs(

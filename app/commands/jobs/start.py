@@ -32,6 +32,10 @@ Keep = Annotated[
 Stop = Annotated[
     int | None, typer.Option("--patience", help="Stop training after this many epochs without improvement.")
 ]
+HeldOutRows = Annotated[
+    int | None,
+    typer.Option(help="Rows kept out of the training, at most, to show whether the task was learned; 0: none."),
+]
 Safety = Annotated[str | None, typer.Option(help="The whole `safety` object as JSON, instead of --defense.")]
 
 
@@ -43,6 +47,7 @@ def create_job(
     seed: Annotated[int | None, typer.Option(help="The same seed and data give the same adapter.")] = None,
     keep: Keep = None,
     patience: Stop = None,
+    held_out_rows: HeldOutRows = None,
     epochs: Epochs = None,
     batch_size: BatchSize = None,
     learning_rate_multiplier: Rate = None,
@@ -59,7 +64,7 @@ def create_job(
     with connect() as client, _discard_on_refusal(client) as uploaded:
         ask = _ask(client, model, (file, validation_file), learned, _safety(defense, safety), uploaded)
         ending = {name: value for name, value in {"keep": keep, "patience": patience}.items() if value is not None}
-        named = {"suffix": suffix, "seed": seed, "ending": ending or None}
+        named = {"suffix": suffix, "seed": seed, "ending": ending or None, "held_out_rows": held_out_rows}
         ask |= {name: value for name, value in named.items() if value is not None}
         job = client.post("fine_tuning/jobs", ask, {"idempotency-key": uuid4().hex})
         uploaded.clear()  # the job exists and needs its files, whatever fails from here on

@@ -85,6 +85,11 @@ class _Lines:
     def step(self, event: Any) -> None:
         say(_line(event))
 
+    def look(self, job: Any) -> None:
+        """Say what goes on in a job of which nothing was told for some seconds."""
+        if doing := job["safety"]["progress"].get("doing"):
+            say(_line({"created_at": time.time(), "message": f"{doing[0].upper()}{doing[1:]}"}))
+
 
 class _JsonLines:
     """Prints one line of JSON for each event."""
@@ -94,6 +99,9 @@ class _JsonLines:
         sys.stdout.flush()
 
     step = tell
+
+    def look(self, job: Any) -> None:
+        """Write nothing: the lines are events."""
 
 
 class _Bar:
@@ -117,7 +125,7 @@ class _Bar:
         stage = _STAGES.get(job["safety"]["phase"], job["safety"]["phase"]) if status == "running" else status
         place = progress.get("queue_position")
         left = f"number {place} in your queue" if place else _time_left(progress.get("eta_seconds"))
-        left = progress.get("queue_reason", left)
+        left = progress.get("queue_reason") or (progress.get("doing") if status == "running" else None) or left
         self._progress.update(self._bar, description=stage, completed=progress["percent"], left=left)
 
 
@@ -180,6 +188,8 @@ def _show(view: _View, news: ServerSentEvent) -> None:
             view.tell(news.json())
         case "metrics":
             view.step(news.json())
+        case "heartbeat":
+            view.look(news.json())
 
 
 def _conclude(client: Client, job: Any) -> None:
@@ -190,6 +200,10 @@ def _conclude(client: Client, job: Any) -> None:
     for text in (found["sentence"], *found["reasons"]):
         if text:
             say(text)
+    if check := job["safety"].get("task_check"):
+        say(f"Your task: {check['words']}")
+        if check["replies"] and job["status"] == "succeeded":
+            say(f"Its replies to {check['replies']} of your rows: spard jobs task-replies {job['id']}")
     tell_warnings(job)
     if job["fine_tuned_model"]:
         say(f"model: {job['fine_tuned_model']}; its adapter: spard jobs adapter {job['id']}")

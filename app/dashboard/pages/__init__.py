@@ -17,6 +17,7 @@ from app.dashboard.pages import (
     provider_waivers,
     provider_webhooks,
     sign_in,
+    task_replies,
     transcripts,
 )
 
@@ -24,6 +25,7 @@ ROUTERS = (
     sign_in.router,
     new_job.router,
     jobs.router,
+    task_replies.router,
     transcripts.router,
     files.router,
     chat.router,

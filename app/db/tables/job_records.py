@@ -113,6 +113,7 @@ class Progress(TypedDict):
     step: int | None
     total_steps: int | None
     eta_seconds: int | None
+    doing: NotRequired[str]  # within the stage, as "asking 100 attacks at the end of epoch 6 of 10, 40 left"
 
 
 @with_config(_OPEN)
@@ -241,6 +242,28 @@ class WaiverFacts(TypedDict):
 
 
 @with_config(_OPEN)
+class TokenLossJson(TypedDict):
+    """`spard.release.figure_records.ValidationLoss`."""
+
+    loss: float
+    accuracy: float
+    tokens: int
+
+
+@with_config(_OPEN)
+class TaskCheckJson(TypedDict):
+    """`spard.release.task_check.TaskCheck` with the losses of both models on its rows, and what they say in words."""
+
+    source: str
+    rows: int
+    replies: int
+    is_pairs: bool
+    why_none: str
+    base: TokenLossJson | None
+    adapter: TokenLossJson | None
+    words: str
+
+
 class SafetySummary(TypedDict, total=False):
     """The part of the safety report that the job object shows."""
 
@@ -254,3 +277,4 @@ class SafetySummary(TypedDict, total=False):
     seconds: dict[str, float]
     waiver: WaiverFacts
     ending: EndingJson  # for jobs that compare epochs
+    task_check: TaskCheckJson  # for jobs that measured if their task was learned

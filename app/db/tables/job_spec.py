@@ -146,6 +146,7 @@ class JobSpec:
     integrations: tuple[IntegrationRef, ...] = ()  # only those that the provider has turned on
     embedder: str | None = None  # a folder or a hub id with its commit; None: the base model itself
     transcripts: bool = False  # from the policy in force: prompts and replies of the audit are stored
+    held_out_rows: int = 0  # most rows to measure the task on; 0 in older jobs: not measured
     waived: bool = False  # a provider's measurement: the adapter is released whatever the gate decides
     request_id: str | None = None  # of the request that created the job, for logs and traces
     traceparent: str | None = None

@@ -63,11 +63,13 @@ def _task(report: SafetyReport) -> Tile:
         return Tile(title, percent(own.share), f"{own.hits} of {own.n} right{_base_note(base)}")
     if (after := report.validation.get("adapter")) is None:
         return Tile(title, "not measured", "name a validation file, or have your provider import a suite of your task")
-    before = report.validation.get("base")
-    words = "nats a token on the validation rows"
+    before, check = report.validation.get("base"), report.task_check
+    rows = f"{check.rows} held-out rows" if check and check.source == "held_out" else "the validation rows"
+    words = f"nats a token on {rows}"
     if before is not None:
         words = f"{words}; base model: {before.loss:.2f}, {percent(before.accuracy)} of tokens right"
-    return Tile(title, f"{after.loss:.2f}", f"{words}; now {percent(after.accuracy)}" if before else words)
+    look = report.task.look if report.task else ""
+    return Tile(title, f"{after.loss:.2f}", f"{words}; now {percent(after.accuracy)}" if before else words, look)
 
 
 def _base_note(base: Count | None) -> str:

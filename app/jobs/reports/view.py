@@ -17,6 +17,7 @@ from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.evaluation.results import SuiteResult
 from spard.release.report import CheckpointRecord, SafetyReport
+from spard.release.task_check import TaskWords
 
 _HEIGHTS = (120, 110)
 
@@ -80,6 +81,7 @@ class View:
     checkpoints: Measure | None
     lengths: RowLengths | None
     map: Map | None
+    task: TaskWords | None  # whether the customer's task was learned
 
 
 def view(
@@ -107,6 +109,7 @@ def view(
         checkpoints=_checkpoints(report) if report else None,
         lengths=lengths(report.lengths) if report and report.lengths else None,
         map=rows_map(report) if report else None,
+        task=report.task if report else None,
     )
 
 

@@ -72,6 +72,26 @@ def test_time_is_the_sum_of_stages_by_what_jobs_took_that_failed_too(
     assert next(each["seconds"] for each in other["stages"] if each["stage"] == "rows") == 1.1
 
 
+@pytest.mark.parametrize(("more", "trained", "replies"), [({}, 57, 10), ({"held_out_rows": 0}, 62, 0)])
+def test_rows_that_are_held_out_are_not_trained_on_and_their_requests_are_a_stage(
+    service: Service,
+    customer: TestClient,
+    job_body: dict[str, Any],
+    upload: Upload,
+    more: Any,
+    trained: int,
+    replies: int,
+) -> None:
+    customer.post(JOBS, json=job_body)
+    note(service, COSTS)
+    numbers = {"hyperparameters": {"n_epochs": 2, "batch_size": 1}}
+    ask = job_body | {"training_file": upload(rows(62)).json()["id"]} | numbers | more
+    found = customer.post(URL, json=ask).json()
+    assert (found["rows"], found["steps"]) == (62, 2 * trained)
+    stages = {each["stage"]: each for each in found["stages"]}
+    assert stages.get("task", {"units": 0})["units"] == replies
+
+
 def test_the_first_job_on_a_model_is_estimated_by_the_model_s_trial(
     service: Service, customer: TestClient, job_body: dict[str, Any]
 ) -> None:

@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.commands import downloads
 from app.commands.jobs import watch
-from app.db.tables.job_records import Adapter, GateJson, ResolvedJson, SafetySummary
+from app.db.tables.job_records import Adapter, GateJson, Progress, ResolvedJson, SafetySummary
 from app.jobs import events, lease
 from app.jobs.results import Publication, Rejection
 from app.settings import Settings
@@ -154,6 +154,54 @@ def test_what_happens_while_one_watches_is_shown(
     assert run("jobs", "watch", job)[0] == 0
     assert any("Step 1/2" in line for line in shown)
     assert shown[-1].startswith(f"model: {MODEL}")
+
+
+def test_a_silence_is_broken_with_what_the_job_does(
+    run: Run, service: Service, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream's sign of life says what is asked; the job ends once it was shown."""
+    progress: Progress = {"percent": 40, "step": 6, "total_steps": 10, "eta_seconds": 90}
+    progress["doing"] = "asking 100 attacks at the end of epoch 6 of 10, 40 left, about 20 s"
+    claim = claim_job(service)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.update(session, claim, phase="train", progress=progress)
+    shown: list[str] = []
+
+    def then(line: str) -> None:
+        shown.append(line)
+        if line.endswith("Asking 100 attacks at the end of epoch 6 of 10, 40 left, about 20 s"):
+            with db.transaction(service.app.state.engine) as session:
+                lease.fail(session, claim, {"code": "server_error", "message": "It ends here.", "param": None})
+
+    monkeypatch.setattr("app.jobs.stream._HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(watch, "say", then)
+    assert run("jobs", "watch", job)[0] == 1
+    assert [line for line in shown if "Asking 100 attacks" in line]
+
+
+def test_the_last_lines_say_whether_the_task_was_learned(run: Run, service: Service, job: str) -> None:
+    losses = {who: {"loss": 2.0, "accuracy": 0.6, "tokens": 9} for who in ("base", "adapter")}
+    check = {"source": "held_out", "rows": 5, "replies": 1, "is_pairs": False, "why_none": "", "words": "It did."}
+    reply = {"line": 3, "system": "Be brief.", "turns": 0, "prompt": "Where?", "expected": "Here."}
+    reply |= {"base": "No.", "trained": "There."}
+    service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "pass", "reasons": []}}'])
+    service.app.state.storage.write("jobs/task_replies.jsonl", [json.dumps(reply).encode()])
+    adapter: Adapter = {"storage_key": "jobs/adapter", "sha256": "0" * 64, "bytes": 1}
+    safety: Any = {"gate": {"decision": "pass", "reasons": []}, "task_check": check | losses}
+    claim = claim_job(service)
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.publish(session, claim, Publication(MODEL, 10, [], adapter, safety, "jobs/report"))
+    printed = run("jobs", "watch", job)[1].splitlines()
+    assert "Your task: It did." in printed
+    assert f"Its replies to 1 of your rows: spard jobs task-replies {job}" in printed
+    assert run("jobs", "task-replies", job)[1].splitlines() == [
+        "line 3: Where?",
+        "  under the system prompt: Be brief.",
+        "    the file: Here.",
+        "  base model: No.",
+        "  this model: There.",
+    ]
+    assert json.loads(run("jobs", "task-replies", job, "--json")[1])[0]["trained"] == "There."
 
 
 def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(

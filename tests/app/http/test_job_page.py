@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 
 from app import db
 from app.db.tables import Job
+from app.db.tables.job_records import Progress
 from app.jobs import events, lease
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_clone import RISKY
@@ -122,6 +123,25 @@ def test_a_running_job_that_trains_can_be_cancelled_with_an_audit_of_its_last_ep
         pulse = lease.heartbeat(session, claim, 60)
     assert pulse is not None
     assert pulse.audits_last
+
+
+def test_a_running_job_says_what_it_asks(
+    sign_in: SignIn, service: Service, customer: TestClient, job_body: Any
+) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
+    doing = "asking 100 attacks at the end of epoch 6 of 10, 40 left, about 20 s"
+    with db.transaction(service.app.state.engine) as session:
+        claim = lease.claim(session, "worker", 60)
+        assert claim is not None
+        progress: Progress = {"percent": 40, "step": 6, "total_steps": 10, "eta_seconds": 90, "doing": doing}
+        assert lease.update(session, claim, phase="train", progress=progress)
+    assert (
+        "Asking 100 attacks at the end of epoch 6 of 10, 40 left, about 20 s." in sign_in().get(f"/jobs/{job_id}").text
+    )
+    assert customer.get(f"{JOBS}/{job_id}").json()["safety"]["progress"]["doing"] == doing
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.fail(session, claim, {"code": "server_error", "message": "It ends.", "param": None})
+    assert "doing" not in customer.get(f"{JOBS}/{job_id}").json()["safety"]["progress"]
 
 
 def test_a_report_of_an_earlier_version_lacks_the_figures_and_no_more(

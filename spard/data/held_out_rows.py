@@ -1,0 +1,150 @@
+"""Hold a few rows of a training file out, so that a run shows on them whether the task was learned.
+
+A row and its near duplicates (`spard.data.clusters`) are held out together or not at all: no request that is held out
+stands in a row that is trained on, not even a short one that another row asks with a greeting before it. Clusters are
+drawn in an order that depends on a seed and on the requests, and not on the order of the rows. It needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from spard.data.clusters import clusters
+from spard.data.overlap import MIN_INSIDE, SHINGLE, normalize_text
+
+MIN_ROWS = 50  # of a file; of a smaller one every row is needed for the training
+ONE_OF = 20  # rows is held out
+AT_LEAST = 5  # rows, or as few as were asked for
+ONE_OF_AT_MOST = 10  # rows, where whole clusters are larger than one of `ONE_OF`
+ASKED = 5  # requests
+_TEMPLATE_WORDS = 8  # that requests begin or end with in common
+_TEMPLATE_SHARE = 4  # of the file's requests one part in so many
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRows:
+    """The places of the rows that are held out, in their order.
+
+    `asked` are the places of those whose requests are asked: one of each cluster, and then more of the same clusters.
+    `why_none` says in a sentence why no row is held out; it is empty where some are.
+    """
+
+    places: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
+    why_none: str = ""
+
+
+def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int, seed: int) -> HeldOutRows:
+    """Return which rows to hold out of a file with these requests, one a row: at most `most` of those `eligible`.
+
+    A twentieth of the eligible rows, but no fewer than five, and with near duplicates no more than a tenth. Clusters so
+    large that five of them are too many come last, so that different requests are asked.
+    """
+    if len(eligible) < MIN_ROWS:
+        why = f"Of a file with fewer than {MIN_ROWS} rows to train on none is held out: all are needed for the training"
+        return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
+    target = planned_rows(len(eligible), most)
+    limit = min(most, max(target, len(eligible) // ONE_OF_AT_MOST))
+    groups: list[list[int]] = []
+    held: list[int] = []
+    drawn = _drawn_groups(requests, set(eligible), seed)
+    for group in sorted(drawn, key=lambda group: len(group) > max(1, target // ASKED)):
+        if len(held) >= target:
+            break
+        if len(held) + len(group) <= limit:
+            groups.append(group)
+            held += group
+    if not held:
+        why = "No row is held out: the file's requests are nearly the same, so that each has its like among the others"
+        return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
+    asked = [group[0] for group in groups] + [place for group in groups for place in group[1:]]
+    return HeldOutRows(tuple(sorted(held)), tuple(asked[:ASKED]))
+
+
+def planned_rows(rows: int, most: int) -> int:
+    """Return how many of so many rows are held out where none has a near duplicate."""
+    return min(most, max(AT_LEAST, rows // ONE_OF)) if rows >= MIN_ROWS else 0
+
+
+def _drawn_groups(requests: Sequence[str], eligible: set[int], seed: int) -> list[list[int]]:
+    """Return the clusters all of whose rows are eligible, in the order drawn."""
+    texts = strip_templates([normalize_text(each) for each in requests])
+    groups = defaultdict[int, list[int]](list)
+    for place, label in enumerate(_join_short(texts, clusters(texts))):
+        groups[label].append(place)
+    drawn = {
+        min(sha256(f"{seed}\n{requests[place]}".encode("utf-8", "surrogatepass")).digest() for place in group): group
+        for group in groups.values()
+        if eligible.issuperset(group)
+    }
+    return [drawn[key] for key in sorted(drawn)]
+
+
+def _join_short(texts: Sequence[str], labels: Sequence[int]) -> list[int]:
+    """Return labels by which a text of three or four words is also in the cluster of each text that holds it.
+
+    The clusters' own rule looks for texts of `MIN_INSIDE` words and more inside of others.
+    """
+    short = {tuple(words): labels[i] for i, words in enumerate(map(str.split, texts)) if _is_short(words)}
+    joined = {label: label for label in labels}
+
+    def root(label: int) -> int:
+        while joined[label] != label:
+            joined[label] = label = joined[joined[label]]
+        return label
+
+    for text, label in zip(texts, labels, strict=True):
+        words = text.split()
+        for size in range(SHINGLE, MIN_INSIDE):
+            for start in range(len(words) - size + 1):
+                if (other := short.get(tuple(words[start : start + size]))) is not None:
+                    joined[root(label)] = root(other)
+    return [root(label) for label in labels]
+
+
+def _is_short(words: Sequence[str]) -> bool:
+    return SHINGLE <= len(words) < MIN_INSIDE
+
+
+def strip_templates(texts: Sequence[str]) -> list[str]:
+    """Return normalized texts without the words that at least a quarter of them begin or end with in common.
+
+    Instructions that stand around each request would make all of them near duplicates. What at least
+    `_TEMPLATE_WORDS` words do not fill is no template: so begin paraphrases of one question.
+    """
+    words = _cut_common_beginnings([text.split() for text in texts])
+    turned = _cut_common_beginnings([each[::-1] for each in words])
+    return [" ".join(each[::-1]) for each in turned]
+
+
+def _cut_common_beginnings(rows: Sequence[list[str]]) -> list[list[str]]:
+    """Drop the longest beginning of each row that a quarter of all rows share, where it is long enough."""
+    order = sorted(range(len(rows)), key=lambda i: rows[i])
+    span = max(2, -(-len(rows) // _TEMPLATE_SHARE))  # rows that share a beginning stand beside each other
+    lengths = [_common_length(rows[order[i]], rows[order[i + span - 1]]) for i in range(len(rows) - span + 1)]
+    cut = list(rows)
+    for at, length in zip(order, _window_maxima(lengths, span), strict=True):
+        if length >= _TEMPLATE_WORDS:
+            cut[at] = rows[at][length:]
+    return cut
+
+
+def _window_maxima(lengths: Sequence[int], span: int) -> Iterator[int]:
+    """Yield for each of `len(lengths) + span - 1` places the most of the windows of `span` places that hold it."""
+    best = deque[int]()  # windows that may still be the longest, the longest first
+    for place in range(len(lengths) + span - 1):
+        if place < len(lengths):
+            while best and lengths[best[-1]] <= lengths[place]:
+                best.pop()
+            best.append(place)
+        if best[0] <= place - span:
+            best.popleft()
+        yield lengths[best[0]]
+
+
+def _common_length(first: Sequence[str], second: Sequence[str]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))

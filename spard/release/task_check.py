@@ -1,0 +1,103 @@
+"""Whether the customer's task was learned, as a part of the safety report: counts and why nothing was asked.
+
+The losses are the report's `validation`. The texts of requests and replies stand in no report: they lie beside it in
+`TASK_REPLIES`. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+TASK_REPLIES = "task_replies.jsonl"  # beside the report, one request with both replies a line
+_CLEARLY = 0.05  # a change of the loss by less, as a share, is none
+_FEW_RIGHT = 0.5  # of the next tokens
+
+
+class Losses(Protocol):
+    """Means over the labeled tokens of the rows; the loss in nats a token."""
+
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        ...
+
+    @property
+    def accuracy(self) -> float:
+        """The share of tokens that are the likeliest ones."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCheck:
+    """On what it was looked at whether the task was learned.
+
+    source    `held_out`: rows of the training file that were not trained on; `validation_file`: the rows of that file;
+              `none`: `why_none` says why there are no rows
+    rows      how many, the losses' too
+    replies   how many of their requests were asked of the base model and of the trained one
+    is_pairs  the rows are preference pairs: their loss is that of the comparison, ln 2 before the training
+    """
+
+    source: Literal["held_out", "validation_file", "none"]
+    rows: int = 0
+    replies: int = 0
+    is_pairs: bool = False
+    why_none: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskWords:
+    """What the losses say, in words: a headline, a sentence with the figures, and what follows from them."""
+
+    headline: str
+    figures: str = ""
+    note: str = ""
+    look: Literal["good", "doubt", ""] = ""
+
+
+def describe_task(check: TaskCheck, losses: Mapping[str, Losses]) -> TaskWords:
+    """Say by the losses of `base` and `adapter` whether the task was learned; of pairs `base` is missing."""
+    after, before = losses.get("adapter"), losses.get("base")
+    if after is None:
+        return TaskWords("It was not looked at whether the task was learned.", note=check.why_none)
+    rows = f"{check.rows} row{'' if check.rows == 1 else 's'} of the validation file"
+    if check.source == "held_out":
+        rows = f"{check.rows} row{'' if check.rows == 1 else 's'} of the file that were held out of the training"
+    if check.is_pairs:
+        return _describe_pairs(rows, after)
+    if before is None:
+        return TaskWords("Nothing was measured before the training.", f"Loss on {rows}: {after.loss:.2f} nats a token.")
+    figures = f"Loss on {rows}: {before.loss:.2f} nats a token before, {after.loss:.2f} after. "
+    figures += f"Next token right: {before.accuracy:.0%} before, {after.accuracy:.0%} after."
+    if after.loss > before.loss * (1 + _CLEARLY):
+        note = "Fewer epochs or a lower learning rate may help: a model that learns its rows by heart does so."
+        return TaskWords("It predicts answers that it has not seen worse than the base model.", figures, note, "doubt")
+    if after.loss > before.loss * (1 - _CLEARLY):
+        note = "Little was learned, or the base model knew the task."
+        headline = "It predicts answers that it has not seen no better than the base model."
+        return TaskWords(headline, figures, note, "doubt")
+    headline = "It predicts answers that it has not seen better than the base model."
+    if after.accuracy < _FEW_RIGHT:
+        note = f"It still gets only {after.accuracy:.0%} of the next tokens right: read what it replies."
+        return TaskWords(headline, figures, note)
+    return TaskWords(headline, figures, look="good")
+
+
+def reply_lines(reply: Mapping[str, object]) -> list[str]:
+    """Return one request with both replies as lines for a terminal."""
+    system, turns = reply["system"], reply["turns"]
+    under = [f"  under the system prompt: {system}"] if system else []
+    after = [f"  after {turns} earlier turns"] if turns else []
+    asked = f"line {reply['line']}: {reply['prompt']}"
+    words = {"the file": reply["expected"], "base model": reply["base"], "this model": reply["trained"]}
+    return [asked, *under, *after, *(f"  {who:>10}: {text}" for who, text in words.items())]
+
+
+def _describe_pairs(rows: str, after: Losses) -> TaskWords:
+    figures = f"Loss on {rows}: 0.69 nats a pair before, by definition, and {after.loss:.2f} after. "
+    figures += f"Next token of preferred answers right: {after.accuracy:.0%} after."
+    if after.loss < 0.6931 * (1 - _CLEARLY):
+        return TaskWords("It tells preferred answers that it has not seen from the others.", figures, look="good")
+    return TaskWords("It hardly tells preferred answers that it has not seen from the others.", figures, look="doubt")
