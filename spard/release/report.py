@@ -17,6 +17,7 @@ from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.compute_record import ComputeRecord
 from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
@@ -146,6 +147,7 @@ class SafetyReport:
     embedder        what safe rows were chosen by; None where none were, and in reports of earlier versions, which
                     compared the base model's states as they are
     memory_plan     how the training was cut to fit its GPUs (`spard.models.fit`); None: it had none, or was not planned
+    compute         the operations and the energy of the training; None in reports of earlier versions
     """
 
     job_id: str | None = None
@@ -188,6 +190,7 @@ class SafetyReport:
     agent: AgentRecord | None = None
     audit_engine: AuditEngineRecord | None = None
     embedder: EmbedderRecord | None = None
+    compute: ComputeRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -222,6 +225,7 @@ class SafetyReport:
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             embedder=optional(EmbedderRecord, raw.get("embedder")),
+            compute=optional(ComputeRecord, raw.get("compute")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),
