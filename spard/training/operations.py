@@ -138,7 +138,7 @@ class OperationCounter:
                 self.operations += backward
                 self.backward_tokens += rows * length
 
-            states.register_hook(count)
+            states.register_hook(count)  # type: ignore[no-untyped-call]
 
     def _see_head(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         if not self._is_counting:
@@ -150,7 +150,7 @@ class OperationCounter:
             def count(gradient: Tensor) -> None:
                 self.operations += operations * (2 if self._cost.head_trained else 1)
 
-            output.register_hook(count)
+            output.register_hook(count)  # type: ignore[no-untyped-call]
 
 
 def _matrix_products(decoder: Any, share: float) -> Iterator[tuple[str, int, bool]]:

@@ -108,6 +108,7 @@ def test_a_training_counts_its_steps_and_leaves_no_hook(load: Callable[..., Base
     assert whole.operations > 0
     assert whole.forward_tokens > whole.backward_tokens > 0
     resumed, _ = stopped_and_resumed(lambda **options: trained_compute(load(), **options), tmp_path)
+    assert resumed.compute is not None
     assert resumed.compute.operations == whole.operations
 
 
@@ -126,4 +127,5 @@ def test_a_run_that_goes_on_from_an_older_version_has_no_count(load: Callable[..
 
     resumed, steps = stopped_and_resumed(forget, tmp_path)
     assert steps == sorted(set(steps))  # it did go on
+    assert resumed.compute is not None
     assert resumed.compute.operations is None
