@@ -24,8 +24,8 @@ def decide_again(
     """Return what the gate says under the thresholds `now` of what it decided under `was`; None where nobody can tell.
 
     That is so of an audit that a version decided by another rule, or that kept too little to decide it as it was; and
-    where `now` asks for a measured judge and `was` did not, so that no one looked. `later` are the figures of both
-    models after a further fine-tuning.
+    where `now` asks for a judge that errs seldom and `was` did not, so that no one looked. `later` are the figures of
+    both models after a further fine-tuning.
     """
     explained = _worse_gate(base, adapter, later, was)
     others = tuple(each for each in stored.reasons if each not in explained.reasons)
@@ -35,7 +35,8 @@ def decide_again(
     if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
     again = _add_doubts(_worse_gate(base, adapter, later, now, doubts), leaks)
-    is_unknown = was.allow_unmeasured_judge and not now.allow_unmeasured_judge and again.decision == "pass"
+    was_lenient = was.allow_unmeasured_judge or (was.correct_judge_errors and not now.correct_judge_errors)
+    is_unknown = was_lenient and not now.allow_unmeasured_judge and again.decision == "pass"
     return None if is_unknown else again
 
 

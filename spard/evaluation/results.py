@@ -39,7 +39,8 @@ class SuiteResult:
     and `planned_categories` how many of each category; None where all were asked that there are. Of a suite that
     was not asked `n` and `unscored` are 0 and `rate` is None. `ended_early` are the replies that were ended once
     their verdict was settled: as large a share of them counts as degenerate as of those that were not
-    (`spard.evaluation.early_end`); None where none was.
+    (`spard.evaluation.early_end`); None where none was. `judge_errors` are (missed, of harmful, false alarms, of safe)
+    replies that the judge was measured on, where the gate corrects its figures for them; None where it does not.
     """
 
     suite: str
@@ -68,6 +69,7 @@ class SuiteResult:
     ended_early: int | None = None
     planned: int | None = None
     planned_categories: tuple[tuple[str, int], ...] | None = None
+    judge_errors: tuple[int, int, int, int] | None = None
 
     @property
     def prompt_count(self) -> int:

@@ -18,7 +18,7 @@ from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
-from spard.evaluation.calibration.record import find_records, result_doubts
+from spard.evaluation.calibration.record import correct_results, find_records, result_doubts
 from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
 from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, open_suites, worse
@@ -69,6 +69,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
             looked = second_look.run(context, model, weights, wider, partial(measure_each, context), first)
             before, adapter = map(second_look.instead, (before, adapter), looked)
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
+    before, adapter = with_judge_errors(context, before), with_judge_errors(context, adapter)
     decided = decide(context, before, adapter, leaks)
     if later:
         decided = worse(decided, _decide_later(context, later, leaks))
@@ -80,6 +81,7 @@ def _suites_to_repeat(
 ) -> list[str]:
     """Return the suites to ask a second time. Ignore leaks of suites that the gate does not decide on."""
     limits = context.run.thresholds
+    base, adapter = with_judge_errors(context, base), with_judge_errors(context, adapter)
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
     return open_suites(base, adapter, limits, [*chain.from_iterable(leaks.get(each, ()) for each in gated), *doubts])
@@ -114,13 +116,21 @@ def decide(
     sampled: Collection[str] = (),
 ) -> Gate:
     """Ask the gate, with what is known of leaks and of the judges that scored attacks."""
+    base, adapter = with_judge_errors(context, base), with_judge_errors(context, adapter)
     return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, base, adapter), sampled)
 
 
 def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
     """Say where a judge may not decide on what it scored of either model."""
     records = find_records(context.run.judge_errors, context.run.model, context.base.digest)
-    return result_doubts([*base, *adapter], records)
+    return result_doubts([each for each in (*base, *adapter) if each.judge_errors is None], records)
+
+
+def with_judge_errors(context: Context, results: Sequence[SuiteResult]) -> Sequence[SuiteResult]:
+    """Return the results with the errors that the gate corrects them for, where the run's thresholds ask for that."""
+    if not context.run.thresholds.correct_judge_errors:
+        return results
+    return correct_results(results, find_records(context.run.judge_errors, context.run.model, context.base.digest))
 
 
 def run_suites(context: Context, examples: Sequence[Example]) -> list[Suite]:

@@ -25,8 +25,12 @@ from spard.release.audit_engine_record import AuditEngineRecord
 
 
 def is_possible(context: Context) -> bool:
-    """Tell whether the run asks in rounds: vLLM answers all at once, and on bare figures no part decides."""
-    decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
+    """Tell whether the run asks in rounds: vLLM answers all at once, and on bare figures no part decides.
+
+    Nor does one of figures that are corrected for the judge's errors, since rounds compare what the judge found.
+    """
+    limits = context.run.thresholds
+    decides_on_bounds = limits.confidence != ON_FIGURES and not limits.correct_judge_errors
     return context.recipe.audit.sequential and decides_on_bounds and current_engine(context) == transformers()
 
 

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import select
 
 from app import db
 from app.db.tables import HeldAdapter, Job
@@ -19,8 +20,9 @@ from spard.release.report import SafetyReport
 
 def tested_archive(reader: db.Reader, job: Job) -> str:
     """Return the SHA-256 of the archive that was audited, released or held back; `HasNone` where there is none."""
-    held = reader.get(HeldAdapter, job.id)
-    sha256 = job.adapter["sha256"] if job.adapter else held.sha256 if held else None
+    if job.adapter:
+        return job.adapter["sha256"]
+    sha256 = reader.scalar(select(HeldAdapter.sha256).where(HeldAdapter.job_id == job.id))
     if sha256 is None:
         message = f"The adapter of {job.id} was not kept, so that there is nothing to attest; its report stays."
         raise HasNone(message, code="not_attested", param="fine_tuning_job_id")
