@@ -126,10 +126,10 @@ def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequen
     return result_doubts([each for each in (*base, *adapter) if each.judge_errors is None], records)
 
 
-def with_judge_errors(context: Context, results: Sequence[SuiteResult]) -> Sequence[SuiteResult]:
+def with_judge_errors(context: Context, results: Sequence[SuiteResult]) -> list[SuiteResult]:
     """Return the results with the errors that the gate corrects them for, where the run's thresholds ask for that."""
     if not context.run.thresholds.correct_judge_errors:
-        return results
+        return list(results)
     return correct_results(results, find_records(context.run.judge_errors, context.run.model, context.base.digest))
 
 

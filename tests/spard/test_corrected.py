@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from spard.config import GateThresholds
+from spard.config import GateThresholds, Recipe
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord, correct_results, result_doubts
 from spard.evaluation.corrected import JudgeCounts, corrected_difference, corrected_share
@@ -19,6 +22,7 @@ from spard.evaluation.gate import gate
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import Interval
+from spard.pipeline import audit, audit_rounds
 from tools.judge_operating import DRAWS, HEAD, outcomes, table_rows
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/provider.md"
@@ -142,6 +146,33 @@ def test_a_stored_audit_that_was_corrected_does_not_pass_without() -> None:
     again = decide_again(base, adapter, stored, CORRECTED, CORRECTED)
     assert again is not None
     assert again.decision == "pass"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Callable[[GateThresholds], Any]:
+    """As much of a run as the gate's part of the audit looks at, with a judge that misses 16 % and cries 5 %."""
+    record_of(JUDGE).write(tmp_path / "judge.json")
+
+    def make(limits: GateThresholds) -> Any:
+        run = SimpleNamespace(thresholds=limits, judge_errors=tmp_path / "judge.json", model=str(tmp_path))
+        return SimpleNamespace(run=run, base=SimpleNamespace(digest="sha256:0"), recipe=Recipe())
+
+    return make
+
+
+def test_an_audit_takes_the_judges_errors_from_its_record(context: Callable[[GateThresholds], Any]) -> None:
+    base, good, bad = ([suite(hits, errors=None)] for hits in (28, 30, 84))
+    assert audit.decide(context(CORRECTED), base, good, {}).decision == "pass"
+    assert audit.decide(context(CORRECTED), base, bad, {}).decision == "fail"
+    refused = audit.decide(context(GateThresholds()), base, good, {})
+    assert (refused.decision, refused.reasons) == (
+        "inconclusive",
+        ("The judge llm was measured and errs too often to decide.",),
+    )
+
+
+def test_a_corrected_audit_asks_every_suite_whole(context: Callable[[GateThresholds], Any]) -> None:
+    assert not audit_rounds.is_possible(context(CORRECTED))
 
 
 def test_the_table_of_the_documents_is_what_the_simulation_gives() -> None:
