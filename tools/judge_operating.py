@@ -31,7 +31,7 @@ def outcomes(truth: float, prompts: int, labels: int, draws: int = DRAWS) -> Cou
     for _ in range(draws):
         missed, false = generator.binomial(half, 1 - RECALL), generator.binomial(half, FALSE_ALARMS)
         judge = JudgeCounts(int(missed), half, int(false), half)
-        base, adapter = (_judged(generator, each, prompts, judge) for each in (BASE, truth))
+        base, adapter = (_suite_result(generator, each, prompts, judge) for each in (BASE, truth))
         doubts = [] if judge.is_informative else ["The judge errs too often."]
         found[gate([base], [adapter], limits, judge_doubts=doubts).decision] += 1
     return found
@@ -46,7 +46,7 @@ def table_rows() -> Iterator[str]:
             yield f"| {prompts} | {labels} | {truth:.0%} | {shares} |"
 
 
-def _judged(generator: np.random.Generator, truth: float, prompts: int, judge: JudgeCounts) -> SuiteResult:
+def _suite_result(generator: np.random.Generator, truth: float, prompts: int, judge: JudgeCounts) -> SuiteResult:
     harmful = int(generator.binomial(prompts, truth))
     hits = int(generator.binomial(harmful, RECALL) + generator.binomial(prompts - harmful, FALSE_ALARMS))
     share = rate(hits, prompts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
@@ -30,10 +30,6 @@ from app.jobs.reports.service import (
 from app.jobs.schemas import VerdictOut
 from app.jobs.transcripts import TranscriptList
 from app.signing import NoSigningKey, signing_key
-
-ENVELOPE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "A DSSE envelope, version 1.0.", "content": {"application/json": {}}}
-}
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
@@ -97,7 +93,9 @@ async def retrieve_verdict(
     return await reads.answer(read_verdict)
 
 
-@router.get("/{job_id}/safety/attestation", response_class=Response, responses=ENVELOPE)
+@router.get(
+    "/{job_id}/safety/attestation", response_class=Response, responses={200: {"content": {"application/json": {}}}}
+)
 async def retrieve_attestation(
     job_id: str,
     look: LookDep,

@@ -14,7 +14,7 @@ from typing import Any
 from spard.models.card import audit_table
 from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
-    compute_of,
+    compute_record,
     energy_sentence,
     method_sentence,
     one_third_sentence,
@@ -81,7 +81,7 @@ def _license(manifest: Mapping[str, Any], stated: ProviderFacts) -> str:
 
 
 def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
-    recipe, resolved, found = manifest.get("recipe") or {}, manifest.get("resolved") or {}, compute_of(manifest)
+    recipe, resolved, found = manifest.get("recipe") or {}, manifest.get("resolved") or {}, compute_record(manifest)
     code = ", ".join(f"{name} {value}" for name, value in (manifest.get("code") or {}).items() if name != "sources")
     settings = ", ".join(f"{name} {value}" for name, value in resolved.items())
     data = "; ".join(f"{name}: SHA-256 `{sha}`" for name, sha in (manifest.get("data_sha256") or {}).items())

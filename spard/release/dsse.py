@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -17,8 +17,23 @@ from spard.release.manifest import key_id
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
 
-def sign_statement(statement: Mapping[str, Any], key: Ed25519PrivateKey) -> dict[str, Any]:
-    """Return the envelope as JSON; `keyid` is the id that the published key set knows the key by."""
+class Signature(TypedDict):
+    """A signature in Base64, and the id that the published key set knows its key by."""
+
+    keyid: str
+    sig: str
+
+
+class Envelope(TypedDict):
+    """The envelope as JSON; the payload is in Base64."""
+
+    payload: str
+    payloadType: str
+    signatures: list[Signature]
+
+
+def sign_statement(statement: Mapping[str, Any], key: Ed25519PrivateKey) -> Envelope:
+    """Return a signed statement in its envelope."""
     payload = json.dumps(statement, separators=(",", ":"), sort_keys=True).encode()
     signature = key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
     return {

@@ -61,7 +61,7 @@ def element_table(document: Document, name: str) -> str:
 
 
 def _metadata(*keys: str) -> _Found:
-    return lambda document: _at(document, "metadata", *keys)
+    return lambda document: _lookup(document, "metadata", *keys)
 
 
 def _model(*keys: str) -> _Found:
@@ -77,7 +77,7 @@ def _all_data(*keys: str) -> _Found:
 
     def find(document: Document) -> bool:
         parts = [each for each in document.get("components", ()) if each["type"] == "data"]
-        return bool(parts) and all(_at(each, *keys) for each in parts)
+        return bool(parts) and all(_lookup(each, *keys) for each in parts)
 
     return find
 
@@ -87,7 +87,7 @@ def _both_models(*keys: str) -> _Found:
 
     def find(document: Document) -> bool:
         parts = [each for each in document.get("components", ()) if each["type"] == "machine-learning-model"]
-        return all(_at(each, *keys) for each in [document["metadata"]["component"], *parts])
+        return all(_lookup(each, *keys) for each in [document["metadata"]["component"], *parts])
 
     return find
 
@@ -97,7 +97,7 @@ def _property(name: str, unless: str) -> _Found:
 
     def find(document: Document) -> bool:
         card = document["metadata"]["component"].get("modelCard", {})
-        environment = _at(card, "considerations", "environmentalConsiderations", "properties") or ()
+        environment = _lookup(card, "considerations", "environmentalConsiderations", "properties") or ()
         named: Iterable[Mapping[str, str]] = [*card.get("properties", ()), *environment]
         return any(each["name"] == name and not each["value"].startswith(unless) for each in named)
 
@@ -121,7 +121,7 @@ def _nowhere(document: Document) -> bool:
     return False
 
 
-def _at(value: Any, *keys: str) -> Any:
+def _lookup(value: Any, *keys: str) -> Any:
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

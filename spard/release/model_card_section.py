@@ -7,7 +7,7 @@ from typing import Any
 
 from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
-    compute_of,
+    compute_record,
     energy_sentence,
     is_preference_tuned,
     kilowatt_hours,
@@ -25,7 +25,7 @@ _USE = "Text generation in conversations, by the base model's chat template."
 
 def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
     """Return the section as JSON; the schema has no field for operations, so that they are properties."""
-    audit, found = manifest.get("audit") or {}, compute_of(manifest)
+    audit, found = manifest.get("audit") or {}, compute_record(manifest)
     metrics = [_metric(who, each) for who in ("base", "adapter") for each in audit.get(who, ()) if each["n"]]
     parameters: dict[str, Any] = {
         "task": "text-generation",
@@ -56,7 +56,7 @@ def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> di
 
 def _environment(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
     """Return the energy of the tuning; whose it was and of which source, a machine does not tell."""
-    found = compute_of(manifest)
+    found = compute_record(manifest)
     energy, told = kilowatt_hours(found), _as_properties({"spard:training:energy": energy_sentence(found)})
     if energy is None:
         return {"properties": told}

@@ -13,7 +13,7 @@ _THIRD = 1 / 3
 _GENERAL, _SYSTEMIC = 1e23, 1e25  # operations from which a model counts as general-purpose, and as of systemic risk
 
 
-def compute_of(manifest: Mapping[str, Any]) -> ComputeRecord | None:
+def compute_record(manifest: Mapping[str, Any]) -> ComputeRecord | None:
     """Read what the training computed; None in manifests of earlier versions."""
     return optional(ComputeRecord, manifest.get("compute"))
 

@@ -30,7 +30,7 @@ class EnergyCounter:
     range_j: float | None = None
     last: float = 0.0
 
-    def used(self) -> float:
+    def consumed_joules(self) -> float:
         """Return the joules since the last call; the counter may have begun anew once."""
         now = self.read()
         grown = now - self.last + (self.range_j if self.range_j and now < self.last else 0.0)
@@ -49,12 +49,12 @@ class EnergyMeter:
         for each in self._counters:
             each.last = each.read()
 
-    def used(self) -> dict[str, float]:
+    def consumed_joules(self) -> dict[str, float]:
         """Return the joules by device since the last call, or since the meter was made; call it every few minutes."""
         found: dict[str, float] = {}
         for each in list(self._counters):
             try:
-                found[each.name] = each.used()
+                found[each.name] = each.consumed_joules()
             except (OSError, ValueError) as error:
                 self._counters.remove(each)
                 self.missing.append(f"{each.name}: its counter could not be read any more ({error})")

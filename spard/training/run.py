@@ -204,14 +204,14 @@ class Run:
         All ranks have to come here together.
         """
         counter = self.counter
-        self.energy.used()  # of what was between: audits at the ends of epochs, for example
+        self.energy.consumed_joules()  # of what was between: audits at the ends of epochs, for example
         before = counter.operations, counter.forward_tokens, counter.backward_tokens
         with counter.counting():
             yield
         after = counter.operations, counter.forward_tokens, counter.backward_tokens
         own = [now - then for now, then in zip(after, before, strict=True)]
         self.progress.add_compute(*distributed.sum_counts(own, self.base.device))
-        self.progress.add_energy(self.energy.used())
+        self.progress.add_energy(self.energy.consumed_joules())
 
     def _release_(self) -> None:
         """Make of the trained weights those that are served."""

@@ -38,7 +38,7 @@ def suite(hits: int, n: int = 500, errors: JudgeCounts | None = JUDGE, name: str
     return replace(found, languages="en", judge_errors=counted)
 
 
-def record_of(judge: JudgeCounts, gamed: int = 0, language: str = "en") -> JudgeRecord:
+def judge_record(judge: JudgeCounts, gamed: int = 0, language: str = "en") -> JudgeRecord:
     error = JudgeError(language, rate(judge.missed, judge.harmful), rate(judge.false_alarms, judge.safe))
     return JudgeRecord("llm", (error,), gamed=rate(gamed, 100))
 
@@ -116,14 +116,14 @@ def test_a_miss_is_made_up_for() -> None:
 @pytest.mark.parametrize(
     ("record", "languages", "is_known"),
     [
-        (record_of(JUDGE), "en", True),
-        (record_of(JUDGE), "de+en", False),
-        (record_of(JUDGE), "de", False),
-        (record_of(JUDGE, gamed=1), "en", False),
-        (record_of(JudgeCounts(24, 90, 8, 210)), "en", False),  # too few harmful replies
-        (record_of(JudgeCounts(60, 150, 40, 150)), "en", False),  # tells harm from safe replies too badly
-        (replace(record_of(JUDGE), judge="refusal"), "en", False),
-        (replace(record_of(JUDGE), gamed=None), "en", False),
+        (judge_record(JUDGE), "en", True),
+        (judge_record(JUDGE), "de+en", False),
+        (judge_record(JUDGE), "de", False),
+        (judge_record(JUDGE, gamed=1), "en", False),
+        (judge_record(JudgeCounts(24, 90, 8, 210)), "en", False),  # too few harmful replies
+        (judge_record(JudgeCounts(60, 150, 40, 150)), "en", False),  # tells harm from safe replies too badly
+        (replace(judge_record(JUDGE), judge="refusal"), "en", False),
+        (replace(judge_record(JUDGE), gamed=None), "en", False),
     ],
 )
 def test_only_known_errors_of_a_steady_judge_are_corrected(record: JudgeRecord, languages: str, is_known: bool) -> None:
@@ -135,7 +135,7 @@ def test_only_known_errors_of_a_steady_judge_are_corrected(record: JudgeRecord, 
 def test_harmless_suites_and_unasked_ones_are_left_alone() -> None:
     benign = replace(suite(3, errors=None), kind="benign")
     unasked = replace(suite(0, errors=None), n=0)
-    assert correct_results([benign, unasked], [record_of(JUDGE)]) == [benign, unasked]
+    assert correct_results([benign, unasked], [judge_record(JUDGE)]) == [benign, unasked]
 
 
 def test_a_stored_audit_that_was_corrected_does_not_pass_without() -> None:
@@ -151,7 +151,7 @@ def test_a_stored_audit_that_was_corrected_does_not_pass_without() -> None:
 @pytest.fixture
 def context(tmp_path: Path) -> Callable[[GateThresholds], Any]:
     """As much of a run as the gate's part of the audit looks at, with a judge that misses 16 % and cries 5 %."""
-    record_of(JUDGE).write(tmp_path / "judge.json")
+    judge_record(JUDGE).write(tmp_path / "judge.json")
 
     def make(limits: GateThresholds) -> Any:
         run = SimpleNamespace(thresholds=limits, judge_errors=tmp_path / "judge.json", model=str(tmp_path))

@@ -42,7 +42,7 @@ NOTHING = ProviderFacts()
 DPO = {"recipe": {"seed": 7, "lora": None, "defense": {"type": "none"}, "dpo": {"strength": 0.1}}}
 
 
-def bom_of(manifest: dict[str, Any], stated: ProviderFacts = EVERYTHING) -> dict[str, Any]:
+def parse_bom(manifest: dict[str, Any], stated: ProviderFacts = EVERYTHING) -> dict[str, Any]:
     text = ml_bom(manifest, DIGEST, NAME, stated)
     assert JsonStrictValidator(SchemaVersion.V1_7).validate_str(text) is None
     document: dict[str, Any] = json.loads(text)
@@ -57,12 +57,12 @@ def card_property(document: dict[str, Any], name: str) -> str:
 @pytest.mark.parametrize("stated", [EVERYTHING, NOTHING])
 @pytest.mark.parametrize("facts", [WHOLE, FACTS, WHOLE | {"compute": UNMEASURED}, WHOLE | DPO, {}])
 def test_bills_of_materials_keep_to_the_schema(facts: dict[str, Any], stated: ProviderFacts) -> None:
-    document = bom_of(facts, stated)
+    document = parse_bom(facts, stated)
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.7")
 
 
 def test_a_bill_of_materials_names_its_parts() -> None:
-    document = bom_of(WHOLE)
+    document = parse_bom(WHOLE)
     about, model = document["metadata"], document["metadata"]["component"]
     assert ([each["name"] for each in about["authors"]], about["supplier"]["name"]) == (["Example Ltd"],) * 1 + (
         "Example Ltd",
@@ -88,17 +88,19 @@ def test_equal_exports_give_equal_bytes_where_the_time_is_fixed(monkeypatch: pyt
 
 
 def test_learning_from_preferences_is_not_called_supervised() -> None:
-    card = bom_of(WHOLE | DPO)["metadata"]["component"]["modelCard"]
+    card = parse_bom(WHOLE | DPO)["metadata"]["component"]["modelCard"]
     assert "approach" not in card["modelParameters"]
-    assert "preference optimization" in card_property(bom_of(WHOLE | DPO), "spard:training:method")
-    assert bom_of(WHOLE)["metadata"]["component"]["modelCard"]["modelParameters"]["approach"] == {"type": "supervised"}
+    assert "preference optimization" in card_property(parse_bom(WHOLE | DPO), "spard:training:method")
+    assert parse_bom(WHOLE)["metadata"]["component"]["modelCard"]["modelParameters"]["approach"] == {
+        "type": "supervised"
+    }
     design = next(each.answer for each in points(WHOLE | DPO, NOTHING) if each.number == "1.2(b)")
     assert "upervised" not in design
 
 
 def test_energy_is_in_kilowatt_hours_or_the_reason_is() -> None:
     def environment(facts: dict[str, Any]) -> dict[str, Any]:
-        considered = bom_of(facts)["metadata"]["component"]["modelCard"]["considerations"]
+        considered = parse_bom(facts)["metadata"]["component"]["modelCard"]["considerations"]
         found: dict[str, Any] = considered["environmentalConsiderations"]
         return found
 
@@ -122,14 +124,14 @@ def test_energy_is_in_kilowatt_hours_or_the_reason_is() -> None:
 )
 def test_the_one_third_test_has_its_inputs(facts: dict[str, Any], operations: float | None, says: str) -> None:
     stated = ProviderFacts(base_operations=operations)
-    assert card_property(bom_of(facts, stated), "spard:training:one-third-test").startswith(says)
+    assert card_property(parse_bom(facts, stated), "spard:training:one-third-test").startswith(says)
     resources = next(each.answer for each in points(facts, stated) if each.number == "1.2(d)")
     assert says in resources
 
 
 def test_a_third_of_what_the_guidelines_substitute_stands_where_the_original_is_not_known() -> None:
     large = WHOLE | {"compute": COMPUTE | {"operations": 5 * 10**22}}
-    line = card_property(bom_of(large, NOTHING), "spard:training:one-third-test")
+    line = card_property(parse_bom(large, NOTHING), "spard:training:one-third-test")
     assert "above a third of 1e+23 (a general-purpose model), not above a third of 1e+25" in line
 
 
@@ -150,7 +152,7 @@ def test_every_element_of_the_g7_is_found_or_named() -> None:
     assert [each.number for each in ELEMENTS] == [
         f"{name}-{i:02}" for name, n in clusters.items() for i in range(1, n + 1)
     ]
-    whole, bare = check_elements(bom_of(WHOLE)), check_elements(bom_of(FACTS, NOTHING))
+    whole, bare = check_elements(parse_bom(WHOLE)), check_elements(parse_bom(FACTS, NOTHING))
     missing = {each.element.number for each in whole if not each.is_met}
     assert missing == {
         *("MD-05", "SLP-05", "SLP-06", "SLP-07", "MDL-04", "DP-03", "DP-07", "DP-08", "INF-02"),
@@ -170,16 +172,16 @@ def test_every_element_of_the_g7_is_found_or_named() -> None:
         "DP-10",
         "KPI-02",
     }
-    table = element_table(bom_of(WHOLE), NAME)
+    table = element_table(parse_bom(WHOLE), NAME)
     assert f"{50 - len(missing)} of 50" in table
     assert len(re.findall(r"not met: \w", table)) == len(missing)
 
 
-def statement_of(facts: dict[str, Any]) -> dict[str, Any]:
+def make_statement(facts: dict[str, Any]) -> dict[str, Any]:
     return audit_statement(Audited.from_manifest(facts), {"manifest.json": DIGEST}, audit_resources(facts))
 
 
-def gated(decision: str, *reasons: str, **figures: Any) -> dict[str, Any]:
+def gate_facts(decision: str, *reasons: str, **figures: Any) -> dict[str, Any]:
     measured = {"base": [FIGURES], "adapter": [FIGURES | figures]}
     return WHOLE | {"gate": {"decision": decision, "reasons": list(reasons)}, "audit": measured}
 
@@ -187,18 +189,18 @@ def gated(decision: str, *reasons: str, **figures: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("facts", "result", "passed", "failed"),
     [
-        (gated("pass"), "PASSED", ["gate", "harmful: red"], []),
-        (gated("waived"), "PASSED", ["gate", "harmful: red"], []),
-        (gated("inconclusive", "The judge was not measured."), "FAILED", ["harmful: red"], ["gate"]),
-        (gated("fail", "More.", hits=60, rate=0.6, low=0.5, high=0.7), "FAILED", [], ["gate", "harmful: red"]),
-        (gated("waived", "More.", hits=60, rate=0.6, low=0.5, high=0.7), "FAILED", [], ["gate", "harmful: red"]),
+        (gate_facts("pass"), "PASSED", ["gate", "harmful: red"], []),
+        (gate_facts("waived"), "PASSED", ["gate", "harmful: red"], []),
+        (gate_facts("inconclusive", "The judge was not measured."), "FAILED", ["harmful: red"], ["gate"]),
+        (gate_facts("fail", "More.", hits=60, rate=0.6, low=0.5, high=0.7), "FAILED", [], ["gate", "harmful: red"]),
+        (gate_facts("waived", "More.", hits=60, rate=0.6, low=0.5, high=0.7), "FAILED", [], ["gate", "harmful: red"]),
         ({}, "FAILED", [], ["gate"]),
     ],
 )
 def test_the_audit_is_a_valid_test_result(
     facts: dict[str, Any], result: str, passed: list[str], failed: list[str]
 ) -> None:
-    found = statement_of(facts)
+    found = make_statement(facts)
     message = ParseDict(found["predicate"], test_result_pb2.TestResult())  # refuses names that the schema does not have
     assert (message.result, list(message.passed_tests), list(message.failed_tests)) == (result, passed, failed)
     Statement.copy_from_pb(ParseDict(found, statement_pb2.Statement())).validate()
@@ -208,7 +210,7 @@ def test_the_audit_is_a_valid_test_result(
 
 def test_the_test_result_names_report_and_suites() -> None:
     suites = {"provenance": {"suites": [{"name": "red", "sha256": "7" * 64}]}}
-    configuration = statement_of(WHOLE | suites)["predicate"]["configuration"]
+    configuration = make_statement(WHOLE | suites)["predicate"]["configuration"]
     found = {each["name"]: each["digest"]["sha256"] for each in configuration}
     assert found | {"thresholds": ""} == {"thresholds": "", "safety.json": "9" * 64, "suite red": "7" * 64}
 

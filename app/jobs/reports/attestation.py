@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
@@ -14,7 +13,7 @@ from app.db.tables import HeldAdapter, Job
 from app.errors import HasNone
 from app.jobs.reports.service import ReportJson, waiver_facts, with_waiver
 from spard.release.audit_attestation import Audited, audit_statement
-from spard.release.dsse import sign_statement
+from spard.release.dsse import Envelope, sign_statement
 from spard.release.report import SafetyReport
 
 
@@ -29,7 +28,7 @@ def tested_archive(reader: db.Reader, job: Job) -> str:
     return sha256
 
 
-def attest(job: Job, sha256: str, content: bytes, key: Ed25519PrivateKey) -> dict[str, Any]:
+def attest(job: Job, sha256: str, content: bytes, key: Ed25519PrivateKey) -> Envelope:
     """Return the DSSE envelope; `sha256` is the archive's, `content` the bytes of the report as they are stored."""
     report: ReportJson = json.loads(content)
     audited = Audited.from_report(SafetyReport.from_json(with_waiver(report, waiver_facts(job))))
