@@ -1,4 +1,4 @@
-"""The G7's minimum elements of a bill of materials for AI, held against a document: what it fulfils and what not.
+"""The G7's minimum elements of a bill of materials for AI, held against a document: what it fulfills and what not.
 
 G7 Cybersecurity Working Group, "Software Bill of Materials for Artificial Intelligence: Minimum Elements", published
 by BSI on 12 May 2026: seven clusters of 50 elements. Numbers and short names follow the vocabulary at
