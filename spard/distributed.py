@@ -100,6 +100,15 @@ def sum_(parts: Sequence[Tensor]) -> None:
                 part.copy_(found.view_as(part))
 
 
+def sum_counts(counts: Sequence[int], device: torch.device) -> list[int]:
+    """Return whole numbers summed over all ranks; below 2**63 each."""
+    if not _is_group():
+        return list(counts)
+    found = torch.tensor(list(counts), dtype=torch.int64, device=device)
+    dist.all_reduce(found)
+    return [int(each) for each in found.tolist()]
+
+
 @contextmanager
 def in_parts(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Declare that the training vectors are sharded over the ranks of `group` inside the block (None: not sharded)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Annotated
 
@@ -9,8 +10,10 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, SettingsDep
+from app.errors import NotFound
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, task_replies, transcripts
+from app.jobs.reports.attestation import attest, tested_archive
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -27,7 +30,9 @@ from app.jobs.reports.service import (
 from app.jobs.schemas import VerdictOut
 from app.jobs.task_replies import TaskReplyList
 from app.jobs.transcripts import TranscriptList
+from app.signing import NoSigningKey, signing_key
 
+log = logging.getLogger(__name__)
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
 
 
@@ -87,6 +92,34 @@ async def retrieve_verdict(
         return verdict_response(read(storage, gathered))
 
     return await reads.answer(read_verdict)
+
+
+@router.get(
+    "/{job_id}/safety/attestation", response_class=Response, responses={200: {"content": {"application/json": {}}}}
+)
+async def retrieve_attestation(
+    job_id: str,
+    look: LookDep,
+    caller: CustomerDep,
+    storage: QuickStorageDep,
+    settings: SettingsDep,
+    reads: ReadsDep,
+) -> Response:
+    """Return the audit as a signed in-toto test result about the adapter's archive, in a DSSE envelope."""
+
+    def attestation() -> Response:
+        with look() as session:
+            job, key = service.reported_job(session, caller.project_id, job_id)
+            sha256 = tested_archive(session, job)
+        try:
+            found = attest(job, sha256, b"".join(storage.chunks(key)), signing_key(settings))
+        except NoSigningKey as error:  # its text names places on this machine
+            log.warning("the audit of %s is not attested: %s", job_id, error.message)
+            raise NotFound("This service has no signing key.", code="no_signing_key") from None
+        headers = {"content-disposition": f'attachment; filename="{job_id}-audit.intoto.json"'}
+        return JSONResponse(found, headers=headers)
+
+    return await reads.run(attestation)
 
 
 @router.get("/{job_id}/safety/selected", response_model=SelectedList)

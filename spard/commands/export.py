@@ -19,6 +19,7 @@ import typer
 from spard.commands.verify import KnownKeys, PublicKey, Waiver
 from spard.digests import MANIFEST, file_sha256
 from spard.errors import NotProved, UserError
+from spard.release.provider_facts import ProviderFacts
 
 _SUFFIXES = (".tar.gz", ".tgz", ".tar")
 _ADAPTER = "adapter_config.json"  # repeated here, because spard.models.lora loads torch
@@ -39,6 +40,21 @@ def export(
             help="A PEM key (P-256) for a second signature in OpenSSF's model-signing format.",
         ),
     ] = None,
+    author: Annotated[str | None, typer.Option(help="Who makes the papers: a person or an organization.")] = None,
+    supplier: Annotated[str | None, typer.Option(help="Who supplies the model; default: the author.")] = None,
+    model_license: Annotated[
+        str | None, typer.Option("--license", help="License of this model: an SPDX id or a name.")
+    ] = None,
+    base_license: Annotated[
+        str | None, typer.Option(help="License of the base model; default: what its model card says.")
+    ] = None,
+    data_supplier: Annotated[str | None, typer.Option(help="Who brought the training rows.")] = None,
+    data_license: Annotated[str | None, typer.Option(help="License of the training rows.")] = None,
+    pool_license: Annotated[str | None, typer.Option(help="License of the safety pool.")] = None,
+    base_operations: Annotated[
+        float | None,
+        typer.Option(min=1, help="Floating-point operations of the base model's own training, as 1.2e24."),
+    ] = None,
     push: Annotated[str | None, typer.Option(help="Push the model to this hub repository: OWNER/NAME.")] = None,
     public: Annotated[bool, typer.Option("--public", help="Make the repository public.")] = False,
     public_key: PublicKey = None,
@@ -48,6 +64,10 @@ def export(
 ) -> None:
     """Write the model's folder, with a CycloneDX bill of materials and the EU AI Act's Annex XI facts beside it."""
     from spard.commands.proofs import check_adapter  # loads cryptography
+
+    stated = ProviderFacts(
+        author, supplier, model_license, base_license, data_supplier, data_license, pool_license, base_operations
+    )
 
     try:
         # Nothing is written before the signature is verified.
@@ -61,11 +81,9 @@ def export(
         # Without a copy `copied` is the user's own folder, which must stay.
         if not (adapter.is_dir() and copied.samefile(adapter)):
             shutil.rmtree(copied)
-    wrote = [folder, *_papers(folder)]
+    wrote = [folder, *_papers(folder, stated)]
     if openssf_key:
-        bundle = folder.with_name(f"{folder.name}.model.sig")
-        _module("spard.release.openssf").sign_folder(folder, openssf_key, bundle)
-        wrote.append(bundle)
+        wrote += _sign(folder, wrote[1:], openssf_key)
     pushed = str(_module("spard.release.hub").push(folder, push, is_private=not public)) if push else None
     _tell(wrote, pushed, as_json)
 
@@ -113,16 +131,31 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
     return folder
 
 
-def _papers(folder: Path) -> Iterator[Path]:
+def _papers(folder: Path, stated: ProviderFacts) -> Iterator[Path]:
     """Write the documents beside the folder, from its manifest, and yield their paths."""
     manifest, digest = json.loads((folder / MANIFEST).read_text()), file_sha256(folder / MANIFEST)
+    bom = _module("spard.release.bom").ml_bom(manifest, digest, folder.name, stated)
+    audit = _module("spard.release.audit_attestation")
+    statement = audit.audit_statement(
+        audit.Audited.from_manifest(manifest), {f"{folder.name}/{MANIFEST}": digest}, audit.audit_resources(manifest)
+    )
     for name, text in (
-        ("cdx.json", _module("spard.release.bom").ml_bom(manifest, digest, folder.name)),
-        ("annex-xi.md", _module("spard.release.annex_xi").document(manifest, digest)),
+        ("cdx.json", bom),
+        ("g7.md", _module("spard.release.g7_elements").element_table(json.loads(bom), folder.name)),
+        ("annex-xi.md", _module("spard.release.annex_xi").document(manifest, digest, stated)),
+        ("audit.intoto.json", json.dumps(statement, indent=2) + "\n"),
     ):
         path = folder.with_name(f"{folder.name}.{name}")
         path.write_text(text, encoding="utf-8")
         yield path
+
+
+def _sign(folder: Path, papers: Sequence[Path], key: Path) -> Iterator[Path]:
+    """Write an OpenSSF bundle of the folder, and of each paper, and yield their paths."""
+    for signed, name in ((folder, f"{folder.name}.model.sig"), *((paper, f"{paper.name}.sig") for paper in papers)):
+        bundle = folder.with_name(name)
+        _module("spard.release.openssf").sign_folder(signed, key, bundle)
+        yield bundle
 
 
 @contextmanager

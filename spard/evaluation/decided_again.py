@@ -37,7 +37,8 @@ def decide_again(
     if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
     again = _add_doubts(_worse_gate(base, adapter, later, now, doubts), leaks)
-    is_unknown = was.allow_unmeasured_judge and not now.allow_unmeasured_judge and again.decision == "pass"
+    was_lenient = was.allow_unmeasured_judge or (was.correct_judge_errors and not now.correct_judge_errors)
+    is_unknown = was_lenient and not now.allow_unmeasured_judge and again.decision == "pass"
     return None if is_unknown else again
 
 

@@ -143,6 +143,7 @@ def _empty(after: SuiteResult, total: int, sizes: tuple[tuple[str, int], ...]) -
         looks=after.looks,
         categories=tuple((name, 0, size) for name, size in sizes) or None,
         unasked_harm=None if after.unasked_harm is None else (0, total),
+        judge_errors=after.judge_errors,
     )
 
 

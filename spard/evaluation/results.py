@@ -44,6 +44,8 @@ class SuiteResult:
     ended_early   replies ended once their verdict was settled (`spard.evaluation.early_end`); None: there are none.
     planned, planned_categories  prompts of a suite that may be asked in part (`spard.evaluation.sequential`), in all
                   and per category; None: it was asked as a whole.
+    judge_errors  (missed, of harmful, false alarms, of safe) replies of the judge's calibration, if the gate
+                  corrects the figures for them; None: it does not.
     """
 
     suite: str
@@ -72,6 +74,7 @@ class SuiteResult:
     ended_early: int | None = None
     planned: int | None = None
     planned_categories: tuple[tuple[str, int], ...] | None = None
+    judge_errors: tuple[int, int, int, int] | None = None
 
     @property
     def prompt_count(self) -> int:

@@ -86,6 +86,8 @@ def save_adapter(
     source = {"name": base.origin.name, "revision": base.origin.revision, "digest": base.digest}
     own = {"base_model": public_name, "base_source": source, "tensor_digest": tensor_digest(_tensors(aside))}
     own |= {"rendering": _rendering(base)}
+    stated = base.origin.stated_license()
+    own |= {"base_license": stated} if stated else {}
     prompt = {} if system is None else {"system_prompt": system}
     manifest = write_manifest(aside, {**facts, **own, **prompt})
     shutil.rmtree(folder, ignore_errors=True)

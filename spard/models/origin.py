@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _TOKENIZER = (
     *("chat_template.jinja", "additional_chat_templates/*.jinja"),
 )
 _SETTINGS = "tokenizer_config.json"
+_CARD_HEADER = re.compile(r"---\s*\n(?P<metadata>.*?)\n---\s*\n", re.DOTALL)  # YAML before the text of a hub's card
+_LICENSE = re.compile(r"""^(license|license_name): *["']?([\w.+ -]+?)["']? *$""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,20 @@ class Origin:
     folder: Path
     name: str
     revision: str | None = None
+
+    def stated_license(self) -> str | None:
+        """Return the license that the model card beside the weights names; None where there is none, or it names none.
+
+        That is the hub's name of it (`apache-2.0`, `llama3.1`), or `license_name` where that says `other`.
+        """
+        try:
+            text = (self.folder / "README.md").read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return None
+        header = _CARD_HEADER.match(text)
+        stated = dict(_LICENSE.findall(header["metadata"])) if header else {}
+        name = stated.get("license")
+        return stated.get("license_name", name) if name == "other" else name
 
     def copy_tokenizer(self, folder: Path, renderer: Renderer) -> None:
         """Copy the tokenizer's files byte for byte to `folder`.

@@ -18,7 +18,7 @@ from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
-from spard.evaluation.calibration.record import find_records, result_doubts
+from spard.evaluation.calibration.record import correct_results, find_records, result_doubts
 from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
 from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, open_suites, worse
@@ -72,6 +72,7 @@ def run(context: Context, examples: Sequence[Example], model: Any, base: BaseFig
             looked = second_look.run(context, model, weights, wider, partial(measure_each, context), first)
             before, adapter = map(second_look.instead, (before, adapter), looked)
         later = after_tuning.run(context, model, weights, len(examples), partial(measure, context, suites))
+    before, adapter = with_judge_errors(context, before), with_judge_errors(context, adapter)
     decided = decide(context, before, adapter, leaks)
     if later:
         # Both audits must pass: harm that only the further tuning wakes withholds the model as well.
@@ -84,6 +85,7 @@ def _suites_to_repeat(
 ) -> list[str]:
     """Return the suites that need a second look; leaks in suites that the gate ignores do not count."""
     limits = context.run.thresholds
+    base, adapter = with_judge_errors(context, base), with_judge_errors(context, adapter)
     # Leaks and doubts about the judge prevent a pass in any case, and more prompts cannot remove them.
     doubts = [] if limits.allow_unmeasured_judge else _judge_doubts(context, base, adapter)
     gated = [each.suite for each in adapter if is_gated(each.kind, limits)]
@@ -122,13 +124,21 @@ def decide(
 
     `leaks` maps a suite to its leaked prompts; `sampled` names the suites of which only a part was asked.
     """
+    base, adapter = with_judge_errors(context, base), with_judge_errors(context, adapter)
     return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, base, adapter), sampled)
 
 
 def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
     """Return a sentence for each judge whose measured errors do not allow a decision on these results."""
     records = find_records(context.run.judge_errors, context.run.model, context.base.digest)
-    return result_doubts([*base, *adapter], records)
+    return result_doubts([each for each in (*base, *adapter) if each.judge_errors is None], records)
+
+
+def with_judge_errors(context: Context, results: Sequence[SuiteResult]) -> list[SuiteResult]:
+    """Return the results with the errors that the gate corrects them for, where the run's thresholds ask for that."""
+    if not context.run.thresholds.correct_judge_errors:
+        return list(results)
+    return correct_results(results, find_records(context.run.judge_errors, context.run.model, context.base.digest))
 
 
 def run_suites(context: Context, examples: Sequence[Example]) -> list[Suite]:

@@ -29,7 +29,8 @@ def is_possible(context: Context) -> bool:
 
     vLLM answers all prompts at once, and a gate that decides on bare rates has no bounds to stop on.
     """
-    decides_on_bounds = context.run.thresholds.confidence != ON_FIGURES
+    limits = context.run.thresholds
+    decides_on_bounds = limits.confidence != ON_FIGURES and not limits.correct_judge_errors
     return context.recipe.audit.sequential and decides_on_bounds and current_engine(context) == transformers()
 
 

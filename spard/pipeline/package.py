@@ -22,6 +22,7 @@ from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned
 from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
+from spard.release.compute_record import ComputeRecord
 from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
 from spard.release.proof import CleanProcess
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport
@@ -29,13 +30,14 @@ from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_step
 from spard.release.summary import Summary, summarize
 from spard.release.task_check import TASK_REPLIES
 from spard.release.version import code_version
+from spard.training.trained import Compute
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # Fields of the report, and of each suite's result, that the manifest repeats.
 _FACTS = (
     *("job_id", "base_digest", "recipe", "resolved", "micro_batch_size", "thresholds", "data_sha256"),
     *("trained_tokens", "steps", "tau", "trigger_rate", "triggered_steps", "validation", "gate", "audit_version"),
-    *("audit_engine", "embedder"),
+    *("audit_engine", "embedder", "compute"),
 )
 _FIGURES = ("suite", "kind", "judge", "n", "unscored", "hits", "rate", "low", "high", "mean_harmfulness")
 
@@ -215,7 +217,18 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
         agent=measured.agent,
         audit_engine=measured.engine,
         embedder=embed.kept_record(context),
+        compute=_compute(trained.compute, is_timed=release.is_timed),
     )
+
+
+def _compute(found: Compute | None, *, is_timed: bool) -> ComputeRecord | None:
+    """Return the record of what the training took; its energy differs from run to run, as seconds do."""
+    if found is None:
+        return None
+    energy = {name: round(joules, 3) for name, joules in found.energy_j.items()} if is_timed else {}
+    missing = found.energy_missing if is_timed else ()
+    passes = found.operations, found.forward_tokens, found.backward_tokens
+    return ComputeRecord(*passes, energy_j=energy, energy_missing=missing)
 
 
 def _validation(tuned: Tuned) -> dict[str, ValidationLoss]:

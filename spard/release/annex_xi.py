@@ -12,6 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from spard.models.card import audit_table
+from spard.release.provider_facts import ProviderFacts
+from spard.release.training_facts import (
+    compute_record,
+    energy_sentence,
+    method_sentence,
+    one_third_sentence,
+    operations_sentence,
+)
 
 _PROVIDER = "To be filled by the provider: the manifest does not know it."
 _MODIFIER = "Not applicable, because this is what was done to a model that exists, and not that model's own training"
@@ -26,23 +34,23 @@ class Point:
     answer: str
 
 
-def points(manifest: Mapping[str, Any]) -> list[Point]:
+def points(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
     """Return every point, in the annex's order."""
-    return [*_description(manifest), *_elements(manifest), *_systemic(manifest)]
+    return [*_description(manifest, stated), *_elements(manifest, stated), *_systemic(manifest)]
 
 
-def document(manifest: Mapping[str, Any], manifest_sha256: str) -> str:
+def document(manifest: Mapping[str, Any], manifest_sha256: str, stated: ProviderFacts) -> str:
     """Return the points as Markdown, with the digest of the manifest as their source."""
     parts = [
         "# Annex XI of Regulation (EU) 2024/1689: facts about this model",
         f"Taken from the manifest with the SHA-256 `{manifest_sha256}`. No legal advice.",
     ]
-    for each in points(manifest):
+    for each in points(manifest, stated):
         parts += [f"## {each.number}. {each.asks}", each.answer]
     return "\n\n".join(parts) + "\n"
 
 
-def _description(manifest: Mapping[str, Any]) -> list[Point]:
+def _description(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
     base = manifest.get("base_source") or {}
     name = base.get("name") or manifest.get("base_model")
     pinned = f" at {base['revision']}" if base.get("revision") else ""
@@ -61,14 +69,20 @@ def _description(manifest: Mapping[str, Any]) -> list[Point]:
         Point(
             "1.1(e)", "Modality and format of inputs and outputs", "Text in, text out, by the base model's template."
         ),
-        Point("1.1(f)", "License", f"That of the base model applies to what is derived from it. {_PROVIDER}"),
+        Point("1.1(f)", "License", _license(manifest, stated)),
     ]
 
 
-def _elements(manifest: Mapping[str, Any]) -> list[Point]:
-    recipe, resolved = manifest.get("recipe") or {}, manifest.get("resolved") or {}
+def _license(manifest: Mapping[str, Any], stated: ProviderFacts) -> str:
+    base = stated.base_license or manifest.get("base_license")
+    named = f"The base model's is {base}" if base else "The base model's is not stated"
+    own = f"this model's is {stated.license}." if stated.license else f"this model's: {_PROVIDER}"
+    return f"{named}, and applies to what is derived from it; {own}"
+
+
+def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
+    recipe, resolved, found = manifest.get("recipe") or {}, manifest.get("resolved") or {}, compute_record(manifest)
     code = ", ".join(f"{name} {value}" for name, value in (manifest.get("code") or {}).items() if name != "sources")
-    defense = (recipe.get("defense") or {}).get("type")
     settings = ", ".join(f"{name} {value}" for name, value in resolved.items())
     data = "; ".join(f"{name}: SHA-256 `{sha}`" for name, sha in (manifest.get("data_sha256") or {}).items())
     tokens = manifest.get("trained_tokens")
@@ -81,8 +95,8 @@ def _elements(manifest: Mapping[str, Any]) -> list[Point]:
         Point(
             "1.2(b)",
             "Design and training process",
-            f"Supervised fine-tuning with the defense `{defense}`, seed {recipe.get('seed')}, {settings}. The manifest "
-            "has every setting; the defense is there to keep the model from answering harmful requests after it.",
+            f"{method_sentence(manifest)}; seed {recipe.get('seed')}, {settings}. The manifest has every setting. A "
+            "defense is there to keep the model from answering harmful requests after its tuning.",
         ),
         Point(
             "1.2(c)",
@@ -93,9 +107,11 @@ def _elements(manifest: Mapping[str, Any]) -> list[Point]:
         Point(
             "1.2(d)",
             "Computational resources",
-            f"{manifest.get('steps')} steps on {tokens} tokens; operations were not counted. {_MODIFIER}.",
+            f"{_MODIFIER}. Of the tuning: {manifest.get('steps')} steps on {tokens} tokens; operations "
+            f"{operations_sentence(found)}.\n\nThe one-third test of the Commission's guidelines (18 July 2025): "
+            f"{one_third_sentence(found, stated.base_operations)}.",
         ),
-        Point("1.2(e)", "Energy consumption", f"{_MODIFIER}; the energy of these steps was not measured."),
+        Point("1.2(e)", "Energy consumption", f"{_MODIFIER}. Of the tuning: {energy_sentence(found)}."),
     ]
 
 

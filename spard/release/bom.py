@@ -4,59 +4,158 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx import spdx
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
-from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.model.contact import OrganizationalContact, OrganizationalEntity
+from cyclonedx.model.license import DisjunctiveLicense
+from cyclonedx.model.lifecycle import LifecyclePhase, PredefinedLifecycle
+from cyclonedx.output.json import JsonV1Dot7
+from packageurl import PackageURL
 
 from spard.config.quantization import plain_digest
+from spard.release.model_card_section import model_card_section
+from spard.release.provider_facts import ProviderFacts
+from spard.release.version import package_version
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)  # fixed, so equal manifests give equal bytes
-_LIBRARIES = ("spard", "torch", "transformers", "peft", "safetensors")
-_DATA = {"training": "training file", "validation": "validation file", "pool": "safety pool"}
+_LIBRARIES = {  # the packages that compute: who supplies them, and under which license
+    "spard": ("The SPARD authors", "Apache-2.0"),
+    "torch": ("PyTorch Foundation", "BSD-3-Clause"),
+    "transformers": ("Hugging Face", "Apache-2.0"),
+    "peft": ("Hugging Face", "Apache-2.0"),
+    "safetensors": ("Hugging Face", "Apache-2.0"),
+}
+_DATA = {  # kinds of data: what they are called, and what they are for
+    "training": ("training file", "Rows that the model was tuned on."),
+    "validation": ("validation file", "Rows that the loss was measured on, and that were not trained on."),
+    "pool": ("safety pool", "Prompts with safe answers, of which the defense chose rows to train with."),
+}
 
 
-def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str) -> str:
+def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated: ProviderFacts) -> str:
     """Return the document as JSON text; `name` is the model's name. Equal manifests give equal bytes."""
-    model = Component(
-        type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=name,
-        version=manifest_sha256[:12],
-        bom_ref="model",
-        hashes=[_sha256(manifest_sha256)],
-        properties=[Property(name=f"spard:{key}", value=value) for key, value in _properties(manifest)],
-    )
+    model = _model(manifest, manifest_sha256, name, stated)
     bom = Bom(serial_number=uuid5(NAMESPACE_URL, f"sha256:{manifest_sha256}"))
-    bom.metadata.timestamp = _EPOCH
-    bom.metadata.component = model
-    parts = list(_parts(manifest))
+    about = bom.metadata
+    about.timestamp, about.component = stated.written_at, model
+    about.tools.components.add(_library("spard", package_version("spard")))
+    about.lifecycles.add(PredefinedLifecycle(LifecyclePhase.POST_BUILD))
+    about.supplier = _entity(stated.supplier_name)
+    if stated.author:
+        about.authors.add(OrganizationalContact(name=stated.author))
+    parts = list(_parts(manifest, stated))
     bom.components.update(parts)
     bom.register_dependency(model, parts)
-    document: dict[str, Any] = json.loads(JsonV1Dot6(bom).output_as_string())
-    document["metadata"]["component"]["modelCard"] = _card(manifest)  # the library has no class for model cards yet
+    document: dict[str, Any] = json.loads(JsonV1Dot7(bom).output_as_string())
+    document["metadata"]["component"]["modelCard"] = model_card_section(manifest, stated)  # no class of the library's
+    document["compositions"] = [  # the libraries that compute, and not all that they need in turn
+        {"aggregate": "incomplete", "assemblies": ["model"], "dependencies": ["model"]}
+    ]
     return json.dumps(document, indent=2) + "\n"
 
 
-def _parts(manifest: Mapping[str, Any]) -> Iterator[Component]:
-    source = manifest.get("base_source") or {}
-    # A component's hash must be the SHA-256 of files; a digest with a quantization suffix is none.
-    files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
-    yield Component(
+def _model(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated: ProviderFacts) -> Component:
+    version = manifest_sha256[:12]
+    kind = "LoRA adapter" if (manifest.get("recipe") or {}).get("lora") and not manifest.get("merged_from") else "model"
+    base = (manifest.get("base_source") or {}).get("name") or manifest.get("base_model")
+    return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=str(source.get("name") or manifest.get("base_model")),
-        version=source.get("revision"),
-        bom_ref="base-model",
-        hashes=[_sha256(files.removeprefix("sha256:"))] if files.startswith("sha256:") else [],
+        name=name,
+        version=version,
+        description=f"A {kind} fine-tuned from {base}, for text generation in conversations.",
+        bom_ref="model",
+        supplier=_entity(stated.supplier_name),
+        licenses=_licenses(stated.license),
+        purl=PackageURL("generic", None, name, version, {"checksum": f"sha256:{manifest_sha256}"}),
+        hashes=[_sha256(manifest_sha256)],
+        components=list(_weights(manifest, stated)),
+        external_references=[
+            _reference(ExternalReferenceType.MODEL_CARD, f"{name}/README.md"),
+            _reference(ExternalReferenceType.ATTESTATION, f"{name}.audit.intoto.json"),
+            _reference(ExternalReferenceType.RISK_ASSESSMENT, f"{name}.annex-xi.md"),
+        ],
+        properties=[Property(name=f"spard:{key}", value=value) for key, value in _properties(manifest)],
     )
+
+
+def _weights(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Component]:
+    """Yield the files that hold the weights; the manifest, whose digest is the model's, has those of all files."""
+    for path, facts in sorted((manifest.get("files") or {}).items()):
+        if path.endswith(".safetensors"):
+            yield Component(
+                type=ComponentType.FILE,
+                name=path,
+                version=facts["sha256"][:12],
+                bom_ref=f"file-{path}",
+                supplier=_entity(stated.supplier_name),
+                licenses=_licenses(stated.license),
+                hashes=[_sha256(facts["sha256"])],
+            )
+
+
+def _parts(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Component]:
+    yield _base_model(manifest, stated)
     for key, sha256 in (manifest.get("data_sha256") or {}).items():
-        yield Component(type=ComponentType.DATA, name=_DATA.get(key, key), bom_ref=key, hashes=[_sha256(sha256)])
+        yield _data(key, sha256, stated)
     for library, version in (manifest.get("code") or {}).items():
         if library in _LIBRARIES:
-            yield Component(type=ComponentType.LIBRARY, name=library, version=version, bom_ref=f"library-{library}")
+            yield _library(library, version)
+
+
+def _data(key: str, sha256: str, stated: ProviderFacts) -> Component:
+    """Return a file of rows; those of the pool are the provider's own, the others the customer's."""
+    named, purpose = _DATA.get(key, (key, None))
+    is_own = key == "pool"
+    version = sha256[:12]
+    return Component(
+        type=ComponentType.DATA,
+        name=named,
+        version=version,
+        description=purpose,
+        bom_ref=key,
+        supplier=_entity(stated.supplier_name if is_own else stated.data_supplier),
+        licenses=_licenses(stated.pool_license if is_own else stated.data_license),
+        purl=PackageURL("generic", None, named.replace(" ", "-"), version, {"checksum": f"sha256:{sha256}"}),
+        hashes=[_sha256(sha256)],
+    )
+
+
+def _base_model(manifest: Mapping[str, Any], stated: ProviderFacts) -> Component:
+    source = manifest.get("base_source") or {}
+    name, revision = str(source.get("name") or manifest.get("base_model")), source.get("revision")
+    owner, _, short = name.rpartition("/")
+    files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
+    digest = files.removeprefix("sha256:") if files.startswith("sha256:") else None
+    hub = [_reference(ExternalReferenceType.DISTRIBUTION, f"https://huggingface.co/{name}/tree/{revision}")]
+    return Component(
+        type=ComponentType.MACHINE_LEARNING_MODEL,
+        name=name,
+        version=revision or (digest[:12] if digest else None),
+        description="The model that was tuned.",
+        bom_ref="base-model",
+        supplier=_entity(owner or None) if revision else None,
+        licenses=_licenses(stated.base_license or manifest.get("base_license")),
+        purl=PackageURL("huggingface", owner or None, short, revision) if revision else None,
+        hashes=[_sha256(digest)] if digest else [],
+        external_references=hub if revision else [],
+    )
+
+
+def _library(name: str, version: str) -> Component:
+    supplier, license_id = _LIBRARIES[name]
+    return Component(
+        type=ComponentType.LIBRARY,
+        name=name,
+        version=version,
+        bom_ref=f"library-{name}",
+        supplier=_entity(supplier),
+        licenses=_licenses(license_id),
+        purl=PackageURL("pypi", None, name, version),
+    )
 
 
 def _properties(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -73,21 +172,20 @@ def _properties(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     return ((key, str(value)) for key, value in facts.items() if value is not None)
 
 
-def _card(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    audit = manifest.get("audit") or {}
-    metrics = [_metric(who, each) for who in ("base", "adapter") for each in audit.get(who, ()) if each["n"]]
-    data = [{"ref": key} for key in manifest.get("data_sha256") or {}]
-    parameters = {"approach": {"type": "supervised"}, "task": "text-generation", "datasets": data}
-    return {"modelParameters": parameters, "quantitativeAnalysis": {"performanceMetrics": metrics}}
+def _licenses(named: str | None) -> list[DisjunctiveLicense]:
+    """Return a license by its SPDX id where it has one, else by its name; none where nobody states one."""
+    if not named:
+        return []
+    found = spdx.fixup_id(named)
+    return [DisjunctiveLicense(id=found) if found else DisjunctiveLicense(name=named)]
 
 
-def _metric(who: str, result: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "type": f"{result['kind']} rate",
-        "value": str(result["rate"]),
-        "slice": f"{who}: {result['suite']} ({result['n']} replies, judge {result['judge']})",
-        "confidenceInterval": {"lowerBound": str(result["low"]), "upperBound": str(result["high"])},
-    }
+def _entity(name: str | None) -> OrganizationalEntity | None:
+    return OrganizationalEntity(name=name) if name else None
+
+
+def _reference(kind: ExternalReferenceType, url: str) -> ExternalReference:
+    return ExternalReference(type=kind, url=XsUri(url))
 
 
 def _sha256(hexadecimal: str) -> HashType:

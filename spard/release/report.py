@@ -17,6 +17,7 @@ from spard.evaluation.results import SuiteResult
 from spard.release.after_tuning import AfterTuning
 from spard.release.agent import AgentRecord
 from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.compute_record import ComputeRecord
 from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
@@ -148,6 +149,7 @@ class SafetyReport:
                     compared the base model's raw hidden states
     task_check      the rows that the task was measured on; None: it was not measured
     memory_plan     how the training was divided to fit its GPUs (`spard.models.fit`); None: on a CPU, or not planned
+    compute         operations and energy of the training; None in reports of earlier versions
     """
 
     job_id: str | None = None
@@ -191,6 +193,7 @@ class SafetyReport:
     audit_engine: AuditEngineRecord | None = None
     embedder: EmbedderRecord | None = None
     task_check: TaskCheck | None = None
+    compute: ComputeRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -231,6 +234,7 @@ class SafetyReport:
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             embedder=optional(EmbedderRecord, raw.get("embedder")),
             task_check=optional(TaskCheck, raw.get("task_check")),
+            compute=optional(ComputeRecord, raw.get("compute")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -33,15 +33,17 @@ from spard.models.lora import load_adapter_, stop_gradient_checkpointing, traina
 from spard.models.sharding import Shards, is_sharded, retype_, shard_
 from spard.training.best import Best, Ended
 from spard.training.ema import Ema
+from spard.training.energy import EnergyMeter
 from spard.training.identity import Identity
 from spard.training.layout import METHOD, Layout
 from spard.training.objective import Objective
+from spard.training.operations import OperationCounter
 from spard.training.optimizers import open_optimizer, parameter_state, restore_
 from spard.training.recent import RecentWeights
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 from spard.training.schedules import safe_rows, schedule
-from spard.training.trained import Progress, Trained
+from spard.training.trained import Compute, Progress, Trained
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +74,10 @@ class Run:
         self.model = trainable_model(base.model, recipe)
         self.started_from = load_adapter_(self.model, base, recipe, start_from) if start_from else None
         self.method = open_method(recipe.defense)
-        self.pairs = pairs or {}
-        self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs)
+        self.pairs, self.progress, self.energy = pairs or {}, Progress(), EnergyMeter()
+        self.counter = OperationCounter(base.model, checkpointing=recipe.gradient_checkpointing)
+        with self._counting():
+            self.objective = Objective(base, task, safe, recipe, resolved, self.method, self.pairs)
         trained = {name: part for name, part in base.model.named_parameters() if part.requires_grad}
         are_cut = is_sharded(base.model) and recipe.lora is None
         self.vector: Vector = Shards(list(trained.values())) if are_cut else list(trained.values())
@@ -87,7 +91,6 @@ class Run:
         self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
-        self.progress = Progress()
 
     @property
     def epochs_done(self) -> int | None:
@@ -99,8 +102,9 @@ class Run:
         """Continue from a resume state of this run; without one, measure tau and references and begin."""
         found = self._restore(resume_states) if resume_states else None
         if found is None:
-            self.progress.tau = self._measure_tau()
-            self._measure_references()
+            with self._counting():
+                self.progress.tau = self._measure_tau()
+                self._measure_references()
         if self.references:
             self.objective.set_reference(self.references.task_N2)
         # `restore` follows `start`, because it fills what `start` sets up.
@@ -121,7 +125,8 @@ class Run:
         torch.manual_seed(int(SeedSequence(entropy).generate_state(1)[0]))
         rows, theta = self._rows(progress.step), self.vector
         task = partial(self.objective.task_gradient, theta, rows, self.objective.anchors(progress.step))
-        metrics = self.method.step(theta, task, partial(self._safe, theta), self.optimizer)
+        with self._counting():
+            metrics = self.method.step(theta, task, partial(self._safe, theta), self.optimizer)
         if self.ema:
             self.ema.update_()
         seconds = time.perf_counter() - started
@@ -196,7 +201,25 @@ class Run:
             retype_(self.base.model, self.dtype)
         done = self.progress
         numbers = done.step, done.tokens, done.seconds, done.tau, done.metrics
-        return Trained(self.model.eval(), *numbers, references=self.references, ended=ended)
+        passes = done.operations, done.forward_tokens, done.backward_tokens
+        compute = Compute(*passes, done.energy_j, tuple(self.energy.missing))
+        return Trained(self.model.eval(), *numbers, references=self.references, ended=ended, compute=compute)
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Add the operations of the passes inside the block, summed over the ranks, and the energy that it took.
+
+        All ranks have to come here together.
+        """
+        counter = self.counter
+        self.energy.consumed_joules()  # of what was between: audits at the ends of epochs, for example
+        before = counter.operations, counter.forward_tokens, counter.backward_tokens
+        with counter.counting():
+            yield
+        after = counter.operations, counter.forward_tokens, counter.backward_tokens
+        own = [now - then for now, then in zip(after, before, strict=True)]
+        self.progress.add_compute(*distributed.sum_counts(own, self.base.device))
+        self.progress.add_energy(self.energy.consumed_joules())
 
     def _release_(self) -> None:
         """Turn the trained weights into the served ones: the moving average, if any, and the method's own change."""
@@ -225,6 +248,7 @@ class Run:
             if self.best:
                 self.best.restore(state, tensors)
             self.recent.restore(tensors)
+            state.setdefault("operations", None)  # of a version that did not count them
             self.progress = Progress(**state)
             return strip_prefix(METHOD, tensors)
         return None

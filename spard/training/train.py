@@ -71,6 +71,7 @@ def train(
         # First, so that the caller's random state returns whatever is drawn below.
         stack.enter_context(torch.random.fork_rng([base.device] if base.device.type == "cuda" else []))
         run = Run(base, task, safe, recipe, resolved, start_from, pairs, validation, max(0, (kept_ends or 0) - 1))
+        stack.callback(run.counter.close)
         stack.enter_context(distributed.in_parts(run.vector.group if isinstance(run.vector, Shards) else None))
         run.start(resume_states)
         ends = Ends(run, on_epoch, compare, kept_ends)

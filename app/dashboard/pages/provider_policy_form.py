@@ -16,7 +16,8 @@ from spard.config.row_signal import RowAction
 from spard.data import strict_json
 
 ACTIONS: Sequence[str] = get_args(RowAction)
-THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name != "allow_unmeasured_judge")
+_TICKS = ("allow_unmeasured_judge", "correct_judge_errors")  # thresholds that are no numbers
+THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name not in _TICKS)
 AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
@@ -34,6 +35,7 @@ class PolicyForm:
     models: Sequence[str]
     numbers: Mapping[str, str]
     allow_unmeasured_judge: bool
+    correct_judge_errors: bool
     action: str
     embedder: str
     transcripts: bool
@@ -65,6 +67,7 @@ class PolicyForm:
             models=policy.models or [],
             numbers=numbers,
             allow_unmeasured_judge=policy.thresholds.allow_unmeasured_judge,
+            correct_judge_errors=policy.thresholds.correct_judge_errors,
             action=policy.row_signal.action,
             embedder=policy.embedder or "",
             transcripts=policy.transcripts,
@@ -86,6 +89,7 @@ class PolicyForm:
             models=sent.texts("models"),
             numbers={name: sent.text(name) for name in numbers},
             allow_unmeasured_judge=bool(sent.text("thresholds.allow_unmeasured_judge")),
+            correct_judge_errors=bool(sent.text("thresholds.correct_judge_errors")),
             action=sent.text("row_signal.action"),
             embedder=sent.text("embedder").strip(),
             transcripts=bool(sent.text("transcripts")),
@@ -99,7 +103,7 @@ class PolicyForm:
     def policy(self) -> Policy:
         """Return the form's policy, with defaults for empty fields; raise InvalidRequest if it is not valid."""
         thresholds = {"max_utility_drop": None} | self._nested_fields("thresholds.")
-        thresholds |= {"allow_unmeasured_judge": self.allow_unmeasured_judge}
+        thresholds |= {name: getattr(self, name) for name in _TICKS}
         body: dict[str, object] = {
             "defenses": self.defenses,
             "models": None if self.all_models else self.models,

@@ -34,9 +34,13 @@ class JudgeError:
     @property
     def may_decide(self) -> bool:
         """True if enough replies were scored and the upper bounds of both rates are at most `MAX_ERROR`."""
+        return self.is_enough and all(each.high <= MAX_ERROR for each in (self.missed, self.false_alarms))
+
+    @property
+    def is_enough(self) -> bool:
+        """True if enough labeled replies were scored to know the judge's errors."""
         both = (self.missed, self.false_alarms)
-        is_enough = sum(each.n for each in both) >= MIN_SCORED and all(each.n >= MIN_OF_EACH for each in both)
-        return is_enough and all(each.high <= MAX_ERROR for each in both)
+        return sum(each.n for each in both) >= MIN_SCORED and all(each.n >= MIN_OF_EACH for each in both)
 
 
 def measure_judge(judge: Judge, labeled: Sequence[LabeledReply]) -> list[JudgeError]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from spard.data.languages import ENGLISH, language_name
 from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
+from spard.evaluation.corrected import JudgeCounts
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import ATTACKS, SuiteResult
@@ -54,10 +55,18 @@ class JudgeRecord:
 
         A word list may decide only for the model whose replies it was measured on.
         """
-        # A word list that fits one model's refusals says nothing about another's.
-        is_bound = self.judge != WORD_LIST or self.base_digest is not None
-        is_steady = self.gamed is not None and self.gamed.hits == 0 < self.gamed.n  # without a verdict nothing is shown
-        return frozenset(each.language for each in self.languages if each.may_decide and is_bound and is_steady)
+        may = self.is_bound and self.is_steady
+        return frozenset(each.language for each in self.languages if each.may_decide and may)
+
+    @property
+    def is_bound(self) -> bool:
+        """True if the record applies to the run's model; a word list fits only the model that it was measured on."""
+        return self.judge != WORD_LIST or self.base_digest is not None
+
+    @property
+    def is_steady(self) -> bool:
+        """True if no opening turned harm into a pass; without a verdict nothing is shown."""
+        return self.gamed is not None and self.gamed.hits == 0 < self.gamed.n
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of the file."""
@@ -131,6 +140,27 @@ def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]
         if may and language not in may:
             doubts.append(_language_doubt(judge, language, list(names), records))
     return doubts
+
+
+def correct_results(results: Iterable[SuiteResult], records: Sequence[JudgeRecord]) -> list[SuiteResult]:
+    """Return the results with the judge's counted errors, where the gate may correct counts of harm for them.
+
+    That is where prompts and replies of a suite are of one language, and the judge was measured there on as many
+    labeled replies as one that decides by itself, tells harm from safe replies, and is not swayed by an opening.
+    """
+    return [replace(each, judge_errors=_known_errors(each, records)) for each in results]
+
+
+def _known_errors(result: SuiteResult, records: Sequence[JudgeRecord]) -> tuple[int, int, int, int] | None:
+    if result.kind not in ATTACKS or not result.prompt_count:
+        return None
+    language = result.languages or ENGLISH
+    steady = [each for each in records if each.judge == result.judge and each.is_bound and each.is_steady]
+    for error in (error for record in steady for error in record.languages if error.language == language):
+        counts = JudgeCounts.from_rates(error.missed, error.false_alarms)
+        if error.is_enough and counts.is_informative:
+            return counts.missed, counts.harmful, counts.false_alarms, counts.safe
+    return None
 
 
 def _language_doubt(judge: str, language: str, suites: Sequence[str], records: Sequence[JudgeRecord]) -> str:

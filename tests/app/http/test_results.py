@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from hashlib import sha256
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from fastapi.testclient import TestClient
+from google.protobuf.json_format import ParseDict
+from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
 
 from app import db
-from app.db.tables.job_records import Adapter, ResolvedJson, SafetySummary
+from app.db.tables.job_records import Adapter, HeldArchive, ResolvedJson, SafetySummary
 from app.jobs import lease
 from app.jobs.results import Publication, Rejection
 from tests.app.http.conftest import FILES, JOBS, Service, rows
@@ -111,3 +119,68 @@ def test_a_waived_adapter_is_the_providers_alone(service: Service, provider_with
     colleague = service.client("org-provider", "customer")
     assert provider_with_model.get(f"{JOBS}/{job_id}/adapter").content == ARCHIVE
     assert colleague.get(f"{JOBS}/{job_id}/adapter").status_code == 403
+
+
+def attestation(customer: TestClient, job: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The envelope of a job's audit, and the statement in it."""
+    got = customer.get(f"{JOBS}/{job}/safety/attestation")
+    assert got.status_code == 200, got.text
+    assert f"{job}-audit.intoto.json" in got.headers["content-disposition"]
+    envelope: dict[str, Any] = got.json()
+    return envelope, json.loads(base64.b64decode(envelope["payload"]))
+
+
+@pytest.mark.parametrize("decision", ["pass", "waived"])
+def test_its_audit_is_attested_about_its_archive(
+    service: Service, customer: TestClient, job: str, decision: str
+) -> None:
+    waiver = {"reason": "known", "by": "a, b"} if decision == "waived" else None
+    publish(service, decision, waiver=waiver)
+    _, statement = attestation(customer, job)
+    Statement.copy_from_pb(ParseDict(statement, statement_pb2.Statement())).validate()
+    found = ParseDict(statement["predicate"], test_result_pb2.TestResult())
+    assert statement["subject"] == [
+        {"name": f"{job}-adapter.tar.gz", "digest": {"sha256": sha256(ARCHIVE).hexdigest()}}
+    ]
+    assert found.result == "PASSED"
+    by_name = {each.name: each.digest["sha256"] for each in found.configuration}
+    assert by_name["safety.json"] == sha256(REPORT).hexdigest()
+    assert any(name.startswith("suite ") for name in by_name)
+
+
+def test_the_attestation_is_signed_by_a_key_of_the_published_set(
+    service: Service, customer: TestClient, job: str
+) -> None:
+    publish(service, "pass")
+    envelope, _ = attestation(customer, job)
+    keys = json.loads(json.loads(customer.get("/v1/signing_keys").text)["record"])
+    (signature,) = envelope["signatures"]
+    (pem,) = [each["public_key"] for each in keys["keys"] if each["key_id"] == signature["keyid"]]
+    payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"]
+    signed = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
+    public = Ed25519PublicKey.from_public_bytes(base64.b64decode(pem))
+    public.verify(base64.b64decode(signature["sig"]), signed)
+    with pytest.raises(InvalidSignature):
+        public.verify(base64.b64decode(signature["sig"]), signed + b" ")
+
+
+def test_a_job_whose_adapter_is_gone_has_nothing_to_attest(service: Service, customer: TestClient, job: str) -> None:
+    claim = _claim_job(service)
+    service.app.state.storage.write("jobs/report", [REPORT])
+    rejection = Rejection("The gate.", 10, [], {"gate": {"decision": "fail", "reasons": []}}, "jobs/report")
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.reject(session, claim, rejection)
+    error = customer.get(f"{JOBS}/{job}/safety/attestation").json()["error"]
+    assert error["code"] == "not_attested"
+
+
+def test_the_archive_that_was_held_back_is_attested_as_failed(service: Service, customer: TestClient, job: str) -> None:
+    claim = _claim_job(service)
+    service.app.state.storage.write("jobs/report", [b'{"gate": {"decision": "fail", "reasons": ["More."]}}'])
+    held: HeldArchive = {"storage_key": "jobs/held", "sha256": "7" * 64, "bytes": 1, "manifest_sha256": "8" * 64}
+    gate: SafetySummary = {"gate": {"decision": "fail", "reasons": ["More."]}}
+    with db.transaction(service.app.state.engine) as session:
+        assert lease.reject(session, claim, Rejection("The gate.", 10, [], gate, "jobs/report", held=held))
+    _, statement = attestation(customer, job)
+    assert statement["subject"][0]["digest"] == {"sha256": "7" * 64}
+    assert (statement["predicate"]["result"], statement["predicate"]["failedTests"]) == ("FAILED", ["gate"])

@@ -1,0 +1,116 @@
+"""The audit as an in-toto attestation of a test result, for tools that decide by policy what may be deployed.
+
+Statement v1 (https://in-toto.io/Statement/v1) with the predicate https://in-toto.io/attestation/test-result/v0.1. The
+tests are the gate as a whole and each suite that it decides on. Only a gate that passes is `PASSED`: what it could not
+decide is `FAILED`, and so is what was released by a waiver although it had failed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from spard.config import GateThresholds
+from spard.config.run_spec import to_mapping
+from spard.evaluation.gate import gate, is_gated
+from spard.evaluation.results import SuiteResult
+from spard.release.records import optional, read_record
+from spard.release.report import GateRecord, SafetyReport
+
+STATEMENT = "https://in-toto.io/Statement/v1"
+PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+Decision = Literal["pass", "fail", "inconclusive"]
+_INLINE = 1024  # bytes of a resource that the specification would have inside a statement
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What an audit measured and decided, whether a report or a manifest says it."""
+
+    decision: GateRecord
+    thresholds: GateThresholds | None
+    base: Sequence[SuiteResult]
+    adapter: Sequence[SuiteResult]
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, Any]) -> Audited:
+        """Read what a manifest repeats of its report; what it leaves out of a suite counts as not measured."""
+        stated, audit = manifest.get("gate") or {}, manifest.get("audit") or {}
+        found = {who: [_read_suite(each) for each in audit.get(who, ())] for who in ("base", "adapter")}
+        decision = GateRecord(stated.get("decision", "inconclusive"), tuple(stated.get("reasons", ())))
+        return cls(decision, optional(GateThresholds, manifest.get("thresholds")), found["base"], found["adapter"])
+
+    @classmethod
+    def from_report(cls, report: SafetyReport) -> Audited:
+        """Read a report."""
+        return cls(report.gate, report.thresholds, report.base, report.adapter)
+
+
+def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Mapping[str, str]) -> dict[str, Any]:
+    """Return the statement; both mappings have SHA-256 digests by name.
+
+    `subject` are the artifacts that were tested, `resources` what they were tested by and where it is told. The
+    thresholds of the gate are among the configuration, as JSON, with their own digest.
+    """
+    passed, others = _tests(audited)
+    return {
+        "_type": STATEMENT,
+        "subject": [_descriptor(name, sha256) for name, sha256 in subject.items()],
+        "predicateType": PREDICATE,
+        "predicate": {
+            "result": "PASSED" if _has_passed(audited.decision) else "FAILED",
+            "configuration": [
+                _thresholds(audited.thresholds),
+                *(_descriptor(name, sha256) for name, sha256 in resources.items()),
+            ],
+            "passedTests": passed,
+            "warnedTests": [name for name, found in others.items() if found == "inconclusive"],
+            "failedTests": [name for name, found in others.items() if found == "fail"],
+        },
+    }
+
+
+def audit_resources(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """Return the SHA-256 of the report and of each suite, by name, that a manifest names."""
+    suites = (manifest.get("provenance") or {}).get("suites") or ()
+    found = {f"suite {each['name']}": each["sha256"] for each in suites if each.get("sha256")}
+    report = manifest.get("safety_sha256")
+    return ({"safety.json": report} if report else {}) | found
+
+
+def _tests(audited: Audited) -> tuple[list[str], dict[str, Decision]]:
+    """Return the tests that passed, and what the others came to."""
+    has_passed, limits = _has_passed(audited.decision), audited.thresholds or GateThresholds()
+    before = {each.suite: each for each in audited.base}
+    found: dict[str, Decision] = {"gate": "pass" if has_passed else "fail"}
+    for after in audited.adapter:
+        if is_gated(after.kind, limits):
+            base = [before[after.suite]] if after.suite in before else []
+            decided = "pass" if has_passed else gate(base, [after], limits).decision
+            found[f"{after.kind}: {after.suite}"] = decided
+    passed = [name for name, decided in found.items() if decided == "pass"]
+    return passed, {name: decided for name, decided in found.items() if decided != "pass"}
+
+
+def _has_passed(decision: GateRecord) -> bool:
+    """Tell whether the gate let it through by itself: a waived decision without reasons was a pass."""
+    return decision.decision == "pass" or (decision.decision == "waived" and not decision.reasons)
+
+
+def _thresholds(limits: GateThresholds | None) -> dict[str, Any]:
+    content = json.dumps(to_mapping(limits or GateThresholds()), sort_keys=True, separators=(",", ":")).encode()
+    named = _descriptor("thresholds", hashlib.sha256(content).hexdigest())
+    inline = {"content": base64.b64encode(content).decode()} if len(content) < _INLINE else {}
+    return named | inline | {"mediaType": "application/json"}
+
+
+def _descriptor(name: str, sha256: str) -> dict[str, Any]:
+    return {"name": name, "digest": {"sha256": sha256}}
+
+
+def _read_suite(raw: Mapping[str, Any]) -> SuiteResult:
+    return read_record(SuiteResult, {"degenerate": 0, **raw})

@@ -1,0 +1,180 @@
+"""Count the floating-point operations of a training from the passes that its model makes.
+
+Hooks on the decoder and on the head see each forward and each backward pass with its padded tokens. A pass costs, with
+n = rows x length padded tokens, W weights in the decoder's matrix products and A in those of the adapter:
+
+    forward    2 n (W + A) + a                   a = 4 layers heads head_dim rows length^2, for attention
+    backward   2 n (W + A) + 2 n T + 2 a         T = the trained ones among W + A; once more the whole forward pass
+                                                 where gradient checkpointing repeats most of it
+    head       2 D V for each state that it gets, as much backward, and as much again where it is trained
+
+That is Kaplan et al., "Scaling Laws for Neural Language Models" (2020), section 2.1, with the backward pass split into
+gradients of activations and of weights, because an adapter needs the latter for itself alone. Of a mixture of experts
+the weights count that one token passes through. Attention is counted over whole rows: neither the causal mask nor a
+sliding window is taken off. Norms, activations, the optimizer and the selection of rows are not counted; together they
+are below one percent of a language model. `tests/spard/test_operations.py` holds the count to that of
+`torch.utils.flop_counter`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from spard.models.peft import BaseTunerLayer
+
+_EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_ADAPTER = ".lora_"
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """What a pass costs, in multiply-adds: for each token, each pair of tokens of a row, and each state of the head.
+
+    weights    of the decoder's matrix products that one token passes through, without the adapter
+    adapter    of the adapter's own
+    trained    how many of both get gradients
+    attention  for each pair of tokens of a row
+    head       D x V
+    head_trained  whether the head gets gradients
+    """
+
+    weights: int
+    adapter: int
+    trained: int
+    attention: int
+    head: int
+    head_trained: bool
+
+    @classmethod
+    def from_model(cls, model: Any) -> PassCost:
+        """Read the sizes off a model as it is trained, with its adapter if it has one."""
+        config, decoder, head = model.config.get_text_config(), model.get_decoder(), model.get_output_embeddings()
+        found, adapter, trained = 0, 0, 0
+        for name, size, is_trained in _matrix_products(decoder, _active_share(config)):
+            found, adapter = (found, adapter + size) if _ADAPTER in f".{name}" else (found + size, adapter)
+            trained += size if is_trained else 0
+        heads = int(config.num_attention_heads)
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(
+            weights=found,
+            adapter=adapter,
+            trained=trained,
+            attention=2 * int(config.num_hidden_layers) * heads * int(head_dim),
+            head=_product(head) if head is not None else 0,
+            head_trained=any(part.requires_grad for part in head.parameters()) if head is not None else False,
+        )
+
+    def forward(self, rows: int, length: int, *, has_adapter: bool) -> int:
+        """Return the operations of the decoder's forward pass over padded rows."""
+        tokens = rows * length
+        products = self.weights + (self.adapter if has_adapter else 0)
+        return 2 * (tokens * products + self.attention * rows * length**2)
+
+    def backward(self, rows: int, length: int) -> int:
+        """Return the operations of the decoder's backward pass, which only a model with its adapter makes."""
+        activations = 2 * (rows * length * (self.weights + self.adapter) + 2 * self.attention * rows * length**2)
+        return activations + 2 * rows * length * self.trained
+
+
+class OperationCounter:
+    """Counts the passes of a model while it is `counting`; `close` takes the hooks off.
+
+    operations       since the counter was made, or as they were set for a run that goes on
+    forward_tokens   padded tokens of the forward passes through the decoder
+    backward_tokens  and of the backward passes
+    """
+
+    def __init__(self, model: Any, *, checkpointing: bool) -> None:
+        self.operations, self.forward_tokens, self.backward_tokens = 0, 0, 0
+        self._cost, self._checkpointing, self._is_counting = PassCost.from_model(model), checkpointing, False
+        layers = (module for module in model.modules() if isinstance(module, BaseTunerLayer))
+        self._adapted: Any = next(layers, None)
+        decoder, head = model.get_decoder(), model.get_output_embeddings()
+        self._handles = [decoder.register_forward_hook(self._see_decoder)]
+        if head is not None:
+            self._handles.append(head.register_forward_hook(self._see_head))
+
+    def __deepcopy__(self, memo: Any) -> OperationCounter:
+        """Count the passes of a copy of the model, too: a defense may compare the model with what it was."""
+        return self
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the passes inside the block."""
+        self._is_counting = True
+        try:
+            yield
+        finally:
+            self._is_counting = False
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _see_decoder(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        states: Tensor = output[0]
+        if not self._is_counting:
+            return
+        rows, length = int(states.shape[0]), int(states.shape[1])
+        has_adapter = self._adapted is not None and not self._adapted.disable_adapters
+        forward = self._cost.forward(rows, length, has_adapter=has_adapter)
+        self.operations += forward
+        self.forward_tokens += rows * length
+        if states.requires_grad:
+            repeated = forward if self._checkpointing else 0
+            backward = self._cost.backward(rows, length) + repeated
+
+            def count(gradient: Tensor) -> None:
+                self.operations += backward
+                self.backward_tokens += rows * length
+
+            states.register_hook(count)  # type: ignore[no-untyped-call]
+
+    def _see_head(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if not self._is_counting:
+            return
+        operations = 2 * self._cost.head * prod(output.shape[:-1])
+        self.operations += operations
+        if output.requires_grad:
+
+            def count(gradient: Tensor) -> None:
+                self.operations += operations * (2 if self._cost.head_trained else 1)
+
+            output.register_hook(count)  # type: ignore[no-untyped-call]
+
+
+def _matrix_products(decoder: Any, share: float) -> Iterator[tuple[str, int, bool]]:
+    """Yield each matrix product: its path, the weights that one token meets, and whether they are trained."""
+    for name, module in decoder.named_modules():
+        part = share if _EXPERTS.search(name) else 1.0
+        if isinstance(module, nn.Linear | Conv1D):
+            yield name, int(_product(module) * part), any(each.requires_grad for each in module.parameters())
+        elif _EXPERTS.search(name):
+            for key, weight in module.named_parameters(recurse=False):
+                if weight.ndim == 3:  # the weights of all experts in one tensor
+                    yield f"{name}.{key}", int(weight.numel() * part), weight.requires_grad
+
+
+def _product(module: Any) -> int:
+    if isinstance(module, Conv1D):
+        return int(module.nx * module.nf)
+    if isinstance(module, nn.Linear):
+        return module.in_features * module.out_features
+    return int(module.weight.numel())
+
+
+def _active_share(config: Any) -> float:
+    """Return which part of a mixture's experts one token passes through; 1 where the model is no mixture."""
+    experts = next((count for name in _EXPERT_COUNTS if (count := getattr(config, name, None))), None)
+    active = getattr(config, "num_experts_per_tok", None)
+    return min(1.0, active / experts) if experts and active else 1.0
