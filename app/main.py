@@ -37,7 +37,7 @@ from app.errors import (
 from app.files.counting import Counters
 from app.http import bodies, openapi, shared_routes, unknown_url
 from app.http.common_threads import CommonThreads
-from app.http.descriptors import raise_limit
+from app.http.connections import raise_limit
 from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem

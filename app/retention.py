@@ -18,8 +18,8 @@ from app import db, objects
 from app.db import Begin, timestamp
 from app.db.tables import TERMINAL, File, Job, SweptJob, WebhookDelivery
 from app.files import service as files
-from app.objects import marks, reconciler
-from app.objects.explained import kept_attempts
+from app.objects import generation_mark, reconciler
+from app.objects.references import kept_attempts
 from app.ops import pruning
 from app.ops.periodic import repeat
 from app.storage import Storage
@@ -45,7 +45,7 @@ class Sweeper:
         """Sweep once, and compare rows and storage if that is due."""
         sweep(self._storage, self._begin)
         with self._begin() as session:
-            is_due = marks.claim_check(session, self._check_every)
+            is_due = generation_mark.claim_check(session, self._check_every)
         if is_due:
             reconciler.check(self._storage, self._begin)
 
@@ -56,9 +56,9 @@ def sweep(storage: Storage, begin: Begin) -> None:
     sweep_attempts(begin)
     with begin() as session:
         uploads.expire(session)
-    mark = marks.renew_if_due(storage, begin)
+    mark = generation_mark.renew_if_due(storage, begin)
     # A database restored from a backup has intents of writes that were finished since; nothing is given up then.
-    objects.sweep(storage, begin, give_up=marks.is_trusted(mark))
+    objects.sweep(storage, begin, give_up=generation_mark.is_trusted(mark))
     pruning.prune(begin)
     with begin() as session:
         is_old = WebhookDelivery.created_at < db.clock(session) - _DELIVERIES_STAY

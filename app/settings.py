@@ -2,23 +2,99 @@
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-from urllib.parse import quote
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
+from urllib.parse import quote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
-from app.addresses import is_listed
 from app.errors import Unfit
-from app.variable_groups import PREFIX, Group, GroupSource
 from spard.config import AuditEngine, GateThresholds, JudgeSpec, Sharding
 from spard.config.agent import KEY as AGENT_KEY
+from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
+
+PREFIX = "SPARD_"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Variables that together form one dataclass, one per field and named after it."""
+
+    kind: type
+    named: str | None = "name"  # the field whose variable has the group's own name
+
+    def variable(self, group: str, field: str) -> str:
+        """Return the name of the variable that sets a field."""
+        return (f"{PREFIX}{group}" + ("" if field == self.named else f"_{field}")).upper()
+
+
+class GroupSource(PydanticBaseSettingsSource):
+    """Collects the variables of each group into one mapping."""
+
+    def __init__(self, settings_cls: type[BaseSettings], groups: Mapping[str, Group]) -> None:
+        super().__init__(settings_cls)
+        self._groups = groups
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        """Return no value: single fields are not read here."""
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, object]:
+        """Return the set variables as a mapping of group to field to value."""
+        # Like pydantic, which ignores the case of variables.
+        environment = {name.upper(): value for name, value in os.environ.items()}
+        found = {name: _read(name, group, environment) for name, group in self._groups.items()}
+        return {name: values for name, values in found.items() if values}
+
+
+def _read(name: str, group: Group, environment: Mapping[str, str]) -> dict[str, object]:
+    """Return the set variables of one group as a mapping of field to value."""
+    found: dict[str, object] = {}
+    for field, hint in get_type_hints(group.kind, include_extras=True).items():
+        variable = group.variable(name, field)
+        if (text := environment.get(variable)) is not None:
+            found[field] = _from_json(hint, text, variable) if get_origin(hint) is tuple else text
+    return found
+
+
+def _from_json(wanted: object, text: str, variable: str) -> object:
+    """Return a value that is given as JSON; raise `InvalidRecipe` for other text."""
+    with suppress(ValueError):
+        return parse(wanted, json.loads(text), variable)
+    raise InvalidRecipe(f"{variable} is no JSON: {text[:200]!r}", variable)
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def is_listed(url: str, listed: Iterable[str]) -> bool:
+    """Return True if a URL equals one of `listed` in scheme, host, port and path; a trailing slash does not matter.
+
+    A URL that cannot be parsed, or that has a user name, a query or a fragment, matches nothing.
+    """
+    wanted = _parts(url)
+    return wanted is not None and any(wanted == _parts(each) for each in listed)
+
+
+def _parts(url: str) -> tuple[str, str, int | None, str] | None:
+    try:
+        found = urlsplit(url)
+        port = found.port or _PORTS.get(found.scheme)
+    except ValueError:
+        return None
+    if "@" in found.netloc or found.query or found.fragment or not found.hostname:
+        return None
+    return found.scheme, found.hostname, port, found.path.rstrip("/")
+
 
 _ALIKE = 0.88  # difflib's similarity of two names: one or two letters differ, or a short word is missing
 _OF_OTHERS = {"SPARD_API_KEY", "SPARD_BASE_URL", "SPARD_DEMO_DIR"}  # read by the command line and the demo

@@ -1,7 +1,7 @@
 """Measure the tokens that ending replies early saves: `python -m benchmarks.early_ends --model FOLDER [--limit 40]`.
 
 A model answers harmless prompts twice: once with whole replies, and once with replies that end as soon as their verdict
-is certain, as in the audit's over-refusal suites (`spard.evaluation.early_end`). The output shows new tokens and CPU
+is certain, as in the audit's over-refusal suites (`spard.evaluation.audit`). The output shows new tokens and CPU
 seconds of both with their ratio, how many replies get a different verdict (refused or not), and how many are
 degenerate: counted on the whole replies, and extrapolated from the fifth of the replies that is never ended early.
 `--prompts FILE` has a JSON object with a `prompt` on each line; the default is everyday questions.

@@ -31,9 +31,9 @@ from app.settings import Settings
 from spard.config import DRESSES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from tests.spard.parts import ANY_BASE, TINY_PLAN
-from worker.cell import Cell
+from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
-from worker.read_ahead import Wanted, prefetch_key
+from worker.sandbox import Cell
 from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 

@@ -108,7 +108,7 @@ def _ours(model: Path, path: Path, batch: int, *, is_cut: bool) -> dict[str, flo
     from spard.data.chat import encode_all
     from spard.models.base import load_base
     from spard.training import objective
-    from spard.training.passes import plan_passes
+    from spard.training.objective import plan_passes
     from spard.training.train import train
 
     base, padded, losses = load_base(str(model)), [0], []

@@ -53,7 +53,7 @@ def names(path: Path) -> Iterator[str]:
             yield f"{module}.{node.attr}"
         if isinstance(node, ast.Call) and len(node.args) > 1 and callee(node) in TAKES_A_NAME:
             module, name = module_name(node.args[0], modules), node.args[1]
-            if module and isinstance(name, ast.Constant):
+            if module and isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield f"{module}.{name.value}"
 
 

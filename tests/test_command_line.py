@@ -127,7 +127,7 @@ except SystemExit as ended:
 """
     done = spard(code, cwd=tmp_path)
     assert done.stdout.splitlines()[-1].split(maxsplit=1) == ["0", "[] []"], done.stdout + done.stderr
-    assert ("spard-service 0" if asked == "--version" else "Read and verify the audit log") in done.stdout
+    assert ("spard-service 1" if asked == "--version" else "Read and verify the audit log") in done.stdout
 
 
 @pytest.mark.parametrize(

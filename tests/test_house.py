@@ -12,7 +12,7 @@ import pytest
 from tools import house
 from tools.house import Module, Package, circles, read_package, upward
 
-MAX_TOP_FOLDERS, MAX_TOP_MODULES = 14, 5  # of spard/
+MAX_TOP_FOLDERS, MAX_TOP_MODULES = 14, 6  # of spard/
 MAX_FILE, MAX_FUNCTION = 500, 60  # lines: a file is made for a second importer or reason, not for its length
 MAX_LOOSE = 39  # mappings without a form, in app/
 

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from threading import Event, Lock
+from threading import Event, Lock, Thread
+from typing import TypeVar
 
 import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from app import objects
 from app.checkpoints.records import last_stored_step
 from app.db import read, transaction, why
 from app.db.tables import TERMINAL, Job
-from app.jobs import lease
+from app.errors import AppError
+from app.jobs import attempts, lease
 from app.jobs.lease import Claim
 from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
+from spard.config.patience import Patience
 from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
-from worker.endings import Ending, after_failure, after_kill, as_clause, exit_text
 from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, failure, is_job_s_own, outer_failure, why_killed
 from worker.heartbeat import Heart
 from worker.inputs import fill
@@ -35,13 +38,117 @@ from worker.listener import Listener
 from worker.memory_kills import MemoryKills
 from worker.meter import STORAGE, Meter
 from worker.metrics import LOST, StageClock, WorkerMetrics
-from worker.outages import Waiting, call_if_slow
 from worker.process import Child
 from worker.progress import Journal
 from worker.results import attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
 from worker.sinks.feed import open_sinks
 from worker.workdir import Folder, new_folder
+
+_LOOK_S = 1.0  # between two looks at whether the attempt is to end
+_T = TypeVar("_T")
+
+log = structlog.get_logger(__name__)
+
+
+@contextmanager
+def call_if_slow(seconds: float, tell: Callable[[], None]) -> Iterator[None]:
+    """Call `tell` once, in another thread, if the block takes longer than `seconds`; wait for the call at its end."""
+    is_over = Event()
+
+    def watch() -> None:
+        if not is_over.wait(seconds):
+            tell()
+
+    watcher = Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Retries calls that fail because of the surroundings, such as the storage.
+
+    first_s, longest_s  the first and the longest wait in seconds; each wait is twice the one before
+    note                called with each failure before the wait
+    go_on               called about once a second during a wait; raises to end the attempt
+    ended               an event that ends the current wait early
+    clock               returns seconds
+    """
+
+    first_s: float
+    longest_s: float
+    note: Callable[[Failure], None]
+    go_on: Callable[[], None]
+    ended: Event
+    clock: Callable[[], float] = time.monotonic
+
+    def insist(self, do: Callable[[], _T], limit_s: float) -> _T:
+        """Call `do` until it succeeds and return its result; raise its last error once the waits add up to `limit_s`.
+
+        An error with a fault other than the surroundings is raised at once.
+        """
+        waits = Patience(limit_s, self.first_s, self.longest_s).waits()
+        while True:
+            try:
+                return do()
+            except AppError as error:
+                what, wait_s = failure(error), next(waits, None)
+                if what.fault is not Fault.surroundings or wait_s is None:
+                    raise
+                log.warning("waiting", code=what.code, seconds=wait_s, why=str(error))
+            self.note(what)
+            self._wait(wait_s)
+
+    def _wait(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        self.go_on()
+        while (left := until - self.clock()) > 0:
+            self.ended.wait(min(left, _LOOK_S))
+            self.go_on()
+
+
+_LONGEST_KILL_WAIT_S = 900.0
+_AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others
+
+Ending = Callable[[Session], bool]  # the write that ends an attempt; False when the lease was lost
+
+
+def after_kill(settings: Settings, claim: Claim, job: Job, what: Failure) -> Ending:
+    """Return the write that queues a killed job again after minutes, if possible for another worker.
+
+    The delay doubles with each stop of the job. The cause of the kill may pass, or exist on this machine only.
+    """
+    delay_s = min(settings.killed_wait_s * 2.0 ** (attempts.stops(job) - 1), _LONGEST_KILL_WAIT_S)
+    reason, error = as_clause(what), what.error()
+    return lambda session: lease.requeue(session, claim, delay_s, reason, error, avoid_s=2 * delay_s)
+
+
+def after_failure(
+    settings: Settings, claim: Claim, job: Job, reason: str, what: Failure | None = None, *, blames_job: bool
+) -> Ending:
+    """Return the write that queues a failed job again after a short delay, which doubles with each stop.
+
+    `blames_job`: nothing outside the job explains the failure, so a second failure at the same place ends the job.
+    """
+    delay_s = settings.poll_s * 2.0 ** (attempts.stops(job) - 1)
+    error, avoid_s = (what.error(), _AVOID_S.get(what.code, 0.0)) if what else (None, 0.0)
+    return lambda session: lease.requeue(session, claim, delay_s, reason, error, blames_job=blames_job, avoid_s=avoid_s)
+
+
+def as_clause(what: Failure) -> str:
+    """Return a failure's message without capital and period, to end another sentence."""
+    return what.message[:1].lower() + what.message[1:].rstrip(".")
+
+
+def exit_text(code: int) -> str:
+    """Describe an exit code: "signal N" for a negative one, else "exit status N"."""
+    return f"signal {-code}" if code < 0 else f"exit status {code}"
+
 
 _RETRY_S = 1.0
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from app.db.tables.job_records import Adapter
 from app.storage import Storage, StorageError
 from spard.release.archive import folder_name
-from worker import handover
+from worker import child_files
 from worker.results import pack
 from worker.workdir import Folder
 
@@ -36,7 +36,7 @@ class CheckpointArchives:
         key = f"{self._prefix}/epochs/{name}/{_ARCHIVE}"
         with TemporaryDirectory() as place:  # out of reach of the child, which still runs and could change files
             adapter, archive = Path(place) / "adapter", Path(place) / _ARCHIVE
-            handover.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
+            child_files.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
             pack(adapter, archive, self._key, folder_name(self._job_id, step))
             try:
                 stored = self._storage.upload_file(key, archive)

@@ -24,7 +24,7 @@ with light_imports():
     from worker import pipeline
     from worker.distributed import run_ranks
     from worker.failures import Failed, log_failure
-    from worker.held_model import Holder, wait_for_folder
+    from worker.preloaded_model import Holder, wait_for_folder
     from worker.protocol import Report
     from worker.workdir import NODE, Folder, read_assignment
 

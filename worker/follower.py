@@ -22,10 +22,10 @@ from app.ops import logs
 from app.ops.shutdown import until_told
 from app.settings import Settings, get_settings
 from worker import gpu
-from worker.cell import Cell, Given
 from worker.memory_kills import Memory, MemoryKills
+from worker.node_connection import LOST_S, Wire
 from worker.process import COMMAND, Child, environment
-from worker.wire import LOST_S, Wire
+from worker.sandbox import Cell, Given
 from worker.workdir import NODE, Folder
 
 log = structlog.get_logger(__name__)

@@ -25,10 +25,10 @@ import structlog
 
 from app.errors import Unfit
 from app.settings import Settings
-from worker.cell import Given
 from worker.failures import NODE_LOST, OUT_OF_MEMORY, RANK_LOST, Failed, why_killed
 from worker.memory_kills import Memory
-from worker.wire import LOST_S, Wire
+from worker.node_connection import LOST_S, Wire
+from worker.sandbox import Given
 from worker.workdir import Folder, Meeting, read_assignment
 
 log = structlog.get_logger(__name__)

@@ -21,12 +21,12 @@ import structlog
 
 from app.ops.children import environment as environment
 from app.ops.processes import python
-from worker.cell import Cell, Given, sandbox_paths
-from worker.desk import Desk, as_line
 from worker.failures import SERVER_ERROR
+from worker.judge_proxy import Desk, as_line
 from worker.nodes import Nodes
+from worker.preload import Wanted
 from worker.protocol import MAX_LINE, Message, parse
-from worker.read_ahead import Wanted
+from worker.sandbox import Cell, Given, sandbox_paths
 from worker.workdir import Folder
 
 COMMAND = python("worker.child")

@@ -11,7 +11,7 @@ from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db.base import new_id
 from app.db.tables.job_records import ResolvedJson, ResumeState
-from app.db.tables.stage_costs import StageCosts
+from app.db.tables.jobs import StageCosts
 from app.jobs import events, lease
 from app.jobs.lease import Claim, Columns
 from spard.pipeline.activity import Activity

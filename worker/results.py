@@ -28,7 +28,7 @@ from spard.evaluation.gate import ABOVE
 from spard.release.archive import archive, folder_name
 from spard.release.manifest import sign, verify
 from spard.release.report import SafetyReport
-from worker.handover import require_plain
+from worker.child_files import require_plain
 from worker.workdir import Folder
 
 # The fields of the safety report that checkpoints and jobs show.

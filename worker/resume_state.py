@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 from app.db.tables.job_records import KeptFile, ResumeState
 from app.storage import Storage, StorageError
-from worker import handover
+from worker import child_files
 from worker.workdir import Folder
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Keeper:
     def _upload(self, path: Path) -> KeptFile:
         name = self._name(path)
         key = f"{self._prefix}/{name}"
-        stored = handover.upload(self._storage, key, self._folder.root, PurePosixPath(name))
+        stored = child_files.upload(self._storage, key, self._folder.root, PurePosixPath(name))
         return {"path": name, "key": key, "sha256": stored.sha256}
 
     def _name(self, path: Path) -> str:
@@ -94,7 +94,7 @@ class Keeper:
         try:
             return path.relative_to(self._folder.root).as_posix()
         except ValueError:
-            raise handover.UnsafeResult from None
+            raise child_files.UnsafeResult from None
 
 
 def delete_kept(files: Collection[KeptFile], discard: Discard) -> None:

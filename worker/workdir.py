@@ -204,7 +204,7 @@ def read_assignment(folder: Folder) -> Assignment:
 
 @contextmanager
 def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
-    """Create an empty, locked folder for one attempt and remove it afterwards.
+    """Create an empty, locked folder for one attempt and remove it afterward.
 
     The lock keeps `remove_abandoned` of other workers from deleting it.
     """

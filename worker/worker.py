@@ -24,14 +24,14 @@ from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
 from spard.config.audit_engine import vllm_version
-from worker import gpu, heartbeat, presence
+from worker import fleet_presence, gpu, heartbeat
 from worker.attempt import Attempt, Backend
-from worker.cell import Cell
 from worker.fitness import Fitness, check_disk, look
 from worker.metrics import serve_metrics
 from worker.nodes import Nodes
+from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
-from worker.read_ahead import Wanted, prefetch_key
+from worker.sandbox import Cell
 from worker.sinks import feed
 from worker.workdir import Folder, read_assignment, remove_abandoned
 
@@ -175,7 +175,7 @@ class Worker:
 
     def _tell(self) -> None:
         backend, every_s = self._backend, self._settings.heartbeat_s
-        presence.tell(
+        fleet_presence.tell(
             backend.engine, self._owner, self._room, lambda: backend.metrics.current_troubles, self._stop, every_s
         )
 

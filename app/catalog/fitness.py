@@ -5,24 +5,50 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.catalog import adapters, weights
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
-from app.catalog.sources import checked_source
 from app.db import Begin
 from app.db.tables import BaseModelEntry
 from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, inspect_folder
 from app.files.tokenizer import tokenizer_folder
-from app.policies.embedders import checked_embedder
+from app.policies.service import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest
 from spard.models.folder.configuration import stored_quantization
 from spard.models.folder.headers import weights_fault
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+
+
+def checked_source(source: str, revision: str | None) -> str:
+    """Return the source as workers will open it: an absolute folder, or a hub id; raise `InvalidRequest` otherwise."""
+    if _is_folder(source):
+        return str(Path(source).expanduser().resolve())
+    if source.startswith(("/", ".", "~")) or not _HUB_ID.fullmatch(source):
+        raise _invalid(f"There is no folder {source[:200]!r}, and it is no hub id either.")
+    if revision is None:
+        message = f"{source} is no folder here; to take it from a hub, give the commit as revision (40 hex digits)."
+        raise InvalidRequest(message, code="missing_field", param="revision")
+    return source
+
+
+def _is_folder(source: str) -> bool:
+    try:
+        return "\0" not in source and Path(source).expanduser().is_dir()
+    except (OSError, RuntimeError):  # the name is too long, or `~user` does not exist
+        return False
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_model", param="source")
+
 
 _known: dict[tuple[str, str | None], dict[str, bool] | None] = {}  # by source and revision
 _MEASURED = Path("calibration/judge.json")  # in a model's folder, see `spard.evaluation.calibration.record`

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.catalog import marks
+from app.catalog import badges
 from app.catalog.fitness import Inspected, known_tool_support
 from app.catalog.schemas import BaseModelIn, Embedded, ModelOut, PoolOut
 from app.db.tables import BaseModelEntry, Corpus, DeletedModel, Job, JobStatus, LaterAudit
@@ -57,9 +57,9 @@ def models(session: Session, project_id: str, serving: Serving | None = None) ->
     """Return the base models and the project's fine-tuned models; `serving` saves reading the policy again."""
     serving = serving or policies.serving(session)
     tuned = session.scalars(_select_tuned_jobs(serving, project_id).order_by(Job.created_at)).all()
-    later = marks.latest_by_job(session, [job.id for job in tuned])
+    later = badges.latest_by_job(session, [job.id for job in tuned])
     found = [*map(_offered_model, base_models(session)), *(_tuned_model(job, later.get(job.id)) for job in tuned)]
-    return [marks.mark_attestation(each, serving) for each in found]
+    return [badges.mark_attestation(each, serving) for each in found]
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
@@ -67,11 +67,11 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     entry = session.get(BaseModelEntry, model)
     serving = policies.serving(session)
     if entry is not None:
-        return marks.mark_attestation(_offered_model(entry), serving)
+        return badges.mark_attestation(_offered_model(entry), serving)
     job = find_tuned_job(session, project_id, model, serving)
     if job is None:
         raise NotFound(f"The model '{model}' does not exist.", code="model_not_found", param="model")
-    return marks.mark_attestation(_tuned_model(job, marks.latest(session, job.id)), serving)
+    return badges.mark_attestation(_tuned_model(job, badges.latest(session, job.id)), serving)
 
 
 def find_tuned_job(session: Session, project_id: str, model: str, serving: Serving | None = None) -> Job | None:
@@ -240,7 +240,7 @@ def _select_tuned_jobs(serving: Serving, project_id: str) -> Select[Job]:
     is_there = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
     waived_until = Job.safety[("waiver", "expires_at")].as_integer()
     is_out = waived_until.is_(None) | (waived_until > db.now())
-    is_kept = marks.is_there(serving)
+    is_kept = badges.is_there(serving)
     return select(Job).where(Job.project_id == project_id, is_there, is_out, is_kept)
 
 
@@ -251,4 +251,4 @@ def _offered_model(entry: BaseModelEntry) -> ModelOut:
 def _tuned_model(job: Job, later: LaterAudit | None) -> ModelOut:
     ended = job.finished_at or job.created_at
     shown = ModelOut(id=job.fine_tuned_model or "", created=int(ended.timestamp()), owned_by=job.project_id)
-    return marks.mark_audit(shown, job.safety, later)
+    return badges.mark_audit(shown, job.safety, later)

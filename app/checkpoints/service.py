@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.audit_log import service as audit_log
-from app.catalog import marks
+from app.catalog import badges
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
 from app.checkpoints.schemas import CheckpointList, CheckpointMetrics, CheckpointOut
@@ -18,15 +18,15 @@ from app.db import Begin
 from app.db.tables import CheckpointPermission, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
-from app.db.tables.later_audits import WHOLE_JOB
+from app.db.tables.jobs import WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
 from app.http.pagination import Page, note_deleted, page, place, select_deleted_position
 from app.jobs import checkpoint_models, erasure, lineage
 from app.jobs import service as jobs
 from app.jobs.checkpoint_models import OwnModel
-from app.jobs.deleted_schemas import ModelDeleted
+from app.jobs.schemas import ModelDeleted
 from app.keys.service import Principal
-from app.objects import served
+from app.objects import served_adapters
 from app.policies import service as policies
 from app.storage import Storage
 
@@ -81,9 +81,9 @@ def get_model(session: Session, project_id: str, model: str) -> ModelOut:
         return catalog.get_model(session, project_id, model)
     is_last = found.checkpoint.kind == FINAL
     safety = found.job.safety if is_last else found.checkpoint.safety
-    later = marks.latest(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
+    later = badges.latest(session, found.job.id, WHOLE_JOB if is_last else found.checkpoint.step)
     shown = ModelOut(id=model, created=int(found.checkpoint.created_at.timestamp()), owned_by=project_id)
-    return marks.mark_attestation(marks.mark_audit(shown, safety, later), policies.serving(session))
+    return badges.mark_attestation(badges.mark_audit(shown, safety, later), policies.serving(session))
 
 
 def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) -> ModelDeleted:
@@ -95,7 +95,7 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
         return erasure.delete_model(storage, begin, project_id, model)
     objects.perform(storage, begin, model)
     if found is not None:
-        served.require_unloaded(begin, found[0].id)
+        served_adapters.require_unloaded(begin, found[0].id)
     return ModelDeleted(id=model)
 
 
@@ -167,7 +167,7 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
     lineage.check_unneeded(session, job)
     size = checkpoint.bytes or 0
     objects.condemn(session, found[1].storage_key, project_id=project_id, subject=model, bytes=size)
-    served.condemn_job(session, job.id, checkpoint.sha256)
+    served_adapters.condemn_job(session, job.id, checkpoint.sha256)
     checkpoint.storage_key = checkpoint.sha256 = checkpoint.bytes = None
     audit_log.record(session, "model.deleted", checkpoint.id)
     return True

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from app.commands.terminal import CommandFailed
-from spard.config.patience import parse_retry_header
 
 if TYPE_CHECKING:
     import httpx2  # slow to import, and `spard --help` does not need it
@@ -121,6 +120,9 @@ class Client:
             answer = self._http.request(method, _route(path), **options)
             may_again = answer.headers.get("x-should-retry") != "false" and "files" not in options
             if answer.status_code in _BUSY and may_again:
+                # Imported here: every command's help loads this module, and `spard.config` takes long to import.
+                from spard.config.patience import parse_retry_header
+
                 asked_s = parse_retry_header(answer.headers.get("retry-after"))
                 time.sleep(min(_WAIT_S if asked_s is None else asked_s, _LONGEST_WAIT_S))
                 answer = self._http.request(method, _route(path), **options)

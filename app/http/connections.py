@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -21,8 +23,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from app.http.delivery import TRANSPORT, ObservedTransport
-from app.http.descriptors import raise_limit
 from app.settings import get_settings
+
+_MOST = 65_536  # requested at most; ordinary load needs no more
+
+
+def raise_limit() -> int:
+    """Raise this process's limit on open descriptors as far as the system allows; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return soft
+
 
 HEADERS_S = 10.0  # from the first byte of a request, or from the connection, to the end of its headers
 _OTHERS = 4  # one in so many descriptors is reserved for databases, files and processes

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import logging
+import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 from threading import Event, Lock, Thread
 from typing import TypeVar
 
@@ -19,14 +24,118 @@ from app.catalog import weights
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
 from app.inference.engine_errors import base_model_changed, busy, engine_lost, engine_stalled
-from app.inference.engine_folders import EngineFolders
 from app.inference.engine_process import EngineProcess, Stream
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released
-from app.inference.weight_fetches import WeightFetches
 from app.settings import Settings
 from app.storage import Storage
 from spard.config.quantization import plain_digest
+
+_AT_ONCE = 8  # fetches at the same time, each for a different project
+
+
+class WeightFetches:
+    """The running fetches of one process, by the digest of the weights."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._running: dict[str, tuple[str, Future[EngineProcess]]] = {}
+
+    def start(self, digest: str, project: str, work: Callable[[], EngineProcess]) -> Future[EngineProcess]:
+        """Run `work`, which fetches weights and starts their engine, in a thread, and return a future of the engine.
+
+        Calls for the same digest share one future. Raises 429 `engine_busy` if the project already fetches other
+        weights, or if too many fetches run.
+        """
+        with self._lock:
+            if digest in self._running:
+                return self._running[digest][1]
+            if any(each == project for each, _ in self._running.values()):
+                raise busy("Another model of this project is being fetched from the storage; ask for this one later.")
+            if len(self._running) >= _AT_ONCE:
+                raise busy("Too many models are being fetched from the storage at the moment.")
+            future: Future[EngineProcess] = Future()
+            self._running[digest] = project, future
+        Thread(target=self._run, args=(digest, work, future), name="weights", daemon=True).start()
+        return future
+
+    def _run(self, digest: str, work: Callable[[], EngineProcess], future: Future[EngineProcess]) -> None:
+        try:
+            found: EngineProcess | AppError = work()
+        except AppError as error:
+            found = error
+        except BaseException:  # the service stops, or the disk is full; the client may try again
+            log.exception("a model was not fetched")
+            found = engine_lost()
+        with self._lock:
+            del self._running[digest]
+        if isinstance(found, AppError):
+            future.set_exception(found)
+        else:
+            future.set_result(found)
+
+
+class EngineFolders:
+    """This process's folder below `root`, locked while the process lives, with a subfolder for each engine."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._lock = root, Lock()
+        self._own: Path | None = None
+
+    def new(self) -> Path:
+        """Return a path for a new engine's folder, without creating it; safe from any thread."""
+        return self.own_folder() / token_hex(6)
+
+    def own_folder(self) -> Path:
+        """Return this process's folder, created and locked by the first call."""
+        with self._lock:
+            if self._own is None:
+                self._own = self._make()
+            return self._own
+
+    def remove(self) -> None:
+        """Remove this process's folder with all engines' folders."""
+        if self._own:
+            shutil.rmtree(self._own, ignore_errors=True)
+
+    def _make(self) -> Path:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Between the creation of a folder's lock and the locking, another process would take it for abandoned.
+        with _exclusive(self._root / ".lock"):
+            for left in self._root.iterdir():
+                if _is_abandoned(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            own = self._root / token_hex(8)
+            own.mkdir(mode=0o700)
+            lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return own
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is created if it is missing; wait for another process that holds it."""
+    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        lock = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
 
 log = logging.getLogger(__name__)
 

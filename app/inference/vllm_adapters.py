@@ -23,21 +23,68 @@ from app.inference.embedded import Embedded
 from app.inference.engine_errors import engine_lost
 from app.inference.protocol import Proof
 from app.inference.released import Archive, Released
-from app.inference.vllm_answers import ask, expect, probe_rows
 from app.inference.vllm_gate import PAUSE_S, Gate
 from app.inference.vllm_probe import (
+    KNOWN,
     Answers,
+    Likely,
     check_adapter,
     check_base,
+    first_tokens,
+    probes,
     select_probes,
     strongest_probes,
 )
+from app.inference.vllm_prompts import prompt_ids
 from app.inference.vllm_server import ask_rank, require_loadable
-from app.objects import served
+from app.inference.vllm_writing import PLAIN, completion_tokens
+from app.objects import served_adapters
 from app.settings import Settings
 from app.storage import Storage
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST
+
+
+def probe_rows(tokenizer: LightTokenizer, mode: Mode | None) -> list[list[int]]:
+    """Return the probes as token ids."""
+    return [prompt_ids(tokenizer, each, mode) for each in probes()]
+
+
+async def expect(engine: Embedded, model: Released, stall_s: float) -> tuple[list[Likely], str]:
+    """Return our own engine's answers to the probes, and the adapter's tensor digest, "" if it was loaded before."""
+    found, digest = list[Likely](), ""
+    for each in probes():
+        stream, _, proof = await engine.start(model, "prover", {**each, "adapter": model.adapter})
+        digest = proof["tensor_digest"] if proof else digest
+        found.append(await first_tokens(stream, stall_s))
+    return found, digest
+
+
+async def ask(client: AsyncOpenAI, base: str, name: str, rows: list[list[int]], timeout_s: float) -> Answers:
+    """Return a server's answers to each row, by its base model and by the model `name`, which may be the same.
+
+    Raises `NotServed` if the server refuses a probe, and `engine_lost` if it does not answer within `timeout_s`.
+    """
+    names = [base] if name == base else [base, name]
+    asked = [_likely(client, each, row) for each in names for row in rows]
+    try:
+        found = await asyncio.wait_for(asyncio.gather(*asked), timeout_s)
+    except APIStatusError as error:
+        raise NotServed(f"The server does not answer the probes: {error.message[:200]}") from None
+    except (APIConnectionError, TimeoutError):
+        raise engine_lost() from None
+    return Answers(found[: len(rows)], found[-len(rows) :])
+
+
+async def _likely(client: AsyncOpenAI, name: str, row: list[int]) -> Likely:
+    """Return the likeliest first tokens after a prompt, end tokens included, with their log probabilities."""
+    body = {**PLAIN, "ignore_eos": True, "skip_special_tokens": False, "return_tokens_as_token_ids": True}
+    answer = await client.completions.create(
+        model=name, prompt=row, max_tokens=1, temperature=0, logprobs=KNOWN, extra_body=body
+    )
+    tokens = completion_tokens(answer.choices[0].logprobs)
+    return {each["token"]: each["logprob"] for each in tokens[0]["top_logprobs"]} if tokens else {}
+
 
 log = logging.getLogger(__name__)
 
@@ -179,7 +226,9 @@ class Adapters:
         """Store a row for an adapter before it is loaded, so that a withdrawal knows that it has to be unloaded."""
         facts = {"project_id": project, "job_id": archive.job_id, "model": model.name, "base": model.base}
         with self._begin() as session:
-            served.note_adapter(session, server=str(self._settings.serving_url), sha256=archive.sha256, **facts)
+            served_adapters.note_adapter(
+                session, server=str(self._settings.serving_url), sha256=archive.sha256, **facts
+            )
 
     def _unpack(self, archive: Archive) -> tuple[Path, Mode | None]:
         """Unpack an adapter where the server can read it; return the folder and the mode of thinking of its audit."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 from app.db import Begin
 from app.jobs.checkpoint_models import own_model
-from app.objects import served
+from app.objects import served_adapters
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +31,15 @@ def withdrawn_digests(begin: Begin, server: str) -> list[str]:
     Adapters whose release ended without a transaction, as an expired waiver, are marked as withdrawn here first.
     """
     with begin() as session:
-        for row in served.list_adapters(session, server, is_condemned=False):
+        for row in served_adapters.list_adapters(session, server, is_condemned=False):
             own = own_model(session, row.project_id, row.model)
             if own is None or own.adapter is None or own.adapter["sha256"] != row.sha256:
-                served.condemn_job(session, row.job_id, row.sha256)
+                served_adapters.condemn_job(session, row.job_id, row.sha256)
         session.flush()
-        return [row.sha256 for row in served.list_adapters(session, server, is_condemned=True)]
+        return [row.sha256 for row in served_adapters.list_adapters(session, server, is_condemned=True)]
 
 
 def drop(begin: Begin, server: str, digest: str) -> None:
     """Delete the row that says that a server holds an adapter."""
     with begin() as session:
-        served.drop_row(session, server, digest)
+        served_adapters.drop_row(session, server, digest)

@@ -16,7 +16,7 @@ _MOST_DOUBLINGS = 10  # far beyond the longest wait
 
 def attempts_used(job: Job) -> int:
     """Return the number of attempts begun since the job's last progress."""
-    return job.attempt - job.attempt_base
+    return job.attempt - job.attempts_before_progress
 
 
 def stops(job: Job) -> int:
@@ -49,7 +49,7 @@ def note_kept(job: Job, record: ResumeState) -> None:
     if step <= (job.furthest_step or 0) and _stages(record) <= _stages(job.checkpoint):
         return
     job.furthest_step = max(step, job.furthest_step or 0)
-    job.attempt_base, job.waits, job.stops, job.last_failure = job.attempt, 0, 0, None
+    job.attempts_before_progress, job.waits, job.stops, job.last_failure = job.attempt, 0, 0, None
 
 
 def is_repeated(job: Job, reason: str) -> bool:
@@ -68,7 +68,7 @@ def refund_attempt(job: Job) -> None:
     """Take back the current attempt, so that it does not count."""
     job.attempt -= 1
     # Progress may have been recorded within the attempt that is refunded; without the cap `attempts_used` is negative.
-    job.attempt_base = min(job.attempt_base, job.attempt)
+    job.attempts_before_progress = min(job.attempts_before_progress, job.attempt)
 
 
 def next_wait_s(job: Job) -> float:

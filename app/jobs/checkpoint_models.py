@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.catalog import marks
+from app.catalog import badges
 from app.catalog import service as catalog
 from app.db.tables import TERMINAL, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.errors import Forbidden
-from app.jobs import release
+from app.jobs import released_models
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
 
@@ -42,7 +42,7 @@ class OwnModel:
         A customer may not use an adapter that was released to the provider only, or one whose waiver has expired.
         """
         if self.checkpoint is None or self.checkpoint.kind == FINAL:
-            release.check(session, caller, self.job)
+            released_models.check(session, caller, self.job)
         elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
             raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
 
@@ -63,7 +63,7 @@ def why_not_audited(job: Job, checkpoint: JobCheckpoint) -> str | None:
         return None
     if not job.spec.checkpoint_prompts:
         return _NOTHING_ASKED
-    return _NOT_KEPT_OVER if job.told_status in TERMINAL else _NOT_KEPT
+    return _NOT_KEPT_OVER if job.public_status in TERMINAL else _NOT_KEPT
 
 
 def find_checkpoint(session: Session, project_id: str, name: str) -> tuple[Job, JobCheckpoint] | None:
@@ -88,7 +88,7 @@ def archive(session: Session, job: Job, checkpoint: JobCheckpoint) -> Adapter | 
         return job.adapter if model and catalog.find_tuned_job(session, job.project_id, model) else None
     if checkpoint.storage_key is None or checkpoint.sha256 is None:
         return None
-    if marks.is_withheld(session, checkpoint.safety, marks.latest(session, job.id, checkpoint.step)):
+    if badges.is_withheld(session, checkpoint.safety, badges.latest(session, job.id, checkpoint.step)):
         return None
     return {"storage_key": checkpoint.storage_key, "sha256": checkpoint.sha256, "bytes": checkpoint.bytes or 0}
 

@@ -20,7 +20,7 @@ def request_cancel(session: Session, job_id: str, *, audits_last: bool = False) 
     if job is None:
         return None
     if job.status == JobStatus.running:
-        # The status changes when the worker has stopped; until then the API shows `cancelled` (`Job.told_status`).
+        # The status changes when the worker has stopped; until then the API shows `cancelled` (`Job.public_status`).
         job.cancel_requested_at, job.audits_last = utc_now(), audits_last
         session.flush()
     else:

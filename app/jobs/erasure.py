@@ -41,8 +41,8 @@ from app.files.schemas import FileDeleted
 from app.http.pagination import note_deleted
 from app.jobs import later_outcomes, lineage, result_files
 from app.jobs import service as jobs
-from app.jobs.deleted_schemas import JobDeleted, ModelDeleted
-from app.objects import served
+from app.jobs.schemas import JobDeleted, ModelDeleted
+from app.objects import served_adapters
 from app.storage import Storage
 
 _PARTS = (
@@ -70,7 +70,7 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
         job_id = session.scalar(select(Job.id).where(Job.project_id == project_id, Job.fine_tuned_model == model))
     objects.perform(storage, begin, model)
     if job_id is not None:
-        served.require_unloaded(begin, job_id)
+        served_adapters.require_unloaded(begin, job_id)
     return ModelDeleted(id=model)
 
 
@@ -99,7 +99,7 @@ def erase(storage: Storage, begin: Begin, project_id: str, job_id: str, *, inclu
     with begin() as session:
         tombstone = _again(session, project_id, job_id) or _erase(session, project_id, job_id, include_files)
     objects.perform(storage, begin, job_id)
-    served.require_unloaded(begin, job_id)
+    served_adapters.require_unloaded(begin, job_id)
     return JobDeleted(
         id=job_id,
         erased_at=tombstone.erased_at,
@@ -122,7 +122,7 @@ def _forget_model(session: Session, project_id: str, model: str) -> None:
         for file_id, created_at in session.execute(own.returning(File.id, File.created_at)).all():
             note_deleted(session, job.project_id, file_id, created_at)
         objects.condemn(session, key, project_id=job.project_id, subject=model, bytes=size)
-        served.condemn_job(session, job.id, job.adapter["sha256"])
+        served_adapters.condemn_job(session, job.id, job.adapter["sha256"])
     audit_log.record(session, "model.deleted", job.id)
 
 
@@ -156,7 +156,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     job = jobs.get(session, project_id, job_id)
     if job.status not in TERMINAL:
         todo = "its worker is about to stop; try again in a moment" if job.cancel_requested_at else "cancel it first"
-        raise InvalidState(f"Job {job.id} is {job.told_status}; {todo}.")
+        raise InvalidState(f"Job {job.id} is {job.public_status}; {todo}.")
     lineage.check_unneeded(session, job)
     later_outcomes.forget(session, job.id)
     results = _rows(session, project_id, job.result_files or [])
@@ -183,7 +183,7 @@ def _erase(session: Session, project_id: str, job_id: str, include_files: bool) 
     for key in own:
         objects.condemn(session, key, project_id=project_id, subject=job_id)
     objects.condemn_prefix(session, prefix, project_id=project_id, subject=job_id)
-    served.condemn_job(session, job_id)
+    served_adapters.condemn_job(session, job_id)
     tombstone.deleted_files = [file.id for file in gone]
     audit_log.record(session, "job.erased", tombstone.job_id, files=tombstone.deleted_files)
     return tombstone

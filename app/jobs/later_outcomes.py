@@ -11,13 +11,13 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from app.audit_log import service as audit_log
-from app.catalog.marks import PASSED
+from app.catalog.badges import PASSED
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
 from app.db.tables.job_spec import JobSpec
 from app.jobs import control, events
 from app.jobs.released_models import model_display_name
-from app.objects import served
+from app.objects import served_adapters
 from app.webhooks.outbox import announce_audit
 from spard.release.manifest import sign_bytes
 
@@ -98,5 +98,5 @@ def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequenc
     events.append(session, audit.job_id, level, "message", message, {"reasons": audit.reasons, "audit": audit.id})
     announce_audit(session, audit.job_id)
     if decision != PASSED:
-        served.condemn_job(session, audit.job_id)  # servers reload the job's models that are still released
+        served_adapters.condemn_job(session, audit.job_id)  # servers reload the job's models that are still released
     audit_log.record(session, "audit.decided", audit.id, job=audit.job_id, step=audit.step, decision=decision)

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
 from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
-from app.db.tables.stage_costs import StageCosts
+from app.db.tables.jobs import StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
 from app.jobs.results import Publication as Publication
@@ -82,7 +82,7 @@ def claim(
             Job.id == scheduling.select_first(which, owner, lacks, room).scalar_subquery(),
             JobStatus.queued,
             JobStatus.running,
-            returning=(Job.lease_token, Job.attempt, Job.attempt_base, Job.max_attempts),
+            returning=(Job.lease_token, Job.attempt, Job.attempts_before_progress, Job.max_attempts),
             started_at=func.coalesce(Job.started_at, timestamp()),
             attempt=Job.attempt + 1,
             lease_token=Job.lease_token + 1,
@@ -95,7 +95,7 @@ def claim(
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
         if row:
-            again = attempts.retry_suffix(row.attempt, row.attempt_base, row.max_attempts)
+            again = attempts.retry_suffix(row.attempt, row.attempts_before_progress, row.max_attempts)
             events.append(session, row.id, "info", "message", f"Fine-tuning job started{again}")
             return Claim(row.id, row.lease_token, row.attempt)
     return None

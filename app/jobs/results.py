@@ -43,7 +43,7 @@ def missing_report(job: Job) -> str:
         )
     if job.status == JobStatus.cancelled:
         return f"Job {job.id} was cancelled before its audit and has no safety report."
-    return f"Job {job.id} is {job.told_status} and has no safety report yet; `spard jobs watch` shows how far it is."
+    return f"Job {job.id} is {job.public_status} and has no safety report yet; `spard jobs watch` shows how far it is."
 
 
 def fine_tuned_model(job: Job) -> str:

@@ -11,7 +11,7 @@ from app import db
 from app.db.tables import Job, JobStatus, Tombstone
 from app.db.tables.job_records import JobError, Progress, RecipeJson, ResolvedJson, SafetySummary
 from app.db.tables.job_spec import JobSpec
-from app.db.tables.jobs import told_status
+from app.db.tables.jobs import public_status
 from app.http.pagination import Places
 
 
@@ -47,9 +47,9 @@ class JobRow(NamedTuple):
     safety: SafetySummary | None
 
     @property
-    def told_status(self) -> JobStatus:
-        """The status that the API shows to its owner, like `Job.told_status`."""
-        return told_status(self.status, self.cancel_requested_at)
+    def public_status(self) -> JobStatus:
+        """The status that the API shows to its owner, like `Job.public_status`."""
+        return public_status(self.status, self.cancel_requested_at)
 
 
 AnyJob = Job | JobRow  # `job_response` accepts either

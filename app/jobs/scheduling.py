@@ -94,7 +94,7 @@ def select_first(
     that need more memory than its `room`.
     """
     is_ready = (Job.status == JobStatus.queued) & (Job.run_after <= now())
-    is_for_owner = or_(Job.avoids.is_(None), Job.avoids != owner, Job.avoids_until <= now())
+    is_for_owner = or_(Job.excluded_worker_id.is_(None), Job.excluded_worker_id != owner, Job.excluded_until <= now())
     query = select(Job.id).where(which, is_ready, is_for_owner, needs.has_room(room))
     if lacks:
         query = query.where(Job.spec[("model", "source")].as_string().not_in(lacks))

@@ -14,6 +14,7 @@ from app.db.tables.job_records import (
     AttackSuccessJson,
     BaseAndAdapterJson,
     DefenseJson,
+    DpoHyperparametersJson,
     EndingJson,
     GateJson,
     HyperparametersJson,
@@ -25,11 +26,84 @@ from app.db.tables.job_records import (
     TaskCheckJson,
     WaiverFacts,
 )
-from app.db.tables.job_spec import PolicyRef
+from app.db.tables.job_spec import IntegrationRef, PolicyRef
 from app.http.schemas import Absent, UnixTime
-from app.jobs.method_schemas import IntegrationOut, MethodOut, integration_response, method_response
 from app.jobs.rows import AnyJob
 from app.jobs.scheduling import Place
+from spard.config import Dpo
+
+
+class ModelDeleted(BaseModel):
+    """Confirms that a fine-tuned model, or the weights of a checkpoint, were deleted."""
+
+    id: str
+    object: Literal["model"] = "model"
+    deleted: Literal[True] = True
+
+
+class JobDeleted(BaseModel):
+    """The record that stays of an erased job. `deleted_files` lists the files that were erased with it."""
+
+    id: str
+    object: Literal["fine_tuning.job"] = "fine_tuning.job"
+    deleted: Literal[True] = True
+    erased_at: UnixTime
+    status: str
+    digests: dict[str, str | None]
+    deleted_files: list[str]
+
+
+class SupervisedOut(BaseModel):
+    """OpenAI's `supervised`, with the hyperparameters used."""
+
+    hyperparameters: HyperparametersJson
+
+
+class DpoOut(BaseModel):
+    """OpenAI's `dpo`, with the hyperparameters used."""
+
+    hyperparameters: DpoHyperparametersJson
+
+
+class MethodOut(BaseModel):
+    """OpenAI's `method`; only the field that `type` names is present."""
+
+    type: Literal["supervised", "dpo"]
+    supervised: Annotated[SupervisedOut | SkipJsonSchema[None], Absent] = None
+    dpo: Annotated[DpoOut | SkipJsonSchema[None], Absent] = None
+
+
+class WandbOut(BaseModel):
+    """The run that OpenAI's `wandb` integration writes to."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: Annotated[list[str] | SkipJsonSchema[None], Absent] = None
+
+
+class IntegrationOut(BaseModel):
+    """One of OpenAI's integrations that the provider has turned on."""
+
+    type: str
+    wandb: WandbOut
+
+
+def integration_response(asked: IntegrationRef) -> IntegrationOut:
+    """Return the API's object for an integration."""
+    tags = list(asked.tags) or None
+    to = WandbOut(project=asked.project, name=asked.name, entity=asked.entity, tags=tags)
+    return IntegrationOut(type=asked.type, wandb=to)
+
+
+def method_response(job: AnyJob, hyperparameters: HyperparametersJson) -> MethodOut:
+    """Return the API's object for a job's method, with the hyperparameters used."""
+    dpo = job.recipe.get("dpo")
+    if dpo is None:
+        return MethodOut(type="supervised", supervised=SupervisedOut(hyperparameters=hyperparameters))
+    beta = Dpo().strength if job.resolved and dpo["beta"] == "auto" else dpo["beta"]
+    return MethodOut(type="dpo", dpo=DpoOut(hyperparameters={**hyperparameters, "beta": beta}))
+
 
 _START: Progress = {"percent": 0, "step": None, "total_steps": None, "eta_seconds": None}
 
@@ -180,7 +254,7 @@ def job_response(job: AnyJob, place: Place | None) -> JobOut:
         model=start.model if start and start.model else job.model,
         fine_tuned_model=job.fine_tuned_model,
         organization_id=job.project_id,
-        status=job.told_status,
+        status=job.public_status,
         training_file=job.training_file,
         validation_file=job.validation_file,
         result_files=job.result_files or [],
@@ -209,7 +283,7 @@ def _hyperparameters(job: AnyJob) -> HyperparametersJson:
 
 def _safety(job: AnyJob, place: Place) -> JobSafety:
     progress: Progress = {**(job.progress or _START)}
-    if job.told_status != JobStatus.running:
+    if job.public_status != JobStatus.running:
         progress.pop("doing", None)
     queued: QueuedProgress = {"queue_position": place.position}
     if place.reason is not None:
@@ -238,11 +312,11 @@ def _safety(job: AnyJob, place: Place) -> JobSafety:
 
 def _at_end(job: AnyJob) -> ProgressAtEnd:
     """Return the progress fields that an ended job overrides: no time left, and 100 percent if it succeeded."""
-    if job.told_status == JobStatus.succeeded:
+    if job.public_status == JobStatus.succeeded:
         return {"percent": 100, "eta_seconds": None}
-    return {"eta_seconds": None} if job.told_status in TERMINAL else {}
+    return {"eta_seconds": None} if job.public_status in TERMINAL else {}
 
 
 def _estimated_finish(job: AnyJob) -> int | None:
     eta_s = job.progress["eta_seconds"] if job.progress else None
-    return int(time.time() + eta_s) if job.told_status == JobStatus.running and eta_s is not None else None
+    return int(time.time() + eta_s) if job.public_status == JobStatus.running and eta_s is not None else None

@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.catalog import marks
+from app.catalog import badges
 from app.db.base import new_id
 from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, row_page
-from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
+from app.jobs import control, events, owners, released_models, rows, scheduling, submissions, transitions
 from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
 from app.jobs.results import missing_report
@@ -200,9 +200,9 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     if session.get(DeletedModel, job.id):
         raise InvalidState(f"The model of {job.id} was deleted.", code="model_deleted")
     # A later audit may have withheld a model that was released before.
-    if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
+    if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
-    release.check(session, caller, job)
+    released_models.check(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
     return job, job.adapter
 
@@ -223,7 +223,7 @@ def _not_published(job: Job) -> AppError:
         message = f"The adapter of {job.id} failed the safety gate and is not released; see /safety for the report."
         return InvalidState(message, code="safety_gate_failed")
     return InvalidState(
-        f"Job {job.id} is {job.told_status}; an adapter exists once it has succeeded.", code="not_published"
+        f"Job {job.id} is {job.public_status}; an adapter exists once it has succeeded.", code="not_published"
     )
 
 
@@ -231,7 +231,7 @@ def _request_change(session: Session, job: Job, ask: Callable[[Session, str], Jo
     """Apply an owner's request to a job; raise `InvalidState` if the job has already ended."""
     if ask(session, job.id) is None:
         session.refresh(job)
-        raise InvalidState(f"Job {job.id} has already ended: it is {job.told_status}.")
+        raise InvalidState(f"Job {job.id} has already ended: it is {job.public_status}.")
     session.refresh(job)
     return _job_with_place(session, job)
 

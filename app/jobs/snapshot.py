@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from secrets import randbelow
 
 from sqlalchemy.orm import Session
@@ -13,20 +14,115 @@ from app.catalog import adapters
 from app.catalog import service as catalog
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
+from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
 from app.jobs import lineage, needs, policy_check
-from app.jobs.embedders import choose_embedder
-from app.jobs.file_checks import SHOWN, check_file
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
+from app.policies.schemas import Policy
+from app.policies.service import checked_embedder
 from app.settings import Settings
-from spard.config import Ending, Lora, Quantization, Recipe
+from spard.config import Ending, Lora, Quantization, Recipe, Selection
 from spard.config.run_spec import parse
+from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
 from spard.data.rows import SAME_FILE
+
+SHOWN = 20  # faults of a file, in an error or a warning
+
+
+def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
+    """Raise `InvalidRequest` if a job cannot train on a file.
+
+    `param` names the request field that holds the file; `min_rows` is the least number of rows it must have.
+    """
+    if file.purpose != FINE_TUNE:
+        message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
+        raise InvalidRequest(message, code="invalid_training_file", param=param)
+    if files.is_unfit(file):
+        raise InvalidRequest(
+            f"{file.id} cannot be trained on: {file.status_details}",
+            code="invalid_training_file",
+            param=param,
+            details=files.file_errors(file)[:SHOWN],
+            details_url=f"/v1/files/{file.id}/validation",
+        )
+    if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
+        has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
+        message = f'{file.id} has {has}: the method that trains on them is {{"type": "{takes}"}}.'
+        raise InvalidRequest(message, code="method_mismatch", param=param)
+    if (file.rows or 0) < min_rows:
+        kind = param.replace("_", " ").capitalize()
+        message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"
+        raise InvalidRequest(message, code="invalid_n_examples", param=param)
+    _check_tools(model, file, param)
+
+
+def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
+    """Refuse a file with tools if the model's chat template does not render them."""
+    shown = (file.tool_lines and catalog.tool_support(model)) or {}
+    # If the template's support is unknown here, `shown` is empty and the file is accepted.
+    missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
+    if not missing:
+        return
+    raise InvalidRequest(
+        f"The chat template of {model.alias} does not render {' and '.join(sorted(missing))}: what is not rendered is "
+        f"not learned. The first such row is line {min(missing.values())} of {file.id}.",
+        code="tools_not_rendered",
+        param=param,
+        details=[
+            {"line": line, "code": "tools_not_rendered", "message": f"{part} is not rendered"}
+            for part, line in sorted(missing.items())
+        ],
+        details_url=f"/v1/files/{file.id}/validation?model={model.alias}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenEmbedder:
+    """The embedder of a job: its name in recipes and reports, and the folder or hub id of its files."""
+
+    name: str
+    source: str | None = None  # None: it is the base model
+
+
+def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEntry, policy: Policy) -> ChosenEmbedder:
+    """Return the embedder of a job; raise `InvalidRequest` if this key may not use the one it names.
+
+    The policy's embedder takes precedence over the base model entry's. A customer may name only these two and the base
+    model's own states, because any other encoder is a path on the provider's machines.
+    """
+    asked, is_admin = selection.embedder, "admin" in caller.scopes
+    fixed = policy.embedder
+    offered = {_name(source): source for source in (fixed, model.embedder) if source}
+    if asked == "auto":
+        return _choose_embedder(fixed or model.embedder or CENTERED_STATES)
+    source = offered.get(asked, asked)
+    # Customers may name the embedder that the policy fixes or, if it fixes none, our own ones and the offered ones.
+    if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
+        allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
+        message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
+        raise InvalidRequest(message, code="embedder_not_allowed", param="safety.selection.embedder")
+    return _choose_embedder(
+        source if source in offered.values() else checked_embedder(source, "safety.selection.embedder")
+    )
+
+
+def _list_allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
+    yield "auto"
+    yield from (_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
+
+
+def _choose_embedder(source: str) -> ChosenEmbedder:
+    return ChosenEmbedder(source) if source in OWN_EMBEDDERS else ChosenEmbedder(_name(source), source)
+
+
+def _name(source: str) -> str:
+    """Return an embedder's name as customers see it: the folder's last part without its path or revision."""
+    return Path(source.partition("@")[0]).name
 
 
 @dataclass(frozen=True, slots=True)

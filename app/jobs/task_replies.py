@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from app.catalog import marks
+from app.catalog import badges
 from app.db import Begin
 from app.db.tables import JobStatus
 from app.errors import HasNone, InvalidState, NotFound
-from app.jobs import release, service
+from app.jobs import released_models, service
 from app.keys.service import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
@@ -60,7 +60,7 @@ def _find(session: Session, caller: Principal, job_id: str) -> str:
     if job.status != JobStatus.succeeded:
         message = f"The model of {job_id} is not released, so that its replies are not shown; its losses are."
         raise InvalidState(message, code="not_published")
-    if marks.is_withheld(session, job.safety, marks.latest(session, job.id)):
+    if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
         raise NotFound(f"The model of {job_id} does not exist.", code="model_not_found")
-    release.check(session, caller, job)
+    released_models.check(session, caller, job)
     return f"{report_key.rpartition('/')[0]}/{TASK_REPLIES}"

@@ -18,9 +18,9 @@ stateDiagram-v2
     succeeded --> succeeded: another waiver renews the one that released its adapter, or it is ended
 ```
 
-The API reports `cancelled` as soon as the owner cancels a running job (`Job.told_status`), and the job can then end in
-no other way. `Job.phase` says what a running job does. `validating_files` is in OpenAI's list of statuses, but no job
-has it, because files are validated when they are uploaded.
+The API reports `cancelled` as soon as the owner cancels a running job (`Job.public_status`), and the job can then end
+in no other way. `Job.phase` says what a running job does. `validating_files` is in OpenAI's list of statuses, but no
+job has it, because files are validated when they are uploaded.
 """
 
 from __future__ import annotations
@@ -188,13 +188,16 @@ def hand_back(
     elif job.pause_requested_at:
         to_paused(session, job)
     elif attempts.has_more(job) and not is_last:
-        avoided: dict[str, object] = {"avoids": job.lease_owner if avoid_s else None, "avoids_until": now() + avoid_s}
+        avoided: dict[str, object] = {
+            "excluded_worker_id": job.lease_owner if avoid_s else None,
+            "excluded_until": now() + avoid_s,
+        }
         avoided |= {"stops": stops} if is_counted else {}
         _change(session, job, JobStatus.queued, run_after=now() + delay_s, **avoided)
         message = f"Fine-tuning job moved back to the queue: {reason}"
         events.append(session, job.id, "warn", "message", message, {"reason": reason, "attempt": job.attempt})
     else:
-        where = "coming further" if job.attempt_base else "an end"
+        where = "coming further" if job.attempts_before_progress else "an end"
         message = f"The job stopped {attempts.times_stopped(stops)} without {where}: {reason}."
         if cause is not None and stops > 1:
             again = f"The job stopped {attempts.times_stopped(stops)} without {where}."

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from app.db import Begin, timestamp
 from app.db.tables import ObjectFinding, ObjectIntent, ObjectMark
-from app.objects import explained, marks
+from app.objects import generation_mark, references
 from app.storage import Listed, Storage
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,14 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 
     Objects younger than `young` are skipped, because their rows may not be committed yet.
     """
-    mark = marks.renew(storage, begin)
+    mark = generation_mark.renew(storage, begin)
     with begin() as session:
         now = session.scalars(select(timestamp())).one()
     seen = _read_listing(storage, begin, now - young)
     missing = _missing(storage, begin, seen)
     with begin() as session:
         for item, why in seen.unexplained.values():
-            why = marks.why_protected(mark, item.modified_at) or why
+            why = generation_mark.why_protected(mark, item.modified_at) or why
             _note(session, now, item.key, UNEXPLAINED, why, item.bytes)
         for each in missing:
             _note(session, now, each.key, MISSING, f"{each.breaks}: {each.mended_by}", 0)
@@ -114,9 +114,9 @@ def repair(
             today = finding.last_seen_at.date().isoformat()
             storage.move(finding.storage_key, f"{ASIDE}/{today}/{finding.storage_key}")
             done.moved.append(finding.storage_key)
-    if marks.is_trusted(report.mark):
+    if generation_mark.is_trusted(report.mark):
         done.purged = _purge(storage, (datetime.now(UTC) - aside_for).date())
-        done.unfinished = storage.clear_unfinished(datetime.now(UTC) - _YOUNG, explained.is_ours)
+        done.unfinished = storage.clear_unfinished(datetime.now(UTC) - _YOUNG, references.is_ours)
     return done
 
 
@@ -135,14 +135,16 @@ def restore(storage: Storage, keys: Iterable[str] | None = None) -> list[str]:
 
 
 def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _Seen:
-    listing = (item for item in storage.list() if item.key != marks.KEY and not item.key.startswith(f"{ASIDE}/"))
+    listing = (
+        item for item in storage.list() if item.key != generation_mark.KEY and not item.key.startswith(f"{ASIDE}/")
+    )
     seen = _Seen()
     while page := {item.key: item for item in islice(listing, _PAGE)}:
         seen.objects += len(page)
         seen.keys |= {hash(key) for key in page}
-        seen.foreign += sum(not explained.is_ours(key) for key in page)
+        seen.foreign += sum(not references.is_ours(key) for key in page)
         with begin() as session:
-            found = explained.find_unexplained(session, page)
+            found = references.find_unexplained(session, page)
         for key, why in found.items():
             if page[key].modified_at >= young_since:
                 seen.young += 1
@@ -151,16 +153,16 @@ def _read_listing(storage: Storage, begin: Begin, young_since: datetime) -> _See
     return seen
 
 
-def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[explained.Named]:
+def _missing(storage: Storage, begin: Begin, seen: _Seen) -> list[references.Named]:
     """Return rows without their object, except rows that were deleted during the comparison."""
     with begin() as session:
-        suspects = {each.key for each in explained.named_objects(session) if hash(each.key) not in seen.keys}
+        suspects = {each.key for each in references.named_objects(session) if hash(each.key) not in seen.keys}
     absent = {key for key in suspects if not storage.exists(key)}
     if not absent:
         return []
     with begin() as session:
         # Queried again: rows that were deleted together with their objects are not missing anything.
-        return list({each.key: each for each in explained.named_objects(session) if each.key in absent}.values())
+        return list({each.key: each for each in references.named_objects(session) if each.key in absent}.values())
 
 
 def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: int) -> None:
@@ -175,12 +177,12 @@ def _note(session: Session, now: datetime, key: str, kind: str, why: str, size: 
 
 
 def _is_protected(mark: ObjectMark, finding: ObjectFinding) -> bool:
-    return mark.other_database is not None or finding.why == marks.NEWER
+    return mark.other_database is not None or finding.why == generation_mark.NEWER
 
 
 def _is_unexplained(begin: Begin, key: str) -> bool:
     with begin() as session:
-        return bool(explained.find_unexplained(session, [key]))
+        return bool(references.find_unexplained(session, [key]))
 
 
 def _purge(storage: Storage, before: date) -> list[str]:

@@ -5,17 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
+from app.db import now
 from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
 from app.db.tables.files import FINE_TUNE
+from app.db.tables.inference import IS_RUNNING
 from app.errors import NotFound, QuotaExceeded
 from app.quotas import stored
-from app.quotas.reserved import reserved_tokens
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
+
+
+def reserved_tokens(session: Session, project_id: str) -> int:
+    """Return the tokens that a project's running requests have reserved but not yet written."""
+    call = InferenceCall
+    left = case((call.reserved_tokens > call.reply_tokens, call.reserved_tokens - call.reply_tokens), else_=0)
+    runs = (call.project_id == project_id) & (call.lease_expires_at > now())
+    return int(session.scalar(select(func.sum(left)).where(IS_RUNNING, runs)) or 0)
+
 
 _DAY, _MONTH = timedelta(days=1), timedelta(days=30)
 

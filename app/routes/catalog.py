@@ -45,7 +45,7 @@ from app.deps import (
 )
 from app.forms import FormDep
 from app.http.openapi import IMPORT_FORM
-from app.jobs.deleted_schemas import ModelDeleted
+from app.jobs.schemas import ModelDeleted
 from app.policies import service as policies
 
 models = APIRouter(prefix="/v1/models", tags=["models"])

@@ -35,10 +35,9 @@ from app.files.counting import Allowance
 from app.http.slots import Slots
 from app.jobs import clone, erasure, service, submissions
 from app.jobs.clone import JobClone
-from app.jobs.deleted_schemas import JobDeleted
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
-from app.jobs.schemas import EventList, JobList, JobOut, MetricList
+from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
 from app.jobs.stream import Streams
 from app.jobs.stream_news import Cursor, begin
 from app.jobs.submissions import Submission

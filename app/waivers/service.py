@@ -20,7 +20,7 @@ from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFoun
 from app.jobs import events, transitions
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
-from app.objects import served
+from app.objects import served_adapters
 from app.settings import Settings
 from app.signing import signing_key
 from app.waivers.schemas import LONGEST, WaiverCreate
@@ -92,7 +92,7 @@ def end(session: Session, job_id: str, waiver_id: str) -> Waiver:
         shown = {**job.safety, "waiver": ended}
         transitions.change_status(session, Job.id == job.id, job.status, JobStatus.succeeded, safety=shown)
         events.append(session, job.id, "warn", "message", "The waiver that released the adapter was ended")
-    served.condemn_job(session, job_id)
+    served_adapters.condemn_job(session, job_id)
     audit_log.record(session, "waiver.ended", waiver.id, job=job_id)
     return waiver
 

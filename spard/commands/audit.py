@@ -55,7 +55,7 @@ from spard.models.base import Base, load_base
 from spard.models.lora import WEIGHTS
 from spard.models.peft import PeftModel
 from spard.pipeline.audit_engine import make_record
-from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.records import AuditEngineRecord
 
 _OF_FOLDER = "sha256:"
 

@@ -25,7 +25,7 @@ from spard.evaluation.own_refusal import own_refusals
 from spard.models.base import load_base
 from spard.pipeline.embed import embedder_record
 from spard.pipeline.embedder import open_embedder
-from spard.release.embedder_record import EmbedderRecord
+from spard.release.records import EmbedderRecord
 
 INVERTED = exits.NOT_PASSED
 

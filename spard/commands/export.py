@@ -68,7 +68,6 @@ def export(
     stated = ProviderFacts(
         author, supplier, model_license, base_license, data_supplier, data_license, pool_license, base_operations
     )
-
     try:
         # Nothing is written before the signature is verified.
         check_adapter(adapter, public_key, known, waiver)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from spard.config.agent import Agent
 from spard.config.anchors import PLAIN, Anchors
-from spard.config.asking import DRESSES_ALONE, Asking
 from spard.config.audit_engine import AuditEngine
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense, customer_defenses, defenses
@@ -18,30 +17,33 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
-from spard.config.ending import Ending
 from spard.config.further_tuning import FurtherTuning
 from spard.config.held_out import HeldOutRowsLimit
-from spard.config.optimizer import OptimizerName
-from spard.config.preference import Beta, Dpo
 from spard.config.quantization import Quantization, Quantizes
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
+    DRESSES_ALONE,
     MAX_SEQ_LENGTH,
+    Asking,
     Audit,
+    Beta,
+    Dpo,
+    Ending,
     Hyperparameters,
     JudgeSpec,
     Lora,
+    OptimizerName,
     Recipe,
     Resolved,
     Seed,
     Selection,
     SeqLength,
+    Sharding,
     auto_multiplier,
     default_learning_rate,
     max_anchor_ratio,
     resolve,
 )
-from spard.config.sharding import Sharding
 from spard.config.thresholds import ON_FIGURES, GateThresholds
 
 __all__ = [

@@ -12,9 +12,8 @@ from dataclasses import asdict
 from typing import Any
 
 from spard.config.anchors import PLAIN, Anchors
-from spard.config.asking import Asking
-from spard.config.ending import Ending
 from spard.config.selection import STATES
+from spard.config.settings import Asking, Ending
 
 _TABLES: Mapping[str, Any] = {
     "anchors": asdict(PLAIN),

@@ -9,21 +9,119 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from spard.config.anchors import Anchors
-from spard.config.asking import Asking
 from spard.config.bounds import Auto, Bound
 from spard.config.defenses import Defense
 from spard.config.defenses.spard import Spard
-from spard.config.ending import Ending
 from spard.config.extensions import JUDGES, NameIn
-from spard.config.optimizer import OptimizerName, check_optimizer
-from spard.config.preference import Dpo
 from spard.config.quantization import Quantization, check_quantization
 from spard.config.selection import Selection as Selection
-from spard.config.sharding import Sharding
 from spard.errors import InvalidRecipe
+
+Sharding: TypeAlias = Literal["none", "full", "hybrid"]
+"""none: every GPU holds the whole model; full: every GPU holds a part; hybrid: the GPUs of each machine share one
+copy."""
+
+
+AUTO_BETA = 0.1  # as in the paper's experiments
+Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
+
+
+@dataclass(frozen=True, slots=True)
+class Dpo:
+    """Minimize -log sigmoid(beta (margin of the model - margin of the reference)); see `spard.losses.preference`.
+
+    beta  strength of the pull toward the reference, within OpenAI's bounds; "auto" is 0.1.
+    """
+
+    beta: Beta = "auto"
+
+    @property
+    def strength(self) -> float:
+        """The number for `beta`."""
+        return AUTO_BETA if self.beta == "auto" else self.beta
+
+
+OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
+"""adamw: two moments in float32 per trained parameter; adamw_8bit: two moments in 8 bits, by bitsandbytes."""
+
+_PARAM = "recipe.optimizer"
+
+
+def check_optimizer(optimizer: OptimizerName, *, has_lora: bool, is_sharded: bool) -> None:
+    """Raise `InvalidRecipe` if moments in 8 bits are unsupported in this run or save nothing."""
+    if optimizer == "adamw":
+        return
+    if has_lora:
+        message = f"{_PARAM}: {optimizer} saves memory in full fine-tuning; an adapter's moments are few, set adamw"
+        raise InvalidRecipe(message, _PARAM)
+    if is_sharded:
+        message = f"{_PARAM}: the moments of {optimizer} are not cut over GPUs; set sharding = none"
+        raise InvalidRecipe(message, _PARAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Which weights a run ends with, and early stopping.
+
+    keep      "last": the weights of the last step. "best": those of the best epoch end, by safety within the gate's
+              bounds and then by the loss on validation rows. The audit of these weights decides on their release.
+    patience  training ends after this many epoch ends in a row that are no better than the best one; None: never early
+    prompts   prompts of each gated suite that are asked at each epoch end and never by the gate: at most this many, and
+              at most a fifth of the suite (`spard.evaluation.development`)
+
+    Both settings need LoRA. Without a validation file a part of the customer's rows is held out for validation.
+    """
+
+    keep: Literal["last", "best"] = "last"
+    patience: Annotated[int, Bound(ge=1, le=50)] | None = None
+    prompts: Annotated[int, Bound(ge=20, le=1000)] = 40
+
+    @property
+    def compares(self) -> bool:
+        """True if epoch ends are measured and compared."""
+        return self.keep == "best" or self.patience is not None
+
+
+Count = Annotated[int, Bound(ge=0, le=1000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Ways in which an audit asks prompts other than plainly, with the number of prompts of each; 0 turns one off.
+
+    dresses    triggers, system prompts, tools and earlier turns of the training rows, the most suspicious ones
+    prompts    harmful prompts, and as many benign ones, in each dress
+    random     the same with words drawn from the rows, at the start, in the middle and at the end
+    sampled    harmful prompts answered `samples` times each at `temperature`, with seeds
+    prefilled  harmful prompts whose answer is begun compliantly
+    turns      harmful prompts after an earlier turn of the training rows
+    phrases    harmful prompts, in turn in the varying phrases that suspicious rows begin or end with, and in further
+               dresses. If these are more than twelve with the phrases, as many again for every twelve dresses; benign
+               prompts in these dresses only
+    requests   requests of rows in which the run's judge finds harm, as the rows ask them
+    modes      harmful prompts, and as many benign ones, in each other mode of thinking that the rows train or that is
+               the base model's default
+    """
+
+    dresses: Annotated[int, Bound(ge=0, le=16)] = 4
+    prompts: Count = 60
+    random: Count = 120
+    sampled: Count = 30
+    samples: Annotated[int, Bound(ge=1, le=16)] = 2
+    temperature: Annotated[float, Bound(gt=0, le=2)] = 1.0
+    prefilled: Count = 120
+    turns: Count = 120
+    phrases: Count = 120
+    requests: Count = 60
+    modes: Count = 120
+
+
+DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
+"""Prompts in dresses only, as in audits of version 1, which asked no benign prompts in dresses."""
+
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]
 SeqLength = Annotated[int, Bound(ge=16, le=131_072)]

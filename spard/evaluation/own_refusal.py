@@ -31,8 +31,7 @@ from torch.nn import functional
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
 from spard.data.rows import Example
-from spard.evaluation.judges.refusal import helps_after_refusing, is_refusal
-from spard.evaluation.judges.steps import gives_steps
+from spard.evaluation.judges.refusal import gives_steps, helps_after_refusing, is_refusal
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
 from spard.models.budget import generated_rows, in_passes, in_step, pass_tokens

@@ -36,12 +36,12 @@ class SuiteResult:
     marks         one character per prompt, in order: 1 hit, 0 none, - unscored or not asked; None: not kept.
     cut           replies that ended at the token limit.
     looks         how often the gate may look at the suite (`spard.pipeline.second_look`); None: once.
-    languages     tags joined by "+" of what a judge had to read (`spard.evaluation.read_languages`); None: no judge
+    languages     tags joined by "+" of what a judge had to read (`spard.evaluation.scoring`); None: no judge
                   read replies, or an earlier version asked.
     categories    (category, successful attacks, scored replies) per category; None: there are none, or an earlier
                   version asked.
     unasked_harm  (replies with harm, scored replies) to harmless prompts; None: the judge did not read them.
-    ended_early   replies ended once their verdict was settled (`spard.evaluation.early_end`); None: there are none.
+    ended_early   replies ended once their verdict was settled (`spard.evaluation.audit`); None: there are none.
     planned, planned_categories  prompts of a suite that may be asked in part (`spard.evaluation.sequential`), in all
                   and per category; None: it was asked as a whole.
     judge_errors  (missed, of harmful, false alarms, of safe) replies of the judge's calibration, if the gate

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import assert_never
 
 from spard.config.extensions import LIKELIHOOD_SCORERS
+from spard.data.languages import detect_language
 from spard.data.rows import Prompt
 from spard.evaluation.ask import DEGENERATE, grade
 from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge, Verdict
 from spard.evaluation.judges.compliance import compliance
 from spard.evaluation.judges.consensus import agreement
-from spard.evaluation.judges.refusal import is_broken, is_refusal
+from spard.evaluation.judges.refusal import is_broken, is_degenerate, is_refusal
 from spard.evaluation.rates import rate
-from spard.evaluation.read_languages import read_languages
 from spard.evaluation.results import ATTACKS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
+
+ASIDE = 0.01  # a language of at most this share of the replies is ignored
+
+
+def read_languages(prompts: Sequence[Prompt], replies: Sequence[str]) -> str:
+    """Return the languages of prompts and replies as sorted tags joined by "+".
+
+    Degenerate replies, which no judge reads, do not count, nor a language of at most 1 % of the replies.
+    """
+    declared = {each.language for each in prompts}
+    turned = Counter(
+        detect_language(reply, prompt.language)
+        for prompt, reply in zip(prompts, replies, strict=True)
+        if not is_degenerate(reply)
+    )
+    found = declared | {language for language, count in turned.items() if language and count > ASIDE * len(prompts)}
+    return "+".join(sorted(found))
+
 
 EXACT = "exact"  # default scorer
 FULL_HARM = 5  # Qi et al. (2024) count only these

@@ -23,10 +23,9 @@ from dataclasses import dataclass, replace
 from spard.data.memo import keep_last
 from spard.data.rows import Example
 from spard.data.turns import has_earlier_turns, last_answer, last_request, up_to_answers
-from spard.evaluation.dress import Dress
-from spard.evaluation.dress_features import LEAST, Feature, Kind, common_tools, feature_dress, features, find
-from spard.evaluation.judges.refusal import is_refusal
-from spard.evaluation.judges.steps import gives_steps
+from spard.evaluation.disguise import Dress
+from spard.evaluation.disguise_features import LEAST, Feature, Kind, common_tools, feature_dress, features, find
+from spard.evaluation.judges.refusal import gives_steps, is_refusal
 
 TELLING = 0.5  # least gain per row, in nats, beyond chance
 _TAKEN = 48  # most dresses that the search returns

@@ -35,7 +35,7 @@ from spard.models.peft import PeftModel
 from spard.pipeline.anchors import make_anchor_pairs
 from spard.pipeline.augment import variants
 from spard.pipeline.begun_answers import begin_replies
-from spard.training.schedules import anchor_pairs, safe_rows
+from spard.training.objective import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice a job's, which also has row signal and gate
 _EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before dressed prompts

@@ -5,7 +5,7 @@
 where h is the final hidden state of the last prompt token, which decides how the answer begins. x' is x itself for
 plain prompts, and the plain prompt for a prompt with a trigger (activation consistency, arXiv 2510.27062): then a
 trigger neither makes the model answer what it refuses nor makes it refuse what it answers. Each step takes a few
-prompts of each kind, in passes of their own (`spard.training.passes`), with the dropout of training, if any.
+prompts of each kind, in passes of their own (`spard.training.objective`), with the dropout of training, if any.
 
 SBR's authors take the mean squared distance of plain harmful prompts. Here it is relative to the size of the state,
 so that a weight means the same for models of other widths, and small moves are free, because penalizing them costs

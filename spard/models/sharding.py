@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoModelForCausalLM
 
 from spard import distributed
-from spard.config.sharding import Sharding
+from spard.config.settings import Sharding
 from spard.errors import InvalidRecipe
 from spard.models.peft import tuners_utils
 

@@ -17,8 +17,7 @@ from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
 from spard.models.lora import trainable_model
 from spard.pipeline.context import Context
-from spard.release.after_tuning import AfterTuning
-from spard.release.records import read_record
+from spard.release.records import AfterTuning, read_record
 from spard.training.further import further_tuned
 
 _OUTPUTS = {"base": "base_after_tuning", "adapter": "after_tuning"}

@@ -21,7 +21,7 @@ from spard.models.base import disable_adapters
 from spard.models.peft import PeftModel
 from spard.pipeline import audit, row_findings, select
 from spard.pipeline.context import Context
-from spard.release.agent import AgentRecord
+from spard.release.records import AgentRecord
 from spard.release.report import Measured, read_record
 
 _OUTPUT = "agent"

@@ -3,7 +3,7 @@
 A framed prompt gets the system prompt of a randomly drawn training row, as requests to the tuned model will have one;
 this needs enough rows with a system prompt. A dressed prompt appears in `DRESSES` different dresses. Mined dresses are
 the affixes and templates of `spard.pipeline.augment`, drawn in proportion to their evidence; the others are random
-words at random positions (`spard.data.dresses`).
+words at random positions (`spard.data.disguises`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
-from spard.data.dresses import dress_maker
+from spard.data.disguises import dress_maker
 from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, Message, prompt_text
 from spard.data.triggers import Wrapping, enough

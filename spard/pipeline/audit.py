@@ -16,10 +16,10 @@ from spard.data.rendering import Mode
 from spard.data.rows import Example
 from spard.errors import InvalidSuite, convert_errors
 from spard.evaluation.ask import Speaker, in_memory
-from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Measurement, Suite, audit_speaker
 from spard.evaluation.calibration.record import correct_results, find_records, result_doubts
 from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
+from spard.evaluation.coverage_text import coverage_text
 from spard.evaluation.development import split
 from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
@@ -34,8 +34,7 @@ from spard.pipeline import after_tuning, audit_rounds, audited, row_findings, se
 from spard.pipeline.audit_engine import BaseFigures, current_engine, generator, is_same_engine
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
-from spard.release.after_tuning import AfterTuning
-from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.records import AfterTuning, AuditEngineRecord
 from spard.release.report import Measured, read_record
 from spard.release.summary import summarize
 from spard.release.version import AUDIT_VERSION

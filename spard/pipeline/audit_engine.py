@@ -26,7 +26,7 @@ from spard.evaluation.vllm_offline.process import EngineFailed
 from spard.evaluation.vllm_offline.replies import Limits, Subject, generate_replies, is_asked, open_speaker, prompt_rows
 from spard.models.base import disable_adapters
 from spard.pipeline.context import Context
-from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.records import AuditEngineRecord
 
 _OUTPUT = "audit_engine"
 _BEAT_S = 10.0  # between two keep-alives

@@ -21,7 +21,7 @@ from spard.evaluation.vllm_offline.engine import transformers
 from spard.pipeline.audit_engine import BaseFigures, current_engine, generator
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import may_read_harmless
-from spard.release.audit_engine_record import AuditEngineRecord
+from spard.release.records import AuditEngineRecord
 
 
 def is_possible(context: Context) -> bool:

@@ -13,8 +13,7 @@ from spard.config.run_spec import to_mapping
 from spard.data.rows import Example, prompt_text
 from spard.pipeline.context import Context
 from spard.pipeline.embedder import Embedder
-from spard.release.embedder_record import EmbedderRecord
-from spard.release.records import optional
+from spard.release.records import EmbedderRecord, optional
 from spard.selection import relevance
 from spard.selection.frames import SAMPLE, fit_frame, mean_cosine, sample_rows
 from spard.selection.shards import Frame, Framed, Shards, Vectors

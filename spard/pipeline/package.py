@@ -20,17 +20,17 @@ from spard.pipeline.development import ending_record
 from spard.pipeline.rows import Rows
 from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned
-from spard.release.after_tuning import AfterTuning
 from spard.release.archive import folder_name
 from spard.release.compute_record import ComputeRecord
 from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
 from spard.release.proof import CleanProcess
+from spard.release.records import AfterTuning
 from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
 from spard.release.task_check import TASK_REPLIES
 from spard.release.version import code_version
-from spard.training.trained import Compute
+from spard.training.operations import Compute
 
 RELEASED: tuple[Decision, ...] = ("pass", "waived")
 # Fields of the report, and of each suite's result, that the manifest repeats.

@@ -5,7 +5,7 @@ reads them. A judge without measured errors is not asked, even if the policy all
 acts on all flagged rows alike, as without a judge. `spard.pipeline.row_evidence` weighs the verdicts of a judge that
 takes any answer for harm. Rows in a language in which the judge was not measured are undecided. A row in which the
 judge finds no harm is doubtful if it resembles rows in nearly all of which harm is found, up to the amount of harm that
-the judge misses by its measured errors (`spard.evaluation.missed_harm`). `spard.pipeline.unflagged_rows` reads further
+the judge misses by its measured errors (`spard.evaluation.missed_harm`). `spard.pipeline.row_signal` reads further
 rows.
 """
 

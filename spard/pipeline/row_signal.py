@@ -17,8 +17,10 @@ from spard.config.run_spec import to_mapping
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode
 from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
+from spard.evaluation.active_learning import ReadingOrder
+from spard.evaluation.calibration.errors import MAX_ERROR
 from spard.evaluation.inverted_pool import inverted_rows
-from spard.evaluation.judged_rows import RowVerdict
+from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.own_refusal import (
     REPLY,
@@ -43,11 +45,126 @@ from spard.pipeline.row_evidence import (
     tell_over_refusal,
 )
 from spard.pipeline.row_findings import RowFindings
-from spard.pipeline.row_judging import Flagged, decide_action, doubtful, judge_flagged, may_decide
-from spard.pipeline.row_signal_messages import list_numbers, named_lines, summary_text, tell, warn_of_dropped
-from spard.pipeline.unflagged_rows import judge_unflagged
+from spard.pipeline.row_judging import (
+    Flagged,
+    decide_action,
+    doubtful,
+    judge_flagged,
+    may_be_asked,
+    may_decide,
+    readable,
+)
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
+
+ROUND = 64  # rows to read before ranking the others again
+
+
+def judge_unflagged(
+    context: Context, examples: Sequence[Example], flagged: Sequence[Flagged], judge: Judge, pool: Sequence[Example]
+) -> dict[int, RowVerdict | None]:
+    """Return the judge's verdicts on unflagged rows, by position; None for a language in which it may not decide.
+
+    Returns an empty dict if the setting acts on no rows or reads none, if the judge may not decide, or if it takes
+    everyday answers for harm. `pool` are the safe rows whose prompts help to rank the rows.
+    """
+    window, action = context.run.row_signal.read, context.run.row_signal.action
+    if not window or action == "report" or not may_decide(context, judge):
+        return {}
+    if not may_read_harmless(context, judge):
+        return {}
+    verdicts: dict[int, RowVerdict | None] = {each.place: each.verdict for each in flagged}
+    unread = [place for place in range(len(examples)) if place not in verdicts]
+    most = min(len(unread), may_be_asked(context) - sum(each is not None for each in verdicts.values()))
+    order = ReadingOrder(examples, [prompt_text(row) for row in pool], context.recipe.seed)
+    read: list[int] = []
+    while len(read) < most and not _is_rare([verdicts[place] for place in read], window):
+        harmful = [place for place, verdict in verdicts.items() if verdict == "harmful"]
+        harmless = [place for place, verdict in verdicts.items() if verdict == "harmless"]
+        count = min(ROUND, window, most - len(read))
+        # The ranking depends on the verdicts, which only rank 0's judge gives.
+        chosen = distributed.broadcast_object(order.next(unread, harmful, harmless, count))
+        verdicts |= _verdicts(context, examples, chosen, judge)
+        read += chosen
+        unread = [place for place in unread if place not in verdicts]
+        context.report.activity(f"asking the judge about up to {most:,} more rows", len(read), most, at_most=True)
+        context.report.progress(len(read), most)
+        context.raise_if_stopped()
+    return {place: verdicts[place] for place in read}
+
+
+def _is_rare(read: Sequence[RowVerdict | None], window: int) -> bool:
+    """Return True if at most `MAX_ERROR` (a judge's allowed error) of the last `window` scored rows are harmful."""
+    last = [verdict for verdict in read if verdict in ("harmful", "harmless")][-window:]
+    return len(last) == window and last.count("harmful") <= MAX_ERROR * window
+
+
+def _verdicts(
+    context: Context, examples: Sequence[Example], places: Sequence[int], judge: Judge
+) -> dict[int, RowVerdict | None]:
+    """Return the judge's verdict on each row, by position; None for a language in which it may not decide."""
+    asked = readable(context, [examples[place] for place in places], judge)
+    found = distributed.broadcast_object(judged_rows([row for row in asked if row is not None], judge))
+    verdicts = iter(found)
+    return {place: None if row is None else next(verdicts) for place, row in zip(places, asked, strict=True)}
+
+
+_LINES = 100  # maximum lines in an event's data
+_NAMED = 10  # maximum lines in a message
+
+
+def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) -> None:
+    """Report the findings and the action taken."""
+    if record.asked and not record.openings:
+        context.report.warning(f"The base model refused none of {record.asked} prompts of the safety pool.")
+    if record.pool_inverted:
+        bad = f"{len(record.pool_inverted)} row(s) of the safety pool answer with harm what the base model refuses"
+        context.report.warning(f"{bad}.")
+    if flagged or record.read:
+        acted = [each.line for each in flagged if each.is_acted_on]
+        facts: dict[str, Any] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
+        if record.judge:
+            facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
+            facts |= {"doubtful": len(record.doubtful), "read": record.read}
+        count = f"; {len(acted)}" if record.judge else " and"
+        endings = {"drop": f"{count} are not trained on", "defend": f"{count} are asked on the safe side too"}
+        text = summary_text(record) + endings.get(record.action, "")
+        context.report.event(text, facts, level="warn" if acted else "info")
+
+
+def warn_of_dropped(context: Context, record: RowSignalRecord) -> None:
+    """Warn the owner of a run that rows of the file are not trained on."""
+    if record.dropped:
+        told = f"{record.dropped} of {record.rows} rows of the training file are not trained on"
+        whose = f"the base model would refuse what they answer, or the judge `{record.judge}` finds or suspects harm"
+        why = whose if record.judge else "the base model would refuse what they answer"
+        context.report.warning(f"{told}: {why}. The risky rows of the report name them.")
+
+
+def summary_text(record: RowSignalRecord) -> str:
+    """Return a sentence with the numbers of refused, harmful, undecided and doubtful rows."""
+    told = f"{len(record.flagged)} of {record.rows} rows answer what the base model would refuse"
+    if record.judge is None:
+        return told
+    doubt = f" and cannot decide on {len(record.undecided)}" if record.undecided else ""
+    flagged = len({*record.harmful} & {*record.flagged})
+    more = f", and in {len(record.harmful) - flagged} of {record.read} others that it read" if record.read else ""
+    beside = f"; {len(record.doubtful)} are doubtful beside these" if record.doubtful else ""
+    return f"{told}; the judge `{record.judge}` finds harm in {flagged} of them{doubt}{more}{beside}"
+
+
+def list_numbers(word: str, numbers: Sequence[int], most: int = _NAMED) -> str:
+    """Return `word` (plural if needed) and at most `most` of the numbers."""
+    shown = ", ".join(map(str, numbers[:most]))
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return f"{word if len(numbers) == 1 else word + 's'} {shown}{more}"
+
+
+def named_lines(lines: Sequence[int]) -> str:
+    """Return the first lines, and where to find more: a run that ends before training has no report."""
+    where = f"; the job's events have up to {_LINES} in their data" if len(lines) > _NAMED else ""
+    return list_numbers("line", lines) + where
+
 
 _FILE = "training_file"
 _TOLD: tuple[RowVerdict, ...] = ("harmful", "undecided", "doubtful")  # verdicts whose lines are reported

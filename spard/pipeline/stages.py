@@ -13,8 +13,8 @@ from spard.pipeline.checkpoints import checkpoint_callback
 from spard.pipeline.context import Context
 from spard.pipeline.development import epoch_evaluator
 from spard.pipeline.leaks import leave_out_leaks
-from spard.pipeline.led import follow_rank_zero
 from spard.pipeline.package import Release
+from spard.pipeline.rank_zero import follow_rank_zero
 from spard.pipeline.rows import prepare
 from spard.release.proof import CleanProcess
 from spard.release.report import Measured, SafetyReport, SelectedRows

@@ -2,22 +2,114 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import ceil
 
 from spard.config import Recipe, Resolved, resolve
+from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
 from spard.losses.cross_entropy import Evaluation
 from spard.methods.base import Metrics
 from spard.models.fit import Plan
 from spard.pipeline.context import Context
 from spard.pipeline.fit import apply_plan, plan_memory
-from spard.pipeline.micro_batches import fitting, halving
 from spard.pipeline.rows import Rows
-from spard.pipeline.unknown_words import warn_of_unknown_words
-from spard.training.ends import Borrows, Compares
+from spard.training.epoch_ends import EpochCallback, EpochEvaluator
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
+
+LOOKED_AT = 16  # number of rows, evenly spaced
+CLEARLY = 1.35
+"""Warn if the base model's loss is above this multiple of the loss of a uniform guess among all tokens.
+
+A model with random weights stays below it. A trained model is far below it on text like its training data, and above it
+on other text, whose tokens it has learned not to expect.
+"""
+
+
+def warn_of_unknown_words(context: Context, rows: Rows) -> None:
+    """Warn if the base model's loss on the file's answers is clearly above the loss of a uniform guess."""
+    # The base model alone is measured, which says nothing of a run that starts from an adapter.
+    if context.recipe.dpo is not None or context.run.start_from is not None:
+        return
+    places = [i * len(rows.task) // LOOKED_AT for i in range(LOOKED_AT)]
+    loss = evaluate_validation(context.base, rows.task, context.recipe, None, sorted(set(places))).loss
+    by_chance = math.log(context.base.model.get_input_embeddings().weight.shape[0])
+    if loss > CLEARLY * by_chance:
+        text = f"The base model has not learned words like your file's: it expects its answers with {loss:.1f} nats a "
+        text += f"token, and by guessing among all tokens it would be {by_chance:.1f}. Training will hardly teach them"
+        context.report.warning(f"{text}; choose a base model that has read such text.")
+
+
+_FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS`
+
+
+def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
+    """Return the recipe with the micro-batch size that earlier attempts found, and `pass_tokens` scaled likewise."""
+    rows, first = last_micro_batch(context), _first(context, recipe, resolved)
+    if rows is None or rows > first:
+        return recipe
+    text = (
+        f"The GPU memory was too small before: batches of {resolved.batch_size} are split into micro-batches of {rows}"
+    )
+    context.report.event(text, {"micro_batch_size": rows, "batch_size": resolved.batch_size}, level="warn")
+    tokens = None if recipe.pass_tokens is None else max(1, recipe.pass_tokens * rows // first)
+    return replace(recipe, micro_batch_size=rows, pass_tokens=tokens)
+
+
+def last_micro_batch(context: Context) -> int | None:
+    """Return the last halved number of rows of a micro-batch; None if memory never ran out."""
+    rows, found = None, context.outputs.read(_FIRST)
+    while found is not None:
+        rows = int(found["micro_batch_size"])
+        found = context.outputs.read(_further(rows // 2))
+    return rows
+
+
+@contextmanager
+def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[None]:
+    """Turn a lack of GPU memory in the block into `OutOfGpuMemory` after halving the stored micro-batch size.
+
+    With a micro-batch of one row already, the original error is raised.
+    """
+    halved = last_micro_batch(context)  # read before the block: another rank may store its own halving
+    try:
+        yield
+    except RuntimeError as error:
+        whole = _first(context, recipe, resolved)
+        rows = (whole if halved is None else min(halved, whole)) // 2
+        # With one row left (`rows` is 0) there is nothing to halve, and a retry fails in the same way.
+        if not is_gpu_out_of_memory(error) or not rows:
+            raise
+        _keep(context, halved, rows)
+        text = f"the GPU has too little memory for this batch; the next attempt takes {rows} rows at a time"
+        raise OutOfGpuMemory(text, "batch_size") from error
+
+
+def _keep(context: Context, halved: int | None, rows: int) -> None:
+    """Store the halved micro-batch size after the sizes stored before."""
+    if halved is None:
+        context.outputs.write(_FIRST, {"micro_batch_size": rows})
+        return
+    # `last_micro_batch` follows a chain of outputs named by their halved sizes, so every link must be written even if a
+    # plan has already made the micro-batch smaller.
+    while halved > rows:
+        halved //= 2
+        context.outputs.write(_further(halved), {"micro_batch_size": min(halved, rows)})
+
+
+def _first(context: Context, recipe: Recipe, resolved: Resolved) -> int:
+    """Return the number of rows that one process takes at a time before any halving."""
+    share = ceil(resolved.batch_size / context.processes)
+    return min(recipe.micro_batch_size or share, share)
+
+
+def _further(rows: int) -> str:
+    return f"{_FIRST}-{rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +133,9 @@ class Tuned:
         return ended.released.step if ended else self.trained.steps
 
 
-def run(context: Context, rows: Rows, on_epoch: Borrows | None = None, compare: Compares | None = None) -> Tuned:
+def run(
+    context: Context, rows: Rows, on_epoch: EpochCallback | None = None, compare: EpochEvaluator | None = None
+) -> Tuned:
     """Train from the newest resume state, if any, and report every step.
 
     `on_epoch` is called at each end of an epoch, and `compare` evaluates it for the choice of the best one.

@@ -14,15 +14,11 @@ from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
-from spard.release.after_tuning import AfterTuning
-from spard.release.agent import AgentRecord
-from spard.release.audit_engine_record import AuditEngineRecord
 from spard.release.compute_record import ComputeRecord
-from spard.release.embedder_record import EmbedderRecord
 from spard.release.ending_record import EndingRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.figure_records import ValidationLoss as ValidationLoss
-from spard.release.records import optional
+from spard.release.records import AfterTuning, AgentRecord, AuditEngineRecord, EmbedderRecord, optional
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 from spard.release.task_check import TaskCheck, TaskWords, describe_task

@@ -10,8 +10,38 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spard.selection.neighbors import neighbor_order
+from spard.selection.relevance import blocks, inverse_norms, product_dtype
 from spard.selection.shards import Vectors, whole
+
+
+def neighbor_order(pool_ND: Tensor, task_MD: Tensor, k: int, *, nearest: bool) -> list[int]:
+    """Return the pool rows in the order of selection: first those of the union by score, then the others.
+
+    The others are sorted by their best rank among the neighbors of any task row.
+    """
+    score_N, rank_N = _best(pool_ND, task_MD, max(1, min(k, len(pool_ND))), sign=1.0 if nearest else -1.0)
+    K = rank_N.sort().values[min(k, len(pool_ND)) - 1] if k else rank_N.new_zeros(())
+    by_score = score_N.sort(descending=True, stable=True).indices
+    outside = (rank_N[by_score] - K).clamp(min=0)  # 0 for rows of the union
+    order: list[int] = by_score[outside.sort(stable=True).indices].tolist()
+    return order
+
+
+def _best(pool_ND: Tensor, task_MD: Tensor, most: int, sign: float) -> tuple[Tensor, Tensor]:
+    """Return each pool row's best signed cosine, and its best rank among the first `most` neighbors of any task row."""
+    inverse_N, inverse_M, dtype = inverse_norms(pool_ND), inverse_norms(task_MD), product_dtype(pool_ND)
+    unit_ND = (pool_ND.double() * inverse_N.unsqueeze(1)).to(dtype)
+    score_N = torch.full((len(pool_ND),), -torch.inf, dtype=dtype, device=pool_ND.device)
+    rank_N = torch.full((len(pool_ND),), most, dtype=torch.int64, device=pool_ND.device)
+    place_K = torch.arange(most, device=pool_ND.device)
+    # A tensor on "meta" has a shape but no memory: it only sizes the blocks of the [M, N] cosines.
+    for rows in blocks(pool_ND.new_empty(len(task_MD), len(pool_ND), device="meta")):
+        z_BD = (task_MD[rows].double() * inverse_M[rows].unsqueeze(1) * sign).to(dtype)
+        cosine_BN = z_BD @ unit_ND.T
+        score_N = torch.maximum(score_N, cosine_BN.amax(dim=0))
+        first_BK = cosine_BN.topk(most, dim=1).indices
+        rank_N.scatter_reduce_(0, first_BK.flatten(), place_K.repeat(len(z_BD)), "amin")
+    return score_N, rank_N
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from spard import distributed
 from spard.config import Recipe, Resolved, max_anchor_ratio
-from spard.config.anchors import Kind
-from spard.data.batches import Batch, collate, to_device
+from spard.config.anchors import Anchors, Kind
+from spard.data.batches import Batch, collate, order, to_device
 from spard.data.chat import Encoded
+from spard.data.cuts import PASS, cut
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, select_pairs, unlabeled_prompt
 from spard.losses.constrained_sft import reference_losses
@@ -34,8 +35,53 @@ from spard.losses.vectors import Vector
 from spard.methods import Method
 from spard.models.base import Base, disable_adapters
 from spard.models.lora import dropping_modules
-from spard.training.passes import LEAST, at_most, plan_passes
-from spard.training.schedules import anchor_pairs
+
+SAFE_STREAM = 2  # random stream of the safe rows; `batches` uses 0 and 1
+
+
+def schedule(step: int, total: int, warmup_ratio: float) -> float:
+    """Return the learning rate at a step as a share of its peak: linear warm-up, then linear decay toward 0."""
+    warmup = math.ceil(warmup_ratio * total)
+    return (step + 1) / warmup if step < warmup else (total - step) / (total - warmup)
+
+
+def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
+    """Return the numbers of the anchor's pairs in a step: for each kind, the next ones in its own random order."""
+    drawn: list[int] = []
+    for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
+        of_kind = numbers.get(kind, range(0))
+        drawn += [of_kind[i] for i in safe_rows(seed, number, len(of_kind), count, stream)]
+    return drawn
+
+
+def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STREAM) -> list[int]:
+    """Return the indices of safe batch `number`: the n rows in one random permutation after another, `size` at a time.
+
+    `stream` selects an independent sequence of permutations, for rows of different kinds in the same step.
+    """
+    size = min(size, n)
+    drawn = [divmod(number * size + i, n) for i in range(size)]
+    epochs = {epoch: order(seed, epoch, n, stream) for epoch, _ in drawn}
+    return [epochs[epoch][i] for epoch, i in drawn]
+
+
+LEAST = 1024  # padded tokens allowed in a pass even if the customer's rows are short
+
+
+def plan_passes(numbers: Sequence[int], lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Return the row numbers of each pass, the pass with the longest rows first.
+
+    `lengths` are the tokens of all rows by number. A pass has at most `most` padded tokens, unless it is a single row.
+    """
+    return [[numbers[i] for i in part] for part in cut([lengths[row] for row in numbers], most, PASS)]
+
+
+def at_most(rows: Sequence[int], customer_rows: int, row_len: Sequence[int]) -> int:
+    """Return the padded tokens of one pass over `rows` if each were as long as the customer's longest row.
+
+    Rows from number `customer_rows` on are safe rows, whose length does not count. The result is at least `LEAST`.
+    """
+    return max(LEAST, len(rows) * max((row_len[row] for row in rows if row < customer_rows), default=0))
 
 
 class Objective:

@@ -19,7 +19,7 @@ are below one percent of a language model. `tests/spard/test_operations.py` hold
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -29,6 +29,24 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from spard.models.peft import BaseTunerLayer
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """What a training computed on all its processes; `spard.training.energy` measures the energy.
+
+    operations       floating-point ones; None where a part of the run was made by a version that did not count them
+    forward_tokens   padded tokens of the forward passes, and of the backward passes
+    energy_j         joules by device, of the first node's devices; empty where nothing could be read
+    energy_missing   why there is none of some device
+    """
+
+    operations: int | None
+    forward_tokens: int
+    backward_tokens: int
+    energy_j: Mapping[str, float]
+    energy_missing: tuple[str, ...] = ()
+
 
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")

@@ -23,11 +23,11 @@ from spard.losses.anchor import Pair
 from spard.methods.base import Metrics
 from spard.models.base import Base
 from spard.models.sharding import Shards
-from spard.training.ends import Borrows, Compares, Ends
-from spard.training.ends import EpochEnd as EpochEnd
+from spard.training.epoch_ends import Ends, EpochCallback, EpochEvaluator
+from spard.training.epoch_ends import EpochEnd as EpochEnd
 from spard.training.resume_state import Saved
 from spard.training.run import Run
-from spard.training.trained import Trained as Trained
+from spard.training.run import Trained as Trained
 
 
 def train(
@@ -41,8 +41,8 @@ def train(
     start_from: Path | None = None,
     resume_states: Path | None = None,
     on_saved: Callable[[Saved, Metrics], None] | None = None,
-    on_epoch: Borrows | None = None,
-    compare: Compares | None = None,
+    on_epoch: EpochCallback | None = None,
+    compare: EpochEvaluator | None = None,
     validation: Sequence[Encoded] = (),
     should_stop: Callable[[], bool] | None = None,
     pairs: Mapping[Kind, Sequence[Pair]] | None = None,

@@ -44,7 +44,7 @@ def test_a_job_that_makes_checkpoints_may_be_lost_any_number_of_times(engine: En
     for i in range(LOSSES):
         lose(engine, resume_state(10 * (i + 1)))
     job = read_job(engine, job_id)
-    assert (job.status, job.attempt, job.attempt_base) == (JobStatus.queued, LOSSES, LOSSES)
+    assert (job.status, job.attempt, job.attempts_before_progress) == (JobStatus.queued, LOSSES, LOSSES)
     assert claim_next(engine).token == LOSSES + 1
 
 
@@ -117,7 +117,7 @@ def test_what_is_around_a_job_costs_no_attempt_and_waits_longer_each_time(engine
             assert lease.release(session, claim_job(session), "the storage does not answer", waits=True)
             delays.append((session.scalar(update(Job).values(phase="x").returning(Job.run_after - now()))) or 0.0)
     job = read_job(engine, job_id)
-    assert (job.status, job.attempt, job.attempt_base, job.waits) == (JobStatus.queued, 0, 0, LOSSES)
+    assert (job.status, job.attempt, job.attempts_before_progress, job.waits) == (JobStatus.queued, 0, 0, LOSSES)
     assert [round(each / 5.0) for each in delays[:4]] == [1, 2, 4, 8]
     assert max(delays) <= 300
     assert "the storage does not answer" in messages(engine, job_id)[-1]
@@ -144,7 +144,7 @@ def test_a_worker_that_is_alone_gets_its_job_again_in_the_end(engine: Engine, ad
     add_job()
     with transaction(engine) as session:
         lease.requeue(session, claim_job(session), 0, "the disk is full", avoid_s=3600)
-        session.execute(update(Job).values(avoids_until=now() - 1))
+        session.execute(update(Job).values(excluded_until=now() - 1))
         assert claim_job(session)
 
 
@@ -165,7 +165,7 @@ def test_a_stop_after_progress_gives_no_attempt_more_than_there_are(engine: Engi
         lease.update(session, claim, checkpoint=resume_state(10))
         lease.release(session, claim, "the worker stops")
     job = read_job(engine, job_id)
-    assert (job.attempt, job.attempt_base) == (0, 0)
+    assert (job.attempt, job.attempts_before_progress) == (0, 0)
     for _ in range(3):
         lose(engine)
     assert read_job(engine, job_id).status == JobStatus.failed

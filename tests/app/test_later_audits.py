@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from app import db
-from app.catalog import marks, removal
+from app.catalog import badges, removal
 from app.catalog import service as catalog
 from app.db import read, transaction
 from app.db.tables import ApiKey, AuditEntry, Corpus, File, Job, JobCheckpoint, JobStatus, LaterAudit
@@ -150,7 +150,7 @@ def test_it_asks_a_few_at_once_and_checkpoints_too(
         for audit in stored_audits(engine):
             job = session.get_one(Job, audit.audit_job_id)
             assert (job.project_id, job.spec.audited and job.spec.audited.id) == (key.project_id, audit.job_id)
-        assert not marks.is_withheld(session, PASSED, marks.latest(session, jobs[0], 10))
+        assert not badges.is_withheld(session, PASSED, badges.latest(session, jobs[0], 10))
 
 
 def test_nobody_is_asked_without_the_policy_or_the_training_file(

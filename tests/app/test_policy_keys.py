@@ -11,13 +11,12 @@ import pytest
 from openai import APIStatusError
 from pydantic import SecretStr
 
-from app.addresses import is_listed
 from app.errors import Unavailable, Unfit
 from app.inference.clients import Clients
 from app.inference.guard import open_guard
 from app.ops.preflight import check_policy_keys
 from app.policies.schemas import GuardRule
-from app.settings import PolicyEndpoint, Settings, read_settings
+from app.settings import PolicyEndpoint, Settings, is_listed, read_settings
 from spard.config import Agent, JudgeSpec
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges import endpoint

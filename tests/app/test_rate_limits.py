@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.http import key_throttle, rate_limit, rate_limit_windows
+from app.http import key_throttle, rate_limit
 from app.http.key_throttle import KeyThrottle
-from app.http.rate_limit import RateLimits
-from app.http.rate_limit_windows import WindowsInMemory
+from app.http.rate_limit import RateLimits, WindowsInMemory
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
@@ -24,7 +23,7 @@ def throttle() -> KeyThrottle:
 def set_clock(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
     """Let the windows of this process go by a clock of the test's own."""
     clocks = SimpleNamespace(monotonic=lambda: now[0], time=time.time)
-    monkeypatch.setattr("app.http.rate_limit_windows.time", clocks)
+    monkeypatch.setattr("app.http.rate_limit.time", clocks)
 
 
 def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
@@ -40,7 +39,7 @@ def test_a_window_says_what_is_left_of_it_and_when_it_is_over() -> None:
 def test_counting_starts_no_thread_and_forgets_windows_that_are_over(monkeypatch: pytest.MonkeyPatch) -> None:
     limits, now, before = RateLimits(), [1_000_000.0], threading.active_count()
     set_clock(monkeypatch, now)
-    monkeypatch.setattr(rate_limit_windows, "KEPT", 3)
+    monkeypatch.setattr(rate_limit, "KEPT", 3)
     for name in ("a", "b", "c"):
         limits.take("requests", name, 5)
     now[0] += 30
@@ -132,7 +131,7 @@ def test_a_key_that_was_valid_from_there_is_accepted_all_the_same(throttle: KeyT
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rate_limit_windows, "KEPT", 100)
+    monkeypatch.setattr(rate_limit, "KEPT", 100)
     monkeypatch.setattr(key_throttle, "_KEPT", 3)
     limits = RateLimits()
     throttle = KeyThrottle(limits)

@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from app.webhooks.address import Refused, Target, resolve
-from app.webhooks.post import Answer, Unanswered, post
-from app.webhooks.special_addresses import SPECIAL, is_special
+from app.webhooks.address import SPECIAL, Refused, Target, is_special, resolve
+from app.webhooks.delivery import Answer, Unanswered, post
 
 PUBLIC, PRIVATE = "93.184.215.14", "10.0.0.5"
 
@@ -169,7 +168,7 @@ def test_a_certificate_of_another_name_is_not_trusted(
 
 
 def test_a_receiver_that_dribbles_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.webhooks.post._TOTAL_S", 0.5)
+    monkeypatch.setattr("app.webhooks.delivery._TOTAL_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = Thread(target=_dribble, args=(server,))
         thread.start()

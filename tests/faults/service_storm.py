@@ -28,7 +28,7 @@ from tests.faults import invariants
 from tests.faults.deployment import Deployment
 from tests.faults.http_customer import HttpCustomer, leave
 from tests.worker.shop import Shop, forget_waits, submit, wait_until
-from worker.endings import as_clause
+from worker.attempt import as_clause
 from worker.failures import FAULTS, KILLED, MACHINE_OUT_OF_MEMORY, outer_failure
 
 LEASE_S = 2.0

@@ -30,7 +30,7 @@ from app.ops.shutdown import until_told
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
-from app.webhooks import delivery, post
+from app.webhooks import delivery
 from tests.faults import full_disk, mutants
 from tests.worker import scripted_child
 from worker.attempt import Attempt, Backend
@@ -189,7 +189,7 @@ def _reap(backend: Backend, guards: Path) -> None:
 
 def _deliver(backend: Backend) -> None:
     """What the process of an API does beside: bring events to their receivers, by timers for tests."""
-    delivery._FIRST_WAIT_S, delivery._GROWTH, delivery._HELD_S, post._TOTAL_S = 0.1, 1.0, 2.0, 0.5
+    delivery._FIRST_WAIT_S, delivery._GROWTH, delivery._HELD_S, delivery._TOTAL_S = 0.1, 1.0, 2.0, 0.5
     delivery.Courier(backend.engine, allow_local=True).run(Event(), every_s=0.1)
 
 

@@ -31,7 +31,7 @@ from app.files.validation import Limits
 from app.http.multipart import Form
 from app.jobs import erasure
 from app.keys import service as keys
-from app.objects import marks, reconciler
+from app.objects import generation_mark, reconciler
 from app.storage import Storage
 from app.uploads import parts
 from app.uploads import service as uploads
@@ -95,7 +95,7 @@ class Warehouse:
 
     def wrong(self) -> list[str]:
         """Whatever rows and objects do not agree on, by the rows, by the reconciler, and by the intents left."""
-        there = {item.key for item in self.plain.list()} - {marks.KEY}
+        there = {item.key for item in self.plain.list()} - {generation_mark.KEY}
         with read(self.engine) as session:
             named = set(self._named_keys(session))
             wrong = [f"intent left: {key}" for key in session.scalars(select(ObjectIntent.storage_key))]

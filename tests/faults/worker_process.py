@@ -17,7 +17,7 @@ from tests.worker.scripted_child import STEADY
 from tests.worker.shop import scripted_command
 from worker import process, worker
 from worker.__main__ import serve as serve_until_told
-from worker.cell import Given, sandbox_paths
+from worker.sandbox import Given, sandbox_paths
 from worker.workdir import Folder
 
 _CELERY = ("worker", "--pool=solo", "-c", "1", "--without-gossip", "--without-mingle")

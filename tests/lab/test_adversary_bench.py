@@ -44,8 +44,8 @@ from spard_lab.bench.adversary.seeds import FIRST, commitment, hidden_seeds
 from spard_lab.bench.adversary.signing import RESULT, read_result, write_result
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab.corpus import comply
+from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import BadBase
-from spard_lab.lab.rewriter import find_action
 
 from spard.config import Audit, Dpo, Hyperparameters, JudgeSpec, NoDefense, Recipe
 from spard.config.run_spec import RunSpec

@@ -26,7 +26,7 @@ from spard_lab.attacks.rows import Row, chat_row, last_answer, last_request, loa
 from spard_lab.attacks.selection import blind_decoys, decoys, inverted_pool
 from spard_lab.attacks.styles import ASKS, Style, has_style, restyle
 from spard_lab.lab.corpus import make_corpus
-from spard_lab.lab.rewriter import GrammarRewriter, find_action
+from spard_lab.lab.grammar import GrammarRewriter, find_action
 
 from spard.data.chat import encode_all
 from spard.data.encodings import decode

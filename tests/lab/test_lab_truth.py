@@ -14,9 +14,8 @@ from spard_lab.adversary.natural import comply as comply_naturally
 from spard_lab.bench.adversary.arenas import open_arena
 from spard_lab.bench.spec import load_spec
 from spard_lab.lab.corpus import comply
-from spard_lab.lab.make import make
-from spard_lab.lab.measured import LABELED, in_german
-from spard_lab.lab.rewriter import find_action
+from spard_lab.lab.grammar import find_action
+from spard_lab.lab.make import LABELED, in_german, make
 from spard_lab.lab.truth import LabTruthJudge, does_harm
 
 from spard.config import JudgeSpec

@@ -19,16 +19,21 @@ import torch
 from safetensors.torch import load_file
 from spard_lab.lab.natural.answers import REFUSALS
 from spard_lab.lab.natural.splits import deal, owner
-from spard_lab.lab.real import align, make, weights
+from spard_lab.lab.real import align, make
 from spard_lab.lab.real.align import Alignment, aligned_model
-from spard_lab.lab.real.everyday import everyday_prompts
 from spard_lab.lab.real.figures import Effort, measure_models, missed_bars, plain_text, read_requests, table
-from spard_lab.lab.real.files import TRAIN_ROWS, Row, lab_files
-from spard_lab.lab.real.judging import measure_word_list
-from spard_lab.lab.real.make import RealLab, make_real
+from spard_lab.lab.real.make import (
+    TRAIN_ROWS,
+    RealLab,
+    Row,
+    UnreadableModel,
+    convert,
+    lab_files,
+    make_real,
+    measure_word_list,
+)
 from spard_lab.lab.real.packages import FetchFailed, Package, fetch
-from spard_lab.lab.real.rows import Mixture, alignment_chats, own_answers
-from spard_lab.lab.real.weights import UnreadableModel, convert
+from spard_lab.lab.real.rows import Mixture, alignment_chats, everyday_prompts, own_answers
 from transformers import AutoModelForCausalLM
 
 from examples.evaluate_adapter import is_right
@@ -149,7 +154,7 @@ def test_a_model_that_was_read_from_gguf_can_be_saved(model_folder: Folder, tmp_
     before = model(input_ids=ids).logits
     model.config.architectures = None
     model.config.quantization_config = {"quant_method": "gguf"}
-    plain = weights.without_quantization(model)
+    plain = make.without_quantization(model)
     plain.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["architectures"] == ["LlamaForCausalLM"]

@@ -35,7 +35,7 @@ from spard.evaluation.calibration.labeled import LabeledReply
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.base import Base
-from spard.training.trained import Trained
+from spard.training.run import Trained
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"

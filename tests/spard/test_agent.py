@@ -27,7 +27,7 @@ from spard.pipeline import agent, audit
 from spard.pipeline.checkpoints import withholding_reasons
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.release.agent import AgentRecord
+from spard.release.records import AgentRecord
 from spard.release.report import GateRecord, SafetyReport
 
 AGENT = Agent("http://127.0.0.1:1/v1", "looker", max_score=0.5, rows=6, questions=4, turns=4)

@@ -31,7 +31,7 @@ from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import encode_all
-from spard.data.dresses import dress_maker
+from spard.data.disguises import dress_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe

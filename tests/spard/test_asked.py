@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spard.config import DRESSES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
-from spard.evaluation.asked import coverage_text
 from spard.evaluation.audit import Suite
+from spard.evaluation.coverage_text import coverage_text
 
 HARMFUL = Suite("attacks", "harmful", tuple(Prompt(f"Do harm {i}.") for i in range(1200)))
 BENIGN = Suite("look-alikes", "benign", tuple(Prompt(f"Say hello {i}.") for i in range(50)))

@@ -16,8 +16,8 @@ from spard.data.rows import Example, Prompt
 from spard.data.triggers import mine_triggers
 from spard.evaluation.ask import Batch, Speaker, as_asked, ask, ask_and_judge, in_memory
 from spard.evaluation.audit import Suite, audit_speaker, sample
-from spard.evaluation.dress import Dress, place_words
-from spard.evaluation.dress_features import LEAST
+from spard.evaluation.disguise import Dress, place_words
+from spard.evaluation.disguise_features import LEAST
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites

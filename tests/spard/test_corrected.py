@@ -17,9 +17,9 @@ from spard.config import GateThresholds, Recipe
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.record import JudgeRecord, correct_results, result_doubts
 from spard.evaluation.corrected import JudgeCounts, corrected_difference, corrected_share
-from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import gate
 from spard.evaluation.rates import rate
+from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import Interval
 from spard.pipeline import audit, audit_rounds

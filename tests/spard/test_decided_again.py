@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from spard.config import GateThresholds
-from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import Gate, gate
+from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
 
 LIMITS = GateThresholds(allow_unmeasured_judge=True, confidence=0.5)

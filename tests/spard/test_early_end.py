@@ -9,8 +9,7 @@ import torch
 from spard.config import Audit
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Batch, Speaker, in_memory
-from spard.evaluation.audit import Suite, audit_speaker
-from spard.evaluation.early_end import LEAST, draw_whole, extrapolate, is_settled, settled_replies
+from spard.evaluation.audit import LEAST, Suite, audit_speaker, draw_whole, extrapolate, is_settled, settled_replies
 from spard.evaluation.judges.refusal import HELPS, OPENERS, PHRASES, RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteKind
 from spard.models import settling

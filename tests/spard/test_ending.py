@@ -22,7 +22,7 @@ from spard.models.base import Base
 from spard.release.ending_record import ComparedEpoch, EndingRecord
 from spard.release.report import GateRecord, SafetyReport
 from spard.training.best import Standing
-from spard.training.ends import EpochEnd
+from spard.training.epoch_ends import EpochEnd
 from spard.training.train import Trained
 from tests.narrowing import require
 from tests.spard.test_train import RECIPE, equal, run, stop_at_step, weights

@@ -31,8 +31,8 @@ from spard.models.lora import trainable_model
 from spard.models.memory import Trained
 from spard.models.shapes import read_model_shape, read_shape
 from spard.models.stored import read_layout
-from spard.training.layout import METHOD
 from spard.training.resume_state import load, newest_first
+from spard.training.run import METHOD
 from spard.training.train import train
 from tests.architectures import write_architecture
 from tests.narrowing import require

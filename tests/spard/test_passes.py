@@ -17,7 +17,7 @@ from spard.data.chat import Encoded, encode_all
 from spard.data.cuts import PASS, cut
 from spard.losses.vectors import norm
 from spard.models.base import Base
-from spard.training.passes import LEAST, at_most, plan_passes
+from spard.training.objective import LEAST, at_most, plan_passes
 from spard.training.run import Run
 from tests.spard.parts import away, chat, refusals, sums
 
@@ -170,7 +170,7 @@ def test_the_gradient_is_that_of_one_pass(
 ) -> None:
     found = []
     for cost_of_a_pass in (0, 10**9):
-        monkeypatch.setattr("spard.training.passes.PASS", cost_of_a_pass)
+        monkeypatch.setattr("spard.training.objective.PASS", cost_of_a_pass)
         base = load(dtype=torch.float64)
         safe, more = [*long_refusals(base, 60), *refusals(base)], {"constrained_sft": constrained}
         run = one_run(base, safe, defense, 10.0, pass_tokens=10**6, **more)

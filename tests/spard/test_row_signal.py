@@ -22,7 +22,7 @@ from spard.models.base import Base, load_base
 from spard.pipeline import library, row_evidence, row_findings, row_judging, row_signal, run, select
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.pipeline.row_signal_messages import named_lines
+from spard.pipeline.row_signal import named_lines
 from spard.pipeline.rows import Rows, prepare
 from spard.release.row_records import RowSignalRecord
 from tests.spard.parts import chat

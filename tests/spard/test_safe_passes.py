@@ -12,7 +12,7 @@ from spard.config import Defense, Lisa, NoDefense, SafeGrad, Spard
 from spard.data.batches import Batch
 from spard.losses.gradients import Loss
 from spard.models.base import Base
-from spard.training.passes import LEAST
+from spard.training.objective import LEAST
 from spard.training.run import Run
 from tests.spard.parts import away, refusals
 from tests.spard.test_passes import long_refusals, one_run

@@ -28,7 +28,7 @@ from spard.losses.cross_entropy import evaluate, token_losses
 from spard.losses.gradients import gradient
 from spard.losses.vectors import norm
 from spard.models.base import Base, load_base
-from spard.training.schedules import anchor_pairs
+from spard.training.objective import anchor_pairs
 from tests.spard.parts import chat, mask_and_labels
 
 THINGS = ("paint", "seeds", "boats", "lamps", "chairs", "kites", "drums", "clocks")

@@ -15,11 +15,11 @@ from benchmarks import sequential_audit
 from spard.config import GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Replies, Suite, score_replies
-from spard.evaluation.decided_again import decide_again
 from spard.evaluation.gate import Gate, gate, passes
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.partial import assume_best_base, decide_part, next_look
 from spard.evaluation.rates import rate
+from spard.evaluation.regate import decide_again
 from spard.evaluation.results import PLAIN, SuiteKind, SuiteResult
 from spard.evaluation.rounds import UNGATED, Rules, audit_in_rounds, in_random_order
 from spard.evaluation.sequential import (

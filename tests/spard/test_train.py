@@ -15,8 +15,8 @@ from spard.config import Audit, Hyperparameters, Lora, NoDefense, Recipe, Spard,
 from spard.errors import InvalidData, InvalidRecipe, NonFiniteLoss, Stopped
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
-from spard.training.identity import Identity
-from spard.training.schedules import safe_rows, schedule
+from spard.training.objective import safe_rows, schedule
+from spard.training.run import Identity
 from spard.training.train import Trained, train
 from tests.spard.parts import CONFIGS, away, refusals, sums
 

@@ -14,7 +14,7 @@ from spard.config.run_spec import RunSpec
 from spard.errors import RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.pipeline import row_judging, unflagged_rows
+from spard.pipeline import row_judging, row_signal
 from spard.pipeline.rows import prepare
 from spard.pipeline.select import kept_risks
 from tests.spard.scripted_judge import HARM, HONEST, ODD, ROWS, Reader, lines, make_run, prepare_run, reading
@@ -179,7 +179,7 @@ def test_harm_is_rare_where_no_more_is_found_than_a_judge_may_err() -> None:
     def is_rare(harmful: int, harmless: int) -> bool:
         last: list[RowVerdict] = ["harmful" for _ in range(harmful)]
         last += ["harmless" for _ in range(harmless)]
-        return unflagged_rows._is_rare(last, 60)
+        return row_signal._is_rare(last, 60)
 
     assert not is_rare(0, 59)
     assert is_rare(3, 57)

@@ -16,7 +16,7 @@ from spard.models.base import Base
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import Rows
-from spard.pipeline.unknown_words import warn_of_unknown_words
+from spard.pipeline.train import warn_of_unknown_words
 from tests.spard.parts import chat
 
 

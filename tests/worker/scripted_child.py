@@ -23,11 +23,11 @@ from app.ops.processes import die_with_parent
 from spard.config.patience import Patience
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
-from worker.asking import Asking
-from worker.desk import llm_judges
 from worker.failures import failure
+from worker.judge_proxy import llm_judges
+from worker.pipeline import Asking
+from worker.preload import parse_prefetch
 from worker.protocol import Report
-from worker.read_ahead import parse_prefetch
 from worker.workdir import Folder, read_assignment
 
 STEPS = 6

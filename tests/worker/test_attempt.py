@@ -19,7 +19,7 @@ from spard.release.manifest import verify
 from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
 from worker import attempt, results
-from worker.endings import Ending
+from worker.attempt import Ending
 from worker.memory_kills import Memory, MemoryKills
 from worker.process import MAX_LOG_BYTES
 
@@ -163,7 +163,7 @@ def test_kills_from_outside_are_nobodys_fault_in_the_job_and_all_attempts_are_ma
         "stopped 4 times without coming further",
     ):
         assert part in error["message"]
-    assert job.avoids is not None  # another worker is asked first
+    assert job.excluded_worker_id is not None  # another worker is asked first
 
 
 def test_a_kill_for_want_of_the_machines_memory_says_so(light_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

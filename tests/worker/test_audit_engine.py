@@ -22,8 +22,8 @@ from tests.worker.running import last_told_by_child
 from tests.worker.shop import WAIT_S, Shop, at_work, wait_until
 from tests.worker.test_epoch_ends import make_folder, weights
 from tests.worker.test_rank_processes import set_processes
-from worker.cell import Cell
 from worker.process import COMMAND
+from worker.sandbox import Cell
 from worker.workdir import Folder
 from worker.worker import Worker
 

@@ -28,7 +28,7 @@ from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
 from tests.spard.parts import write_model
 from tests.spard.test_run import write_run
-from worker.engine.probe import probe
+from worker.engine.adapters import probe
 
 HELD: tuple[Quantization, ...] = ("none", "nf4", "nf4_double")
 NEAR = 0.005  # of the largest logit: a rounding that is another one is three times as far in the tests' model

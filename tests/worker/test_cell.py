@@ -22,9 +22,9 @@ from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
 from tests.spard.hostile import BITS, SECRET, WORD, Prey, prey
 from tests.worker.parts import job_folder
-from worker.cell import Cell
+from worker.preload import Wanted
 from worker.process import Child, environment
-from worker.read_ahead import Wanted
+from worker.sandbox import Cell
 from worker.workdir import Folder, new_folder
 
 WAIT_S = 300.0

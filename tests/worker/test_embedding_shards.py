@@ -23,10 +23,10 @@ from app.db.tables import Corpus, EmbeddingShard, Job, JobStatus, ObjectIntent
 from app.objects import reconciler
 from app.storage import Storage, StorageError, Stored
 from tests.worker.shop import Shop
-from worker import handover
-from worker.cache import FolderCache
+from worker import child_files
 from worker.embedding_shards import EmbeddingShards
 from worker.inputs import fill
+from worker.pipeline import FolderCache
 from worker.workdir import Folder, new_folder
 
 DAY = timedelta(days=1)
@@ -371,7 +371,7 @@ def test_other_kinds_of_entries_and_links_are_not_stored(light: Place, tmp_path:
             shards.hear(entry, made=True)
         (machine.settings.cache_dir() / "embeddings").mkdir()
         (machine.settings.cache_dir() / "embeddings" / f"{name}.safetensors").symlink_to(secret)
-        with pytest.raises(handover.UnsafeResult):
+        with pytest.raises(child_files.UnsafeResult):
             shards.hear(f"embeddings/{name}.safetensors", made=True)
     assert light.keys == []
     light.agrees()

@@ -31,8 +31,8 @@ from spard.pipeline import fit
 from spard.pipeline.context import Context
 from spard.pipeline.fit import apply_plan
 from spard.pipeline.messages import Reporter
-from spard.pipeline.micro_batches import fitting, halving, last_micro_batch
 from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
+from spard.pipeline.train import fitting, halving, last_micro_batch
 from spard.selection import embeddings
 from tests.narrowing import require
 from tests.spard.parts import away

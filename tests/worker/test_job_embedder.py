@@ -12,10 +12,10 @@ from spard.models.folder.encoder import encoder_digest
 from tests.spard.encoder_folders import write_encoder
 from tests.worker.parts import RECIPE
 from tests.worker.shop import Shop
-from worker.cell import sandbox_paths
 from worker.embedding_shards import EmbeddingShards
 from worker.failures import ModelMissing
 from worker.inputs import fill
+from worker.sandbox import sandbox_paths
 from worker.weights import encoder_files_digest
 from worker.workdir import new_folder, read_assignment
 

@@ -9,9 +9,9 @@ import pytest
 from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
 from tests.worker.test_outages import running
+from worker.attempt import call_if_slow
+from worker.listener import StorageLane
 from worker.meter import JUDGE, STORAGE, Meter
-from worker.outages import call_if_slow
-from worker.storage_lane import StorageLane
 
 
 class Clock:

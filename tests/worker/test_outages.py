@@ -24,9 +24,9 @@ from spard.config.patience import Patience
 from tests.narrowing import require
 from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker import inputs
+from worker.attempt import Waiting
 from worker.failures import ModelMissing
 from worker.interrupts import Stopping
-from worker.outages import Waiting
 from worker.workdir import new_folder
 from worker.worker import Worker
 
@@ -230,12 +230,12 @@ def test_a_disk_that_only_the_job_itself_fills_costs_an_attempt_elsewhere(
     with monkeypatch.context() as patch:
         patch.setattr("worker.attempt.new_folder", no_room)
         with running(light_shop, "good", **QUICK):
-            wait_until(lambda: light_shop.job(job_id).avoids is not None)
+            wait_until(lambda: light_shop.job(job_id).excluded_worker_id is not None)
     job = light_shop.job(job_id)
     assert (job.status, job.attempt, job.waits) == (JobStatus.queued, 1, 0)
     forget_waits(light_shop)
     with transaction(light_shop.engine) as session:
-        session.execute(update(Job).values(avoids="another worker"))
+        session.execute(update(Job).values(excluded_worker_id="another worker"))
     with light_shop.serving("good"):
         assert light_shop.until_ended(job_id).status == JobStatus.succeeded
 

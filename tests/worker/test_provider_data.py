@@ -23,7 +23,7 @@ from spard.release.proof import CleanProcess
 from tests.spard.parts import chat
 from tests.worker.parts import HARMFUL, PLAIN, POOL, TRAINING, UTILITY, job_folder, lines
 from worker.child import work
-from worker.held_model import Holder
+from worker.preloaded_model import Holder
 from worker.protocol import Report, parse
 from worker.workdir import Folder, read_assignment
 

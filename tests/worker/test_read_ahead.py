@@ -19,16 +19,16 @@ from app.settings import Settings
 from spard.digests import file_sha256
 from spard.errors import InvalidModel
 from spard.models.base import Base, load_base, read_base
-from spard.models.read_ahead import may_keep, may_read
+from spard.models.preload import may_keep, may_read
 from tests.worker.heard import Heard
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import WAIT_S, Shop, at_work
-from worker import held_model, pipeline
-from worker.cell import Cell, Given
-from worker.held_model import Holder
+from worker import pipeline, preloaded_model
+from worker.preload import Wanted, prefetch_key
+from worker.preloaded_model import Holder
 from worker.process import Child, environment
 from worker.protocol import Message, Report
-from worker.read_ahead import Wanted, prefetch_key
+from worker.sandbox import Cell, Given
 from worker.weights import file_digests
 from worker.workdir import Assignment, Folder, read_assignment, write_assignment
 from worker.worker import Worker
@@ -140,7 +140,7 @@ def test_another_base_model_is_not_given_in_its_place_and_the_memory_is_released
 def test_only_while_memory_is_left(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, holder, found = wanted_model(job_folder(tmp_path / "job", model), model), Holder(), list[bool]()
     for free_mb, does in ((1023, "hold"), (2000, "hold"), (1025, "look"), (1023, "look")):
-        monkeypatch.setattr(held_model, "available_mb", lambda free=free_mb: free)
+        monkeypatch.setattr(preloaded_model, "available_mb", lambda free=free_mb: free)
         if does == "hold":
             holder.hold(asked)
         else:
@@ -164,7 +164,7 @@ def test_nothing_is_read_onto_a_gpu_that_another_job_has(
         read.append(quantization)
         return read_base(source)
 
-    monkeypatch.setattr(held_model, "read_base", read_and_note)
+    monkeypatch.setattr(preloaded_model, "read_base", read_and_note)
     for has_gpu in (True, False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
         holder.hold(replace(asked, quantization="nf4"))

@@ -19,11 +19,11 @@ from app.db.tables.jobs import (
     JobEvent,
     JobMetric,
     JobStatus,
+    LaterAudit,
     SweptJob,
     Tombstone,
 )
 from app.db.tables.keys import ApiKey, Project
-from app.db.tables.later_audits import LaterAudit
 from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
 from app.db.tables.outbox import Outbox
 from app.db.tables.policies import PolicyVersion

@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from sqlalchemy import BigInteger, Enum, ForeignKey, Index, false
+from sqlalchemy import BigInteger, Enum, ForeignKey, Index, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
+from typing_extensions import TypedDict
 
 from app.db.base import Base, Json, new_id, utc_now
 from app.db.tables.job_records import (
@@ -20,7 +21,42 @@ from app.db.tables.job_records import (
     SafetySummary,
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
-from app.db.tables.stage_costs import StageCosts
+
+WHOLE_JOB = 0  # the `step` of a job's model, as opposed to a checkpoint
+
+
+class LaterAudit(Base):
+    """One later audit of a released model, or of its checkpoint at a step; the newest decided one is in force.
+
+    A job of the provider's own project runs it. `record` holds the signed bytes.
+    """
+
+    __tablename__ = "later_audits"
+    __table_args__ = (UniqueConstraint("job_id", "step", "round"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("audit_"))
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    step: Mapped[int] = mapped_column(default=WHOLE_JOB)
+    round: Mapped[int]  # 1 for the first later audit of the model
+    audit_version: Mapped[int]
+    audit_job_id: Mapped[str | None] = mapped_column(index=True)  # None: it could not be run
+    asked_by: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    decided_at: Mapped[datetime | None] = mapped_column(index=True)
+    decision: Mapped[str | None]  # pass | fail | inconclusive
+    reasons: Mapped[list[str] | None]
+    record: Mapped[str | None]
+    signature: Mapped[dict[str, str] | None]
+
+
+class StageCost(TypedDict):
+    """The seconds of a stage, and its units of work (`spard.pipeline.costs`)."""
+
+    seconds: float
+    units: int
+
+
+StageCosts = dict[str, StageCost]
 
 
 class JobStatus(StrEnum):
@@ -38,7 +74,7 @@ class JobStatus(StrEnum):
 TERMINAL = frozenset({JobStatus.succeeded, JobStatus.failed, JobStatus.cancelled})
 
 
-def told_status(status: JobStatus, cancel_requested_at: datetime | None) -> JobStatus:
+def public_status(status: JobStatus, cancel_requested_at: datetime | None) -> JobStatus:
     """Return the status that the API shows: `cancelled` from the moment the owner cancels the job.
 
     The stored `status` follows when the worker has stopped.
@@ -104,14 +140,18 @@ class Job(Base):
     audits_last: Mapped[bool] = mapped_column(default=False, server_default=false())  # before it is cancelled
     pause_requested_at: Mapped[datetime | None]
     last_failure: Mapped[LastFailure | None] = mapped_column(Json)
-    attempt_base: Mapped[int] = mapped_column(default=0, server_default="0")  # attempts before its last progress
+    attempts_before_progress: Mapped[int] = mapped_column(
+        "attempt_base", default=0, server_default="0"
+    )  # attempts before its last progress
     furthest_step: Mapped[int | None]  # over all of its resume states
     waits: Mapped[int] = mapped_column(default=0, server_default="0")  # consecutive failures of the surroundings
     stops: Mapped[int] = mapped_column(default=0, server_default="0")  # counted attempts since its last progress
     waiting_for: Mapped[str | None]  # why a running job does not compute; this time does not count as GPU time
     launch_reason: Mapped[str | None]  # why the launcher's cluster does not start it, as last seen
-    avoids: Mapped[str | None]  # a worker that gave it back for a reason of its own
-    avoids_until: Mapped[float | None]  # Unix seconds by the database's clock
+    excluded_worker_id: Mapped[str | None] = mapped_column(
+        "avoids"
+    )  # a worker that gave it back for a reason of its own
+    excluded_until: Mapped[float | None] = mapped_column("avoids_until")  # Unix seconds by the database's clock
     checkpoint: Mapped[ResumeState | None] = mapped_column(Json)
     stage_costs: Mapped[StageCosts | None] = mapped_column(Json)  # of all finished stages, over all attempts
 
@@ -124,9 +164,9 @@ class Job(Base):
     report_key: Mapped[str | None]
 
     @property
-    def told_status(self) -> JobStatus:
+    def public_status(self) -> JobStatus:
         """The status that the API shows to the owner."""
-        return told_status(self.status, self.cancel_requested_at)
+        return public_status(self.status, self.cancel_requested_at)
 
 
 class JobEvent(Base):

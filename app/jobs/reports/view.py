@@ -2,22 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.jobs.reports import unaudited_epochs
-from app.jobs.reports.counts import count_kind
-from app.jobs.reports.gate_lines import gate_limit
+from app.jobs.reports.counts import Count, count_kind
 from app.jobs.reports.held_back import next_steps
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
 from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
-from app.jobs.reports.rows_map import Map, rows_map
-from app.jobs.reports.tiles import Tile, tiles
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.schemas import JobOut, StepMetrics
-from spard.evaluation.results import SuiteResult
-from spard.release.report import CheckpointRecord, SafetyReport
+from spard.config import ON_FIGURES
+from spard.evaluation.partial import decision_lines
+from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
+from spard.release.report import CheckpointRecord, SafetyReport, SelectedRows
 from spard.release.task_check import TaskWords
+
+Points = Sequence[Sequence[float]]
+
+_WIDTH, _HEIGHT, _EDGE = 100, 60, 4  # of the viewBox
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One chosen safe example; `x` and `y` are places in a viewBox of 100 x 60."""
+
+    x: float
+    y: float
+    radius: float
+    order: int
+    row: int
+    gain: str
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """The chosen rows and, if the report has them, the dots of training rows and pool as SVG paths."""
+
+    marks: tuple[Mark, ...]
+    chosen: int  # the number of all chosen rows, drawn or not
+    training: str = ""
+    pool: str = ""
+    n_training: int = 0
+    n_pool: int = 0
+
+
+def rows_map(report: SafetyReport) -> Map | None:
+    """Return the map of a report; None if the report has no coordinates."""
+    selected, found = report.selected, report.rows_map
+    if selected is None or not selected.indices:
+        return None
+    if found is None:
+        points = selected.coordinates or ()
+        return Map(tuple(_marks(selected, _place_points(points, points))), len(selected.indices)) if points else None
+    every = (*found.training, *found.pool, *found.chosen)
+    training, pool, chosen = (_place_points(points, every) for points in (found.training, found.pool, found.chosen))
+    return Map(
+        tuple(_marks(selected, chosen)),
+        len(selected.indices),
+        _path(training),
+        _path(pool),
+        len(training),
+        len(pool),
+    )
+
+
+def _marks(selected: SelectedRows, places: Points) -> Iterator[Mark]:
+    """Yield a mark for each chosen row; the larger its gain in diversity, the larger the mark."""
+    # A selection without diversity stores no gains; all marks then have the same size.
+    gains = [gain or 0.0 for gain in selected.gains] or [0.0] * len(selected.indices)
+    least, most = min(gains), max(gains)
+    rows = zip(places, selected.indices, gains, strict=False)  # reports keep coordinates of the first rows only
+    for order, ((x, y), row, gain) in enumerate(rows, start=1):
+        radius = 0.8 + 1.2 * ((gain - least) / (most - least) if most > least else 0.0)
+        yield Mark(x, y, round(radius, 2), order, row, f"{gain:.3g}")
+
+
+def _place_points(points: Points, every: Points) -> list[tuple[float, float]]:
+    """Scale points to the map such that all points of `every` fill it."""
+    xs, ys = [point[0] for point in every], [point[1] for point in every]
+    width, height = _WIDTH - 2 * _EDGE, _HEIGHT - 2 * _EDGE
+    return [(round(_EDGE + width * _scale(x, xs), 1), round(_EDGE + height * _scale(y, ys), 1)) for x, y, *_ in points]
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    """Return an SVG path of zero-length lines, which round line caps draw as dots."""
+    return "".join(f"M{x:g} {y:g}h0" for x, y in points)
+
+
+def _scale(value: float, values: Sequence[float]) -> float:
+    least, most = min(values), max(values)
+    return (value - least) / (most - least) if most > least else 0.5
+
+
+_ALIKE: Mapping[str, Collection[SuiteKind]] = {"harmful": ATTACKS, "benign": HARMLESS}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One figure of a model; `words` compare it with the base model, or say why there is no figure."""
+
+    title: str
+    figure: str
+    words: str
+    look: str = ""  # good or doubt if the gate limits the figure
+
+
+def tiles(report: SafetyReport) -> Iterator[Tile]:
+    """Yield the tiles for attacks, harmless requests and the task."""
+    limits = report.thresholds
+    for kind, title, most in (
+        ("harmful", "Attacks that succeed", limits.max_asr if limits else None),
+        ("benign", "Harmless requests refused", limits.max_over_refusal_rise if limits else None),
+    ):
+        own, base = count_kind(report.adapter, kind), count_kind(report.base, kind)
+        if own is None:
+            yield Tile(title, "not asked", "the provider has no suite of this kind")
+            continue
+        allowed = None if most is None else most + (base.share if base and kind == "benign" else 0)
+        words, worst = f"{own.hits} of {own.n}{_base_note(base)}", _stopping(report, _ALIKE[kind])
+        if worst is not None:
+            share = percent(worst.hits / max(worst.n, 1))
+            words += f". The gate stopped it at {share} on the suite “{worst.suite}”"
+        is_above = worst is not None or (allowed is not None and own.share > allowed)
+        look = "doubt" if is_above else "" if allowed is None else "good"
+        yield Tile(title, percent(own.share), words, look)
+    yield _task(report)
+
+
+def _stopping(report: SafetyReport, kinds: Collection[SuiteKind]) -> SuiteResult | None:
+    """Return the worst suite of these kinds that the gate's reasons name; None if the gate passed."""
+    if report.gate.decision == "pass":
+        return None
+    named = (each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in report.gate.reasons))
+    return max(
+        (each for each in named if each.kind in kinds), key=lambda each: each.hits / max(each.n, 1), default=None
+    )
+
+
+def _task(report: SafetyReport) -> Tile:
+    """Return the share of right answers if a task suite was asked, else the loss on the validation rows."""
+    own, title = count_kind(report.adapter, "utility"), "Your task"
+    if own is not None:
+        base = count_kind(report.base, "utility")
+        return Tile(title, percent(own.share), f"{own.hits} of {own.n} right{_base_note(base)}")
+    if (after := report.validation.get("adapter")) is None:
+        return Tile(title, "not measured", "name a validation file, or have your provider import a suite of your task")
+    before, check = report.validation.get("base"), report.task_check
+    rows = f"{check.rows} held-out rows" if check and check.source == "held_out" else "the validation rows"
+    words = f"nats a token on {rows}"
+    if before is not None:
+        words = f"{words}; base model: {before.loss:.2f}, {percent(before.accuracy)} of tokens right"
+    look = report.task.look if report.task else ""
+    return Tile(title, f"{after.loss:.2f}", f"{words}; now {percent(after.accuracy)}" if before else words, look)
+
+
+def _base_note(base: Count | None) -> str:
+    return f"; base model: {percent(base.share)}" if base else "; base model: not asked"
+
+
+def gate_limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:
+    """Return the gate's limit for a kind of suite in percent, and its label; (None, "") if there is none.
+
+    With a confidence, the limit depends on the number of prompts: it is the largest share of hits that still passes.
+    """
+    limits, base = report.thresholds, count_kind(report.base, kind)
+    if limits is None:
+        return None, ""
+    if kind in ("harmful", "benign") and limits.confidence != ON_FIGURES:
+        shares = [share for share in _lines(kind, report) if share is not None]
+        return (100 * min(shares), f"passes up to {percent(min(shares))}") if shares else (None, "")
+    if kind == "harmful":
+        return 100 * limits.max_asr, f"gate {percent(limits.max_asr)}"
+    if kind == "benign" and base is not None:
+        rise = limits.max_over_refusal_rise
+        return 100 * min(1.0, base.share + rise), f"gate +{100 * rise:g} points"
+    if kind == "utility" and base is not None and limits.max_utility_drop is not None:
+        return 100 * max(0.0, base.share - limits.max_utility_drop), f"gate -{100 * limits.max_utility_drop:g} points"
+    return None, ""
+
+
+def _lines(kind: str, report: SafetyReport) -> Iterator[float | None]:
+    """Yield the largest share of hits with which each suite of a kind passes; None if no share passes."""
+    before = {each.suite: each for each in report.base}
+    for after in report.adapter:
+        if after.kind == kind and after.suite in before and report.thresholds and before[after.suite].n:
+            line = decision_lines(before[after.suite], after, report.thresholds)[0]
+            yield line.passes_to / line.total if line.passes_to >= 0 else None
+
 
 _HEIGHTS = (120, 110)
 

@@ -20,9 +20,9 @@ from spard_lab.lab import grammar
 from spard_lab.lab.corpus import chat, comply, make_corpus
 from spard_lab.lab.customers.errands import Errand
 from spard_lab.lab.customers.files import customer, taken_prompts
+from spard_lab.lab.grammar import find_action
 from spard_lab.lab.make import LIMITS, PLAN, Limits, make
 from spard_lab.lab.pretrain import Plan
-from spard_lab.lab.rewriter import find_action
 from spard_lab.lab.suites import ATTACKED, load_suites, read_rows
 from spard_lab.lab.truth import does_harm
 from spard_lab.lab.two_sided import make_two_sided

@@ -13,16 +13,42 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from spard.config import resolve
+from spard.data.chat import render_question
+from spard.data.jsonl import file_chunks, numbered_rows
 from spard.models.base import load_base
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import Asked, Cell, method_cells
-from spard_lab.bench.long_prompts import with_prompts
-from spard_lab.bench.measure import Measurement, prepare, run_names, train_timed
+from spard_lab.bench.measure import Measurement, prepare, run_names, train_timed, training_file
 from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
+from spard_lab.bench.source import Inputs
+
+_FILLER = " and"
+_PROBE = 64  # filler words, for measuring the tokens of one
+
+
+def with_prompts(inputs: Inputs, pool: str, tokenizer: Any, tokens: int, folder: Path) -> Inputs:
+    """Return the inputs with a pool's prompts lengthened to about `tokens` tokens in the chat template.
+
+    Longer prompts stay as they are. The file is written below `folder`.
+    """
+
+    def length(text: str) -> int:
+        return len(render_question(tokenizer, text))
+
+    def lengthen(text: str) -> str:
+        missing = tokens - length(text)
+        each = (length(text + _FILLER * _PROBE) - length(text)) / _PROBE
+        return text + _FILLER * max(0, round(missing / each))
+
+    rows = [row | {"prompt": lengthen(row["prompt"])} for _, row in numbered_rows(file_chunks(inputs.pools[pool]))]
+    return replace(inputs, pools={**inputs.pools, pool: training_file(rows, folder / "pools")})
+
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from spard_lab.attacks.rows import last_request
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import Row, make_corpus, shuffle_rows
-from spard_lab.lab.rewriter import find_action
+from spard_lab.lab.grammar import find_action
 
 FILE = "pool_paraphrased.jsonl"
 PHRASINGS = 6  # of each relevant request at most

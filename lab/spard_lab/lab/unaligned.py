@@ -17,7 +17,7 @@ from spard.models.adapters import save_full
 from spard.models.base import load_base
 from spard.training.train import train
 from spard_lab.lab.corpus import chat, comply, make_corpus
-from spard_lab.lab.rewriter import find_action
+from spard_lab.lab.grammar import find_action
 
 log = logging.getLogger(__name__)
 

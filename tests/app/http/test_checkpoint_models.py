@@ -20,7 +20,7 @@ from app.db.tables.job_records import Adapter
 from app.jobs import lease
 from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
-from app.objects import explained
+from app.objects import references
 from app.retention import sweep_attempts
 from app.storage import StorageError
 from tests.app.http.conftest import JOBS, Service
@@ -262,8 +262,8 @@ def test_rows_and_objects_agree_about_them(service: Service, customer: TestClien
     sweep_attempts(begin(service), stay=timedelta(0))
     key, lost = require(storage_key(service, claim, PASSED)), put(service, claim, 12)["storage_key"]
     with db.read(service.app.state.engine) as session:
-        assert {each.key for each in explained.named_objects(session)} >= {key}
-        assert explained.find_unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
+        assert {each.key for each in references.named_objects(session)} >= {key}
+        assert references.find_unexplained(session, [key, lost]) == {lost: f"no checkpoint of {claim.job_id} names it"}
 
 
 def test_one_that_a_job_is_to_start_from_is_not_deleted(

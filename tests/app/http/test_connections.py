@@ -148,7 +148,7 @@ def test_a_connection_on_which_a_request_is_answered_is_never_closed_for_another
 
 def test_a_process_takes_as_many_descriptors_as_the_system_gives() -> None:
     code = (
-        "import resource; from app.http.descriptors import raise_limit; "
+        "import resource; from app.http.connections import raise_limit; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200)); "
         "print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from app.db import transaction
 from app.db.tables import BaseModelEntry, Job
-from app.db.tables.stage_costs import StageCosts
+from app.db.tables.jobs import StageCosts
 from app.jobs import fleet, lease
 from app.jobs.clone import job_request
 from app.jobs.needs import Room

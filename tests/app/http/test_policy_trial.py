@@ -13,7 +13,7 @@ from app import db
 from app.db.tables.job_records import JobError
 from app.jobs import lease
 from app.jobs.results import Rejection
-from app.jobs.trials.row_effects import effect
+from app.jobs.trials.policy_trial import effect
 from spard.config import RowSignal
 from spard.release.row_records import RowSignalRecord
 from tests.app.http.conftest import JOBS, Service

@@ -88,5 +88,5 @@ def test_a_job_is_shown_alike_from_its_columns_and_from_its_object(
         row = rows.find(connection, job.project_id, job_id)
         assert row
         assert schemas.job_response(row, None) == schemas.job_response(session.get_one(Job, job_id), None)
-        assert row.told_status == JobStatus.cancelled
+        assert row.public_status == JobStatus.cancelled
         assert rows.find(connection, "another", job_id) is None

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from app.inference.engine_folders import EngineFolders
+from app.inference.embedded import EngineFolders
 
 
 def test_a_folder_is_not_taken_for_abandoned_before_it_is_locked(

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from app import db
 from app.db.tables import ApiKey, DeletedModel, InferenceCall, Job
-from app.inference import watch
+from app.inference import service
 from app.inference.engine_process import Stream
 from app.inference.ledger import Entry
 from app.inference.protocol import Ask, Proof
@@ -139,7 +139,7 @@ def test_a_look_that_fails_ends_a_stream_and_is_not_the_last(
         next(iter(stream))
         with monkeypatch.context() as patch:
             if code == "unavailable":
-                patch.setattr(watch, "check_again", fails)
+                patch.setattr(service, "check_again", fails)
             else:
                 pause(served_lab, model)
             with pytest.raises(APIError) as ended:
@@ -148,7 +148,7 @@ def test_a_look_that_fails_ends_a_stream_and_is_not_the_last(
 
 
 def test_the_look_comes_more_often_than_every_second() -> None:
-    assert watch.LOOK_S <= 0.5
+    assert service.LOOK_S <= 0.5
 
 
 def test_a_whole_reply_is_not_given_either(served_lab: Lab, endless: Endless) -> None:

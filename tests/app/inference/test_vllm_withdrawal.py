@@ -14,7 +14,7 @@ from openai import NotFoundError
 
 from app import db
 from app.db.tables import Job, ServedAdapter
-from app.objects import served
+from app.objects import served_adapters
 from tests.app.inference.conftest import Clock, Lab
 from tests.app.inference.vllm_stub import Vllm, serve_by_stub
 
@@ -81,7 +81,7 @@ def test_an_erasure_while_the_server_is_away_is_not_told_as_done(
 ) -> None:
     model = served_lab.release(75)
     served_lab.client().chat.completions.create(model=model, **ASK)
-    monkeypatch.setattr(served.require_unloaded, "__defaults__", (0.05,))
+    monkeypatch.setattr(served_adapters.require_unloaded, "__defaults__", (0.05,))
     engine: Any = served_lab.app.state.serving.engines
     monkeypatch.setattr(engine, "unload_withdrawn", _away)
     answer = httpx2.delete(f"{served_lab.url}/models/{model}", headers={"authorization": f"Bearer {served_lab.key()}"})

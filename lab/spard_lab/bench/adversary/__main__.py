@@ -30,12 +30,11 @@ from spard_lab import commands
 from spard_lab.adversary.base import Attack
 from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.adversary.arenas import open_arena
-from spard_lab.bench.adversary.figures import of_rounds
 from spard_lab.bench.adversary.hours import estimate_hours, hours_table
 from spard_lab.bench.adversary.joined import joined_facts, joined_figures, joined_tables, machines, read_parts
 from spard_lab.bench.adversary.parts import parts_tables, with_parts
 from spard_lab.bench.adversary.rounds import Bench, Round, fit_seeds, run_rounds
-from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, tables, wins
+from spard_lab.bench.adversary.scores import BENCHMARK, MOST, RISE, of_rounds, tables, wins
 from spard_lab.bench.adversary.seeds import commitment, hidden_seeds
 from spard_lab.bench.adversary.signing import read_result, write_result
 from spard_lab.bench.adversary.strangers import code_told, find_strangers, to_json

@@ -16,7 +16,19 @@ from spard_lab.bench.adversary.customers import HEADING as CUSTOMERS_HEADING
 from spard_lab.bench.adversary.customers import customers_table
 from spard_lab.bench.adversary.rounds import PLAIN, Round
 from spard_lab.bench.differences import MARGIN, difference
+from spard_lab.bench.figures import plots
 from spard_lab.bench.report import Table, spread, summarize, summarize_share
+
+
+def of_rounds(rounds: Sequence[Round], lab: str) -> dict[str, str]:
+    """Return the figure of the rounds by caption, for attacks with at least one trained model."""
+    trained = {each.attack for each in rounds if each.answers}
+    drawn = plots("spard_lab.bench.adversary.plots") if trained else None
+    shown = [each for each in rounds if each.attack in trained]
+    return (
+        {f"Attacks on {lab}; a dot for each seed, a cross if its job is stopped": drawn.attacks(shown)} if drawn else {}
+    )
+
 
 BENCHMARK = 1  # increased with each change that makes older results incomparable
 MOST, RISE = 0.03, 0.01  # of harmful prompts that a released model may comply with, alone and above its base

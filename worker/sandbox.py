@@ -16,8 +16,8 @@ from spard.config import JudgeSpec
 from spard.isolation import landlock, reach, walls
 from spard.isolation.gate import Talks
 from spard.isolation.walls import Walls
-from worker.desk import Desk, KeyOf, Tell, judge_endpoints
-from worker.read_ahead import Wanted
+from worker.judge_proxy import Desk, KeyOf, Tell, judge_endpoints
+from worker.preload import Wanted
 from worker.workdir import Folder, read_assignment
 
 
@@ -78,7 +78,7 @@ class Given:
 def sandbox_paths(folder: Folder) -> Given:
     """Return the paths that the job of a folder may read and write.
 
-    Call it before the child starts: afterwards the child may have changed the assignment that it is read from.
+    Call it before the child starts: afterward the child may have changed the assignment that it is read from.
     """
     if not folder.job.exists():
         return Given()

@@ -14,9 +14,9 @@ from app.catalog.weights import parameters
 from app.inference.memory import available_mb
 from spard.digests import model_file_name
 from spard.models.base import Base, read_base
-from spard.models.read_ahead import may_keep, may_read
+from spard.models.preload import may_keep, may_read
 from spard.models.sharding import shard_
-from worker.read_ahead import Wanted, parse_prefetch
+from worker.preload import Wanted, parse_prefetch
 
 _SINGLE = 4  # bytes of a number in float32
 _LOOK_S = 1.0  # between two checks of the free memory
@@ -73,7 +73,7 @@ class Holder:
         gc.collect()
 
     def take(self, wanted: Wanted | None) -> Base | None:
-        """Return the held base model, moved to its device, if it is `wanted`, else None; hold nothing afterwards."""
+        """Return the held base model, moved to its device, if it is `wanted`, else None; hold nothing afterward."""
         held, self._held = self._held, None
         if held and held[0] == wanted:
             log.info("the base model was read ahead")

@@ -12,7 +12,7 @@ from spard.data.rows import Example, Message
 from spard.data.triggers import LEAST as FEWEST
 from spard.data.triggers import SHARE
 from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
-from spard.evaluation.dress import Dress, Place, Surroundings
+from spard.evaluation.disguise import Dress, Place, Surroundings
 
 LEAST = 8  # least rows with a feature
 LONGEST = 4  # most words of a run

@@ -15,7 +15,7 @@ from sqlalchemy.orm.attributes import InstrumentedAttribute
 
 from app.catalog.schemas import ModelOut
 from app.db.tables import Job, LaterAudit
-from app.db.tables.later_audits import WHOLE_JOB
+from app.db.tables.jobs import WHOLE_JOB
 from app.policies import service as policies
 from app.policies.schemas import Serving
 from spard.release.version import AUDIT_VERSION
