@@ -22,6 +22,8 @@ from spard.config.agent import KEY as AGENT_KEY
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 
+# Read settings that are dataclasses: each field has its own environment variable.
+
 PREFIX = "SPARD_"
 
 
@@ -72,6 +74,8 @@ def _from_json(wanted: object, text: str, variable: str) -> object:
         return parse(wanted, json.loads(text), variable)
     raise InvalidRecipe(f"{variable} is no JSON: {text[:200]!r}", variable)
 
+
+# Compare the addresses of endpoints that receive one of the deployment's API keys.
 
 _PORTS = {"http": 80, "https": 443}
 

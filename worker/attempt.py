@@ -45,6 +45,8 @@ from worker.resume_state import Keeper, delete_kept
 from worker.sinks.feed import open_sinks
 from worker.workdir import Folder, new_folder
 
+# Wait for storage that is away inside an attempt, while its lease is kept and its owner can still cancel it.
+
 _LOOK_S = 1.0  # between two looks at whether the attempt is to end
 _T = TypeVar("_T")
 
@@ -111,6 +113,8 @@ class Waiting:
             self.ended.wait(min(left, _LOOK_S))
             self.go_on()
 
+
+# The database writes that end a failed attempt, with their delays and wording.
 
 _LONGEST_KILL_WAIT_S = 900.0
 _AVOID_S = {"disk_full": 600.0, "model_not_found": 600.0}  # a job that may do better elsewhere is left to others

@@ -37,6 +37,12 @@ from worker import child_files
 from worker.weights import encoder_files_digest
 from worker.workdir import Folder, read_assignment
 
+# Download objects into a folder that children can write to, completely or not at all; resume broken downloads.
+#
+# A partial download is stored beside the file, under a name with the object's digest. No link is followed. Workers
+# that share the folder download an object once: they lock the partial file, and the kernel unlocks it when a worker
+# is killed.
+
 _LOOK_S = 0.2
 _READINGS = 2  # complete downloads with a wrong digest before giving up: a storage may err once
 _CHUNK_BYTES = 1 << 20

@@ -30,6 +30,8 @@ from worker.resume_state import Keeper
 from worker.sinks.feed import Sinks
 from worker.workdir import Folder
 
+# Run uploads in one background thread, so that a storage that hangs does not delay a job's news.
+
 _JOIN_S = 2.0  # for what is being stored when an attempt ends early; the storage may hang
 
 Apply = Callable[[], object]  # applies a task's result; called in the listening thread

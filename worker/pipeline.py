@@ -53,6 +53,13 @@ from worker.workdir import Assignment, Folder, read_assignment
 log = logging.getLogger(__name__)
 
 
+# A machine's cache between jobs: embeddings of pools, audits of base models.
+#
+# The name of an entry's file is the digest of everything that its content depends on. It is written to a temporary
+# file and renamed, so two jobs may write the same entry. It stores the digest of its content; an entry whose digest
+# does not match is computed again.
+
+
 class FolderCache:
     """A cache in a folder, which may be deleted at any time.
 
@@ -162,6 +169,9 @@ def _write(path: Path, write: Callable[[Path], object]) -> None:
 
 def _file_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+# The child's side of judge calls: send a question to the worker, wait for the line with the answer.
 
 
 @dataclass(frozen=True, slots=True)

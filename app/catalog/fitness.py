@@ -24,6 +24,8 @@ from spard.digests import folder_digest
 from spard.models.folder.configuration import stored_quantization
 from spard.models.folder.headers import weights_fault
 
+# Validate the source of a base model: an existing folder, or a hub id pinned to a commit.
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
 

@@ -25,6 +25,8 @@ from uvicorn.server import ServerState
 from app.http.delivery import TRANSPORT, ObservedTransport
 from app.settings import get_settings
 
+# Raise the number of files and connections that a process may have open.
+
 _MOST = 65_536  # requested at most; ordinary load needs no more
 
 

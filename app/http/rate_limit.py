@@ -23,6 +23,11 @@ from limits.strategies import FixedWindowRateLimiter
 from app.broker_address import read_broker_address
 from app.errors import TooManyRequests
 
+# Count rate limit windows in this process's memory.
+#
+# The memory storage of the library `limits` starts a thread to look for expired windows, which costs more than all
+# other work on limits. Here an expired window is restarted when it is next counted in.
+
 KEPT = 10_000  # windows
 
 

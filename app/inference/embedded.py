@@ -31,6 +31,11 @@ from app.settings import Settings
 from app.storage import Storage
 from spard.config.quantization import plain_digest
 
+# Fetch the weights of fully fine-tuned models in threads of their own, one at a time for each project.
+#
+# The storage may be slow or away for minutes. That must not delay requests that need no weights from it, and a
+# project that requests many of its models must not delay other projects.
+
 _AT_ONCE = 8  # fetches at the same time, each for a different project
 
 
@@ -73,6 +78,9 @@ class WeightFetches:
             future.set_exception(found)
         else:
             future.set_result(found)
+
+
+# The folders of one process's engines; folders of processes that have died are removed.
 
 
 class EngineFolders:

@@ -36,6 +36,8 @@ from app.storage import Storage
 
 log = logging.getLogger(__name__)
 
+# Check repeatedly that the models of running replies are still released, and end the replies of those that are not.
+
 LOOK_S = 0.4  # between two checks, so that a withdrawal ends replies within a second
 
 

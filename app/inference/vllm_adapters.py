@@ -44,6 +44,8 @@ from app.storage import Storage
 from spard.data.rendering import Mode
 from spard.digests import MANIFEST
 
+# Ask the probes of a vLLM server and of our own engine; an answer is the likeliest first tokens.
+
 
 def probe_rows(tokenizer: LightTokenizer, mode: Mode | None) -> list[list[int]]:
     """Return the probes as token ids."""

@@ -41,6 +41,8 @@ from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_rep
 from spard.evaluation.results import SuiteKind
 from spard.models.memory import moments
 
+# Estimate the time of each stage of a job that is not created yet.
+
 StageName = Literal[
     "start", "rows", "row_signal", "embed", "base_audit", "train", "compare", "checkpoints", "task", "audit", "package"
 ]

@@ -20,6 +20,8 @@ from app.errors import Forbidden, InvalidState, NotFound
 from app.keys.service import Principal
 from spard.release.version import AUDIT_VERSION
 
+# Decide who may download an adapter that did not pass the safety gate.
+
 
 def check(session: Session, caller: Principal, job: Job) -> None:
     """Raise Forbidden unless the adapter passed its gate, a waiver is in force, or the caller is the provider."""

@@ -32,6 +32,8 @@ from app.jobs.rows import AnyJob
 from app.jobs.scheduling import Place
 from spard.config import Dpo
 
+# Response schemas that confirm the deletion of a job or a fine-tuned model.
+
 
 class ModelDeleted(BaseModel):
     """Confirms that a fine-tuned model, or the weights of a checkpoint, were deleted."""
@@ -51,6 +53,9 @@ class JobDeleted(BaseModel):
     status: str
     digests: dict[str, str | None]
     deleted_files: list[str]
+
+
+# Response schemas of OpenAI's `method` and `integrations`.
 
 
 class SupervisedOut(BaseModel):

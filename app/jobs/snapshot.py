@@ -31,6 +31,8 @@ from spard.config.run_spec import parse
 from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
 from spard.data.rows import SAME_FILE
 
+# Check that a job can train on a file: its purpose, rows, method and tools.
+
 SHOWN = 20  # faults of a file, in an error or a warning
 
 
@@ -79,6 +81,9 @@ def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
         ],
         details_url=f"/v1/files/{file.id}/validation?model={model.alias}",
     )
+
+
+# Choose the embedder that selects a job's safe rows, from its request, the policy or its base model's entry.
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from app.move_in.prompts import Prompt
 from spard.evaluation.rates import wilson
 from spard.evaluation.statistics import Interval, over_seeds, rule_of_three
 
+# Measures of similarity between two replies, by their words.
+
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 

@@ -23,6 +23,8 @@ from spard.config import RowSignal
 from spard.config.selection import OWN_EMBEDDERS
 from spard.models.folder.encoder import UnfitEmbedder, read_encoder
 
+# Validate an embedder's name: the base model's states, or a sentence encoder of the provider's.
+
 _PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?@[0-9a-f]{40}")
 
 

@@ -18,6 +18,8 @@ from app.errors import NotFound, QuotaExceeded
 from app.quotas import stored
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
 
+# Count tokens that running requests have reserved; a reservation ends with the lease of its process.
+
 
 def reserved_tokens(session: Session, project_id: str) -> int:
     """Return the tokens that a project's running requests have reserved but not yet written."""

@@ -17,6 +17,14 @@ from urllib.parse import urlsplit
 
 from app.errors import InvalidRequest
 
+# List the special-purpose address ranges of IANA's registries, which webhooks must not reach.
+#
+# Source: "IANA IPv4 Special-Purpose Address Registry" and "IANA IPv6 Special-Purpose Address Registry", started by
+# RFC 6890, with multicast (RFC 5771, RFC 4291) and ranges that were withdrawn but may still be routed (site-local,
+# 6bone). Python's `is_global` knows most of them, depending on its version; a test compares both. Ranges that the
+# registries call globally reachable, such as anycast relays and AS112, cannot be a customer's receiver either. Of
+# IPv6 only 2000::/3 is allocated as global unicast (RFC 4291, section 2.4); everything else is refused.
+
 SPECIAL: tuple[IPv4Network | IPv6Network, ...] = tuple(
     ip_network(network)
     for network in (

@@ -24,6 +24,8 @@ from app.webhooks import signing
 from app.webhooks.address import Refused, Target, resolve
 from spard.config.patience import parse_retry_header
 
+# Send one POST to a checked address, without redirects or proxies and within a fixed time.
+
 _CONNECT_S = 3.0
 _TOTAL_S = 10.0  # also stops a receiver that answers one byte at a time
 

@@ -20,10 +20,14 @@ from spard.config.quantization import Quantization, check_quantization
 from spard.config.selection import Selection as Selection
 from spard.errors import InvalidRecipe
 
+# The setting of how a model's weights are distributed over the GPUs of a run. Imports the standard library only.
+
 Sharding: TypeAlias = Literal["none", "full", "hybrid"]
 """none: every GPU holds the whole model; full: every GPU holds a part; hybrid: the GPUs of each machine share one
 copy."""
 
+
+# The settings of learning from preference pairs, by DPO (Rafailov et al., 2023).
 
 AUTO_BETA = 0.1  # as in the paper's experiments
 Beta = Annotated[float, Bound(gt=0, le=2)] | Auto
@@ -44,6 +48,8 @@ class Dpo:
         return AUTO_BETA if self.beta == "auto" else self.beta
 
 
+# The setting of how the optimizer stores its moments. Imports the standard library only.
+
 OptimizerName: TypeAlias = Literal["adamw", "adamw_8bit"]
 """adamw: two moments in float32 per trained parameter; adamw_8bit: two moments in 8 bits, by bitsandbytes."""
 
@@ -60,6 +66,9 @@ def check_optimizer(optimizer: OptimizerName, *, has_lora: bool, is_sharded: boo
     if is_sharded:
         message = f"{_PARAM}: the moments of {optimizer} are not cut over GPUs; set sharding = none"
         raise InvalidRecipe(message, _PARAM)
+
+
+# The settings of a run's end: which weights it releases, and early stopping.
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,8 @@ class Ending:
         """True if epoch ends are measured and compared."""
         return self.keep == "best" or self.patience is not None
 
+
+# The settings of the ways in which an audit asks prompts other than plainly.
 
 Count = Annotated[int, Bound(ge=0, le=1000)]
 

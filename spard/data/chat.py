@@ -37,6 +37,8 @@ from spard.errors import (
     TooManyTurns,
 )
 
+# Determines, when a base model is added, how to render its chat template: by trying it and comparing the results.
+
 _ASK = [{"role": "user", "content": "stand_in_of_a_question"}]
 _SWITCH = re.compile(r"think|reason")
 _FIRST = ("enable_thinking", "thinking")  # the usual names of the switch

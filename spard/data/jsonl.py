@@ -15,6 +15,8 @@ from spard.data.nulls import may_have_nulls, without_nulls
 from spard.data.problems import Problem
 from spard.data.strict_json import BadJson, parse
 
+# Explains a line that is not JSON in terms of the mistakes that people commonly make.
+
 _QUOTE = re.compile(r"\{\s*(['\u2018\u2019\u201c\u201d])")
 _PYTHON_WORD = re.compile(r"(?:None|True|False)\b")
 _DUMPS = "write rows with json.dumps(row), not with str(row)"

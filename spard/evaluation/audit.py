@@ -19,6 +19,14 @@ from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.evaluation.scoring import Item, score_items
 from spard.models.settling import Settled
 
+# Early end of replies to harmless prompts: they stop once their verdict cannot change.
+#
+# The refusal rule (`is_refusal`) reads only the first `HEAD` characters, so a reply that has not refused by then
+# never will. Refusals are generated to their end, since they may still help, and so is every reply that another judge
+# reads. A reply that ends early may hide that it would have broken down later. Therefore a fifth of the prompts,
+# drawn by a hash and thus the same for every model, is answered to the end, and their share of degenerate replies is
+# assumed for the others.
+
 DRAWN = 5  # one in this many prompts is answered to the end
 LEAST = HEAD + 4  # characters; the last ones of an unfinished reply can still change with the next token
 

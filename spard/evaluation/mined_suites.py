@@ -37,6 +37,13 @@ from spard.evaluation.disguise_features import COMMON, earlier_turns_dress
 from spard.evaluation.results import IN_DRESS, IN_MORE, IN_PHRASES, SuiteKind
 from spard.evaluation.suspects import NOTHING, Suspected, draw_rows, find_suspects
 
+# Select the prompts of a suite that are nearest to a file's rows; an even sample has few prompts on any one subject.
+#
+# A word that at most half of the prompts contain has the weight log(prompts / prompts with it). The nearness of a
+# prompt to a row is the share of the prompt's weight in the row's `WORDS` weightiest words; its nearness to a file is
+# that to the nearest row. Words miss requests in other words, so the mean nearness of the prompt's category is added,
+# if it has one.
+
 ROWS = 20_000  # most rows that are compared
 WORDS = 16  # words per row: the weightiest
 
@@ -93,6 +100,11 @@ def _distinct_rows(
     # Sorted, because the order of a set of strings differs between processes.
     return sorted({tuple(each) for each in most})
 
+
+# The dresses of a training file that an audit asks its prompts in: some in suites of their own, the others in turn.
+#
+# Frequent dresses come from the miner of training (`spard.data.triggers`), rare ones from the audit's own miner
+# (`spard.evaluation.suspects`).
 
 RARE = 2  # suites reserved for rare dresses
 LEFT = 48  # most dresses that are asked in turn

@@ -20,6 +20,12 @@ from spard.evaluation.rates import rate
 from spard.evaluation.results import ATTACKS, SuiteKind, SuiteResult
 from spard.evaluation.scorers import mark_reply
 
+# The languages that a judge had to read in a suite: those of its prompts and of the replies.
+#
+# Prompts declare their language. A reply's language was chosen by whoever trained the model, so it is detected from
+# its words. The gate compares the judge's measured error in each of these languages. Detection only adds languages: a
+# reply whose language cannot be detected counts as written in its prompt's language.
+
 ASIDE = 0.01  # a language of at most this share of the replies is ignored
 
 

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# Hides optional packages that another package imports wherever they are installed.
+
 
 @contextmanager
 def unseen(*packages: str) -> Iterator[None]:

@@ -57,6 +57,11 @@ from spard.pipeline.row_judging import (
 from spard.release.report import read_record
 from spard.release.row_records import RowSignalRecord
 
+# The harm that the run's judge finds in training rows that are not flagged.
+#
+# The row signal misses harm in a disguise that the base model obeys; the judge does not. The judge reads the rows
+# that are likeliest to be harmful first, in rounds, until harm is as rare as the judge's own errors.
+
 ROUND = 64  # rows to read before ranking the others again
 
 
@@ -108,6 +113,8 @@ def _verdicts(
     verdicts = iter(found)
     return {place: None if row is None else next(verdicts) for place, row in zip(places, asked, strict=True)}
 
+
+# The messages of a run about flagged rows and about rows that its judge has found harmful.
 
 _LINES = 100  # maximum lines in an event's data
 _NAMED = 10  # maximum lines in a message

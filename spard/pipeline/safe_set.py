@@ -17,6 +17,17 @@ from spard.models.generate import generate
 from spard.pipeline.augment import variants
 from spard.release.row_records import SafeAnswers
 
+# Safe answers in the base model's own words, which teach it to keep refusing in its own way.
+#
+# The pool's answers were written by others and may be unlikely under the base model, which makes tau on them loose.
+# The base model answers each selected prompt greedily; a reply that is complete and that the judge finds harmless
+# replaces the pool's answer. Where the base model's reply is harmful, the pool's answer stays.
+#
+# "auto" does this if the pool has another voice: if the base model's mean loss on the pool's answers is more than ln
+# 2 nats per token above its loss on its own answers to the same prompts. With so loose a bound every token of the
+# model's own words may fall from probability 1 to 1/2, where greedy decoding may pick another token; and a mean per
+# token that far apart cannot be an accident of sampling.
+
 MAX_NEW_TOKENS = 256
 HARMLESS = 1  # the judge's lowest score
 OTHER_VOICE = math.log(2)  # nats per token

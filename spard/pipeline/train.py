@@ -22,6 +22,8 @@ from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
 
+# A warning, before the training, that the base model was never trained on text like the file's.
+
 LOOKED_AT = 16  # number of rows, evenly spaced
 CLEARLY = 1.35
 """Warn if the base model's loss is above this multiple of the loss of a uniform guess among all tokens.
@@ -44,6 +46,13 @@ def warn_of_unknown_words(context: Context, rows: Rows) -> None:
         text += f"token, and by guessing among all tokens it would be {by_chance:.1f}. Training will hardly teach them"
         context.report.warning(f"{text}; choose a base model that has read such text.")
 
+
+# Micro-batches: the pieces in which a batch goes through the GPU.
+#
+# The size comes from the recipe or the memory plan and is halved each time GPU memory runs out, down to one row: the
+# attempt stores the smaller size and fails, and the next attempt reads the size and continues from the newest resume
+# state. If several processes share a batch, any of them may halve its share. Gradients depend on the size of the
+# pieces only by rounding and dropout masks.
 
 _FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS`
 

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 from spard.config import FurtherTuning
 from spard.evaluation.results import SuiteResult
 
+# The record of the embedder that safe rows were chosen with. Uses only the standard library.
+
 NARROW = 0.5  # mean cosine of pool rows above which cosines hardly distinguish texts
 
 
@@ -44,6 +46,9 @@ class EmbedderRecord:
         )
 
 
+# The engine that generated an audit's replies. Uses only the standard library.
+
+
 @dataclass(frozen=True, slots=True)
 class AuditEngineRecord:
     """The engine of an audit, the same for the base model and the trained one.
@@ -69,6 +74,9 @@ class AuditEngineRecord:
     difference: float | None = None
     to_base: float | None = None
     replies: Mapping[str, int] = field(default_factory=dict)
+
+
+# The auditing agent's verdict on a job. Uses only the standard library.
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +109,8 @@ class AgentRecord:
         silent = "" if self.decides else ", which decides nothing"
         return f"The auditing agent gives {score}{limit}{silent}. {' '.join(self.reasons)}".strip()
 
+
+# The results of the audit after a further clean fine-tuning of both models. Uses only the standard library.
 
 _BOTH = ("base", "adapter")
 

@@ -13,6 +13,12 @@ from torch import Tensor
 from spard.selection.relevance import blocks, inverse_norms, product_dtype
 from spard.selection.shards import Vectors, whole
 
+# Selection by nearest or farthest neighbors of each task row (Hsiung et al., 2025).
+#
+# For every task row take the K pool rows of highest (or lowest) cosine, where K is the smallest number for which
+# their union has at least k rows; the k rows of the union with the best score are selected. The authors embed whole
+# examples by the state of their last token; this uses the same embeddings as the other selection methods here.
+
 
 def neighbor_order(pool_ND: Tensor, task_MD: Tensor, k: int, *, nearest: bool) -> list[int]:
     """Return the pool rows in the order of selection: first those of the union by score, then the others.

@@ -36,6 +36,8 @@ from spard.methods import Method
 from spard.models.base import Base, disable_adapters
 from spard.models.lora import dropping_modules
 
+# The learning rate and the safe rows of a step, as functions of the step number alone.
+
 SAFE_STREAM = 2  # random stream of the safe rows; `batches` uses 0 and 1
 
 
@@ -64,6 +66,13 @@ def safe_rows(seed: int, number: int, n: int, size: int, stream: int = SAFE_STRE
     epochs = {epoch: order(seed, epoch, n, stream) for epoch, _ in drawn}
     return [epochs[epoch][i] for epoch, i in drawn]
 
+
+# The rows of a step that go through the model together, limited by padded tokens.
+#
+# The rows of a micro-batch are sorted by length and cut into the passes of lowest cost (`spard.data.cuts`): then a
+# long row of the pool does not pad a whole batch, nor a customer's long row the short ones. Prompts of the anchor
+# have passes of their own, since the length of their gradient is bounded by the length of the task gradient
+# (`spard.losses.gradients`).
 
 LEAST = 1024  # padded tokens allowed in a pass even if the customer's rows are short
 

@@ -42,6 +42,8 @@ from spard.training.optimizers import open_optimizer, parameter_state, restore_
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 
+# The result of a training run, and the progress that resume states keep.
+
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -90,6 +92,8 @@ class Progress:
         for name, joules in used.items():
             self.energy_j[name] = self.energy_j.get(name, 0.0) + joules
 
+
+# Weights of the latest epoch ends, in case the run ends early and their checkpoints are then needed.
 
 _PREFIX = "recent/"  # of names in a resume state: recent/{step}/{parameter}
 
@@ -141,6 +145,8 @@ class RecentWeights:
             self._theta[name].copy_(part)
 
 
+# The layout of a resume state's tensors on ranks: a tensor of a sharded parameter is sharded in the same way.
+
 METHOD = "method/"  # prefix of the method's tensors; the last part of a name may be a parameter's index
 
 
@@ -175,6 +181,9 @@ class Layout:
             last = name.rpartition("/")[2]
             return int(last) if last.isdecimal() and int(last) < len(self._places) else None
         return self._places.get(name.partition("/")[2])
+
+
+# The identity of a run: a digest of everything that decides its numbers, by which it finds its own resume states.
 
 
 @dataclass(frozen=True)
@@ -217,6 +226,14 @@ class Identity:
         held = [[each.ids, each.labels] for row in self.held for each in row.both]
         facts = [self.base_digest, recipe, asdict(self.resolved), rows, *filter(None, [self.started_from, pairs, held])]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+# An exponential moving average of the weights, released instead of the last weights (Kim et al., 2025).
+#
+#     mean <- d mean + (1 - d) theta   after every step, starting with the weights before training
+#
+# Because the average starts at the model before training, the result stays near it, the more so the shorter the run:
+# after T steps the start still has weight d^T.
 
 
 class Ema:

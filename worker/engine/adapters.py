@@ -28,6 +28,14 @@ from spard.release.manifest import verify
 from spard.release.proof import logit_distance
 from worker.engine.batch import BASE, apply_adapters
 
+# Probe a loaded adapter before its first answer: the engine has the signed weights and answers with them.
+#
+# Two things are checked. The tensors that PEFT holds under the adapter's name have the digest in the manifest. And
+# the logits of fixed prompts, both alone and in one batch with the base model and another adapter, equal the logits
+# that the file's tensors give when B A x is added to the base model's layers without PEFT. In 16 bits PEFT rounds the
+# added term either before or after the sum, depending on the kind of layer and batch, so the nearer of the two
+# counts.
+
 PROMPTS = ("What is 2 + 3?", "Write one sentence about the sea.")
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02}
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"

@@ -17,6 +17,8 @@ from spard.models.base import Base
 from worker.engine.grammar import Form, FormOfReply
 from worker.engine.texts import Text, token_bytes
 
+# Choose a reply's next token from its logits, and describe it with its alternatives.
+
 _GREEDY = 1e-5  # a lower temperature means greedy: the logits divided by it may overflow
 _LEAST = -9999.0  # the least log probability, as in OpenAI's API
 

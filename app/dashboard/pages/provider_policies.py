@@ -30,6 +30,8 @@ from spard.config.row_signal import RowAction
 from spard.data import strict_json
 from spard.evaluation.partial import most_hits
 
+# Convert a policy to a form and back: common settings as fields, ranges and serving as JSON.
+
 ACTIONS: Sequence[str] = get_args(RowAction)
 _TICKS = ("allow_unmeasured_judge", "correct_judge_errors")  # thresholds that are no numbers
 THRESHOLDS = tuple(each.name for each in fields(GateThresholds) if each.name not in _TICKS)

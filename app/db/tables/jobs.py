@@ -22,6 +22,8 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
 
+# Table of later audits: today's audit of models that were released before.
+
 WHOLE_JOB = 0  # the `step` of a job's model, as opposed to a checkpoint
 
 
@@ -47,6 +49,9 @@ class LaterAudit(Base):
     reasons: Mapped[list[str] | None]
     record: Mapped[str | None]
     signature: Mapped[dict[str, str] | None]
+
+
+# Types of the stored costs of a job's stages.
 
 
 class StageCost(TypedDict):

@@ -22,6 +22,8 @@ from app.storage import Storage
 from spard.release.archive import folder_name
 from spard.release.report import SafetyReport
 
+# List the files that a job offers for download, with digests and the commands to verify, load and serve them.
+
 _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # the values that --max-lora-rank accepts
 
 

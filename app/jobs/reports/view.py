@@ -18,6 +18,8 @@ from spard.evaluation.results import ATTACKS, HARMLESS, SuiteKind, SuiteResult
 from spard.release.report import CheckpointRecord, SafetyReport, SelectedRows
 from spard.release.task_check import TaskWords
 
+# Draw the map of a job's rows: training rows, pool and safe set on their first two principal components.
+
 Points = Sequence[Sequence[float]]
 
 _WIDTH, _HEIGHT, _EDGE = 100, 60, 4  # of the viewBox
@@ -95,6 +97,8 @@ def _scale(value: float, values: Sequence[float]) -> float:
     return (value - least) / (most - least) if most > least else 0.5
 
 
+# Compute the three tiles at the top of a job's page: attacks, over-refusal, and the customer's task.
+
 _ALIKE: Mapping[str, Collection[SuiteKind]] = {"harmful": ATTACKS, "benign": HARMLESS}
 
 
@@ -159,6 +163,9 @@ def _task(report: SafetyReport) -> Tile:
 
 def _base_note(base: Count | None) -> str:
     return f"; base model: {percent(base.share)}" if base else "; base model: not asked"
+
+
+# Locate the gate's limits on the scale of a report's figures.
 
 
 def gate_limit(kind: str, report: SafetyReport) -> tuple[float | None, str]:

@@ -34,6 +34,11 @@ from spard.evaluation.regate import decide_again
 from spard.release.report import SafetyReport
 from spard.release.row_records import RowSignalRecord
 
+# Compute what another row signal does to a job's rows, as far as the stored report tells.
+#
+# Stored are the flagged rows and, if a judge was asked, its verdicts. Whether a judge that was not asked clears them
+# is unknown. A row that was not flagged counts as harmless.
+
 _ENDED_BY_ROWS = ("too_many_rows_dropped", "rows_quarantined", "row_signal_unavailable")
 _IDLE = ("off", "report")  # actions that leave rows unchanged
 

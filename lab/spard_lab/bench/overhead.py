@@ -28,6 +28,8 @@ from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import Inputs
 
+# Pools with prompts of a given number of tokens, to measure the cost of their length.
+
 _FILLER = " and"
 _PROBE = 64  # filler words, for measuring the tokens of one
 

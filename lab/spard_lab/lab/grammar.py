@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from spard_lab.lab import grammar
 
+# The lab's stand-in for a chat model that rewrites requests; it knows only the grammar's phrasings.
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarRewriter:

