@@ -33,6 +33,7 @@ ABSENT = ("expires_at", "status_details", "data")
 ADDED_ANYWHERE = {
     *("allow_unmeasured_judge", "approximate", "audit_version", "confidence", "max_dressed_refusal_rise", "ending"),
     "max_shown_asr_rise",
+    "correct_judge_errors",
     "max_dressed_asr",
     *("after_tuning", "agent", "further_tuning", "later_audit"),
     *("older_audit", "own_refusal", "pending_bytes", "row_signal", "rows_in_file", "transcripts"),
