@@ -145,6 +145,8 @@ def _stored_content(policy: Policy) -> dict[str, object]:
         # An API process of an older version, running at the same time, refuses fields that it does not know.
         if getattr(policy, name) == value:
             del content[name]
+    if not policy.thresholds.correct_judge_errors:
+        del cast(dict[str, object], content["thresholds"])["correct_judge_errors"]
     if "serving" in content:
         content["serving"] = policy.serving.model_dump(mode="json", exclude_defaults=True)
     return content

@@ -127,6 +127,16 @@ def test_a_default_that_older_versions_do_not_know_is_not_stored(service: Servic
         assert session.get_one(PolicyVersion, 2).content["row_signal"] == asdict(RowSignal("auto"))
 
 
+def test_the_correction_of_judges_is_stored_only_where_it_is_on(service: Service, provider: TestClient) -> None:
+    for version, is_on in ((1, False), (2, True)):
+        put(provider, thresholds={"correct_judge_errors": is_on})
+        with db.read(service.app.state.engine) as session:
+            stored = session.get_one(PolicyVersion, version).content["thresholds"]
+        assert isinstance(stored, dict)
+        assert ("correct_judge_errors" in stored) == is_on
+        assert provider.get(POLICIES).json()["data"][0]["content"]["thresholds"]["correct_judge_errors"] is is_on
+
+
 def test_a_policy_from_before_bounds_decided_goes_on_deciding_by_figures(
     service: Service, provider: TestClient, customer: TestClient, job_body: Ask
 ) -> None:
