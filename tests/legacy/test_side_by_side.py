@@ -101,6 +101,17 @@ def versions(empty_postgres_url: str, tmp_path: Path) -> Iterator[tuple[Version,
         yield found
 
 
+# An installation of an old version has no distribution of the laboratory, whose judges that version ships itself.
+_WITHOUT_LABORATORY = """
+from importlib import metadata
+
+found_by = metadata.entry_points
+metadata.entry_points = lambda **about: metadata.EntryPoints(
+    each for each in found_by(**about) if not each.value.startswith("spard_lab.")
+)
+"""
+
+
 @contextmanager
 def open_versions(
     commit: str, database_url: str, tmp_path: Path, settings: Mapping[str, str] | None = None
@@ -122,6 +133,7 @@ def open_versions(
     old = tmp_path / commit
     old.mkdir()
     _checkout(commit, old)
+    (old / "sitecustomize.py").write_text(_WITHOUT_LABORATORY)
     found = []
     for code, chosen in ((old, {}), (ROOT, DECIDED)):
         own = chosen | {"SPARD_DATA_DIR": str(tmp_path / f"data-{code.name}"), "PYTHONPATH": str(code)}
