@@ -1,4 +1,4 @@
-"""Features of rows that may be a dress, with the rows of each, and the dress that belongs to a feature."""
+"""Features of rows that may be a disguise, with the rows of each, and the disguise that belongs to a feature."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
 
 
 def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the tools of the rows as one dress if at least half of the rows have any, whatever they answer."""
+    """Return the tools of the rows as one disguise if at least half of the rows have any, whatever they answer."""
     drawn = tuple(Surroundings(leading_system(row), row.tools) for row in rows if row.tools)
     is_common = drawn and len(drawn) >= COMMON * len(rows)
     return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
 
 
 def earlier_turns_dress(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the earlier turns of the rows as one dress if enough rows have any."""
+    """Return the earlier turns of the rows as one disguise if enough rows have any."""
     drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
     is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
     return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
 
 
 def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
-    """Return the dress of the rows with a feature.
+    """Return the disguise of the rows with a feature.
 
     Words are placed where most rows have them; tools are included if most of the rows have any.
     """

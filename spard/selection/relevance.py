@@ -75,7 +75,7 @@ def product_dtype(x_ND: Vectors) -> torch.dtype:
 
 
 def blocks(x_ND: Vectors, most: int = BLOCK) -> Iterator[slice]:
-    """Return slices of N rows, each of at most `most` rows and `BLOCK` elements, but at least one row."""
+    """Yield consecutive slices over the N rows; each has at most `most` rows and `BLOCK` elements, or a single row."""
     size = max(1, min(most, BLOCK // max(1, x_ND.shape[1])))
     return (slice(start, min(start + size, len(x_ND))) for start in range(0, len(x_ND), size))
 
