@@ -65,7 +65,7 @@ class Forbidden(AppError):
 
 
 class NotFound(AppError):
-    """Unknown, or not the caller's; the two cannot be distinguished."""
+    """The thing does not exist or is not the caller's; callers cannot tell which."""
 
     status = 404
     code = "not_found"
@@ -130,7 +130,7 @@ class QuotaExceeded(AppError):
 
 
 class Unavailable(AppError):
-    """Something that the service needs does not answer now."""
+    """A part that the service needs, such as the database, does not answer at the moment."""
 
     status = 503
     type = "server_error"

@@ -81,7 +81,7 @@ def blocks(x_ND: Vectors, most: int = BLOCK) -> Iterator[slice]:
 
 
 class ToTask:
-    """Compute the relevance of pool rows that are read in blocks, with the task rows in memory."""
+    """Compute the relevance of pool rows that are read in blocks; the task rows are in memory."""
 
     def __init__(self, pool_ND: Vectors, task_MD: Vectors) -> None:
         """Normalize the task rows; the pool is not read, only its length and dtype."""
@@ -114,7 +114,7 @@ class Nearest:
     """Find the nearest of many rows, read in blocks, for each of some rows in memory."""
 
     def __init__(self, own_ND: Vectors) -> None:
-        """Prepare the rows in memory."""
+        """Compute the norms of the rows in memory; the many rows are not read yet."""
         self._own_ND, self._dtype = own_ND, product_dtype(own_ND)
         self._inverse_N = inverse_norms(own_ND)
         self._best = _Best(len(own_ND), own_ND.device, self._dtype)
