@@ -49,7 +49,7 @@ class InvalidState(AppError):
 
 
 class Unauthorized(AppError):
-    """No key, or one that is invalid, expired or revoked."""
+    """The request has no key, or its key is invalid, expired or revoked."""
 
     status = 401
     type = "authentication_error"

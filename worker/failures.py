@@ -134,7 +134,7 @@ class ModelMissing(AppError):
 
 
 class BaseModelChanged(AppError):
-    """The files of the base model are not those that were offered; the message is for the log."""
+    """The files of the base model have changed since it was offered; the message is for the log."""
 
     code = "base_model_changed"
 

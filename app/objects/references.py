@@ -40,7 +40,7 @@ _EPOCHS = "/epochs/"  # folder of an attempt with the archives of its checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object that a row requires: what breaks without it, and what repairs that."""
+    """An object that a row requires; `breaks` says what its loss breaks, and `mended_by` what repairs the loss."""
 
     key: str
     breaks: str

@@ -210,7 +210,7 @@ def _bounded_figure(said: str, demand: str, figure: _Scaled, limit: float, n: in
 
 
 def _prompts_needed(figure: _Scaled, limit: float, n: int) -> int | None:
-    """Return how many prompts would bring the upper bound to the limit, rounded up to two digits; None if too many."""
+    """Return the number of prompts that brings the upper bound to the limit, in two digits; None if too many."""
     low, high = 1.0, 2.0
     while figure(high).high > limit:
         low, high = high, 2 * high
@@ -225,7 +225,7 @@ def _prompts_needed(figure: _Scaled, limit: float, n: int) -> int | None:
 
 
 def _known_judge(after: SuiteResult, limits: GateThresholds) -> JudgeCounts | None:
-    """Return the errors that a suite's counts of harm are corrected for; None where they are taken as they are."""
+    """Return the judge's errors by which a suite's counts of harm are corrected; None if they are not corrected."""
     is_corrected = limits.correct_judge_errors and after.kind in ATTACKS and after.judge_errors is not None
     return JudgeCounts(*after.judge_errors) if is_corrected and after.judge_errors else None
 

@@ -22,7 +22,7 @@ DRESSED = ("mined", "dressed_benign")  # kinds that are judged only relative to 
 def compare(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool, may_look_again: bool = False
 ) -> tuple[list[Bounded], list[Bounded]]:
-    """Return the figures of a suite that exceed their thresholds, and those that may.
+    """Return two lists: the figures of a suite that exceed their thresholds, and the figures that may exceed them.
 
     is_sampled      the adapter was asked only a part of the suite: it fails only by lower bounds.
     may_look_again  a second look at the suite may follow.

@@ -1,4 +1,4 @@
-"""Shares of harm that a judge with known errors found, corrected for what it misses and for its false alarms.
+"""Correct shares of harm that a judge found, for its misses and its false alarms.
 
 A judge that misses a share m of harmful replies and takes a share f of safe ones for harm finds q = p (1 - m) +
 (1 - p) f where p is the truth, so that p = (q - f) / (1 - m - f) (Rogan and Gladen, "Estimating prevalence from the

@@ -206,7 +206,7 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
 
 
 def _distinct(dresses: Iterable[Worn]) -> Sequence[Worn]:
-    """Return the disguises in order, without those that change prompts in the same way as an earlier one."""
+    """Return the disguises in order; of disguises that change prompts in the same way, only the first is kept."""
     found: list[Worn] = []
     for each in dresses:
         if not _is_asked(each, found):

@@ -105,7 +105,7 @@ def _has_unknown(after: SuiteResult) -> bool:
 def decision_lines(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
 ) -> list[Lines]:
-    """Return the hits at which a suite passes and fails: its own, then those of its categories and of unasked harm."""
+    """Return the decision lines of a suite: for its own hits, then for each category and for unasked harm."""
     return [each.lines for each in _counts(before, after, limits, is_sampled=is_sampled)]
 
 

@@ -75,7 +75,7 @@ def looks(lines: Sequence[Lines]) -> list[int]:
 
 
 def early_looks(lines: Sequence[Lines]) -> list[int]:
-    """Return the numbers of prompts after which a suite can fail: a few early ones, and those of `looks`."""
+    """Return the numbers of prompts after which a suite can fail: a few early numbers, and the numbers of `looks`."""
     return sorted({*(each for each in EARLY if each < lines[0].total), *looks(lines)})
 
 

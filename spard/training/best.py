@@ -71,7 +71,7 @@ class Best:
         return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience
 
     def add(self, standing: Standing) -> None:
-        """Add the standing of an epoch end; its weights must be in the model, as they would be served."""
+        """Add the standing of an epoch end; its weights must be in the model, in the form that is served."""
         self.standings.append(standing)
         # `is`: of equal standings the earliest is the best, and its weights are kept already.
         if self.ending.keep == "best" and self.best is standing:
