@@ -96,7 +96,7 @@ def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Exampl
 def _varying(
     found: Mapping[Feature, list[int]], kind: Kind, rows: int, cut: Callable[[str], list[str]]
 ) -> list[Sequence[Sequence[str]]]:
-    """Return the words of each row's system prompt or tools, as stretches; empty for a row whose text others share."""
+    """Return the first and last words of each row's system prompt or tools; nothing for texts that rows share."""
     words: list[Sequence[Sequence[str]]] = [()] * rows
     for (each, texts), places in found.items():
         if each == kind and len(places) < LEAST:

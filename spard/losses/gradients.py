@@ -243,7 +243,7 @@ def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str
 
 
 def clip_(grad: Vector, max_norm: float) -> float:
-    """Shorten a gradient in place to norm `max_norm`, if it is longer; return its norm before."""
+    """Shorten a gradient in place to the norm `max_norm` if it is longer; return its original norm."""
     return float(shorten_(grad, max_norm))
 
 

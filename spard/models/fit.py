@@ -103,7 +103,7 @@ class Plan:
         return f"Memory: {has} planned; {', '.join(parts)}"
 
     def to_json(self) -> dict[str, bool | int | str | None]:
-        """Return the plan as in the manifest."""
+        """Return the plan in the form of the manifest's JSON."""
         return asdict(self)
 
 
