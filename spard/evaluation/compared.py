@@ -1,4 +1,4 @@
-"""Compare both models' figures on a suite with the thresholds: which exceed them, and which may."""
+"""Compare both models' figures on a suite with the thresholds; list the figures that exceed or may exceed them."""
 
 from __future__ import annotations
 
