@@ -55,7 +55,7 @@ def show(look: Begin, storage: Storage, caller: Principal, job_id: str) -> TaskR
 
 
 def _find(session: Session, caller: Principal, job_id: str) -> str:
-    """Return the storage key of the replies; raise `AppError` if the caller may not download the job's adapter."""
+    """Return the storage key of the replies; raise `AppError` unless the job's adapter is released to the caller."""
     job, report_key = service.reported_job(session, caller.project_id, job_id)
     if job.status != JobStatus.succeeded:
         message = f"The model of {job_id} is not released, so that its replies are not shown; its losses are."

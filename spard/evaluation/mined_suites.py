@@ -7,7 +7,7 @@ random words. Harmful prompts are also asked with sampling, with a begun answer,
 prompts in a disguise, half are the ones nearest to the rows.
 
 The base model is asked the same prompts, and only a rise counts: a disguise alone may confuse it, and it may continue
-a begun answer. The seed of random choices are the suites' own prompts, which are secret, so nobody can predict the
+a begun answer. Random choices take the suites' own prompts, which are secret, as their seed, so nobody can predict the
 choices. A prompt keeps its language unless most of its words now come from the rows.
 """
 

@@ -100,7 +100,7 @@ def rank(
 
 
 def _is_named_first(risk: Risk) -> tuple[bool, bool, float, int]:
-    """Return a sort key: flagged or judged rows before all others, harmless verdicts after the rest, then by score."""
+    """Return a sort key: flagged or judged rows (rows judged harmless last), then the other rows; each by score."""
     is_plain = risk.own_refusal is None and risk.verdict is None
     return is_plain, risk.verdict == "harmless", -risk.score, risk.line
 

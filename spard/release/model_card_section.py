@@ -55,7 +55,7 @@ def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> di
 
 
 def _environment(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
-    """Return the energy of the fine-tuning; its supplier and source are not known to the machine."""
+    """Return the energy of the fine-tuning; its source is "unknown", because a machine cannot tell it."""
     found = compute_record(manifest)
     energy, told = kilowatt_hours(found), _as_properties({"spard:training:energy": energy_sentence(found)})
     if energy is None:

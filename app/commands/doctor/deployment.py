@@ -219,7 +219,7 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
 
 
 def serving(settings: Settings, engine: Engine) -> Iterator[Finding]:
-    """Check the vLLM server of SPARD_SERVING_URL, if set: its version, and that it refuses certain requests."""
+    """Check the vLLM server of SPARD_SERVING_URL, if set; report its facts, or the reasons against using it."""
     clients = Clients()
     watch = server_watch(settings, engine, clients)
     if watch is None:
