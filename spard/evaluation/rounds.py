@@ -91,7 +91,7 @@ def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> li
 
 
 def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: AskBase) -> None:
-    """Add the base model's results on suites whose decision depends on them to `known`."""
+    """Ask the base model the suites whose decision depends on it, and add its results to `known`."""
     if needed := [each for each in found if each.needs_base(known)]:
         known |= {each.suite: each for each in ask_base([each.suite.name for each in needed])}
         for each in needed:

@@ -36,7 +36,7 @@ _LOGITS = 2**27 * 3 * _SINGLE  # float32 logits held at once (`spard.losses.cros
 
 @dataclass(slots=True)
 class _Held:
-    """The provider's limit, and the limit learned from running out of GPU memory, both in padded tokens."""
+    """Two limits in padded tokens: the provider's, and the limit found when GPU memory ran out."""
 
     told: int | None = None
     learned: int | None = None
