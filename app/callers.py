@@ -1,4 +1,4 @@
-"""Authenticate callers by key or browser session, count their requests, and answer frequent reads for them."""
+"""Authenticate callers by key or browser session, count their requests, and answer frequent reads cheaply."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class InvalidState(AppError):
 
 
 class Unauthorized(AppError):
-    """No key, or one that is invalid, expired or revoked."""
+    """The request has no key, or its key is invalid, expired or revoked."""
 
     status = 401
     type = "authentication_error"
@@ -65,7 +65,7 @@ class Forbidden(AppError):
 
 
 class NotFound(AppError):
-    """Unknown, or not the caller's; the two cannot be distinguished."""
+    """The thing does not exist or is not the caller's; callers cannot tell which."""
 
     status = 404
     code = "not_found"
@@ -130,7 +130,7 @@ class QuotaExceeded(AppError):
 
 
 class Unavailable(AppError):
-    """Something that the service needs does not answer now."""
+    """A part that the service needs, such as the database, does not answer at the moment."""
 
     status = 503
     type = "server_error"

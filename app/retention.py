@@ -100,7 +100,7 @@ def _select_expired() -> Select[File]:
 
 
 def _abandoned_prefixes(session: Session, job: Job) -> Iterator[str]:
-    """Yield the prefixes that an ended job does not need: whole attempts, and resume states of kept ones."""
+    """Yield the prefixes to delete of an ended job: abandoned attempts, and the resume states of kept attempts."""
     kept = kept_attempts(session, job)
     for token in range(1, job.lease_token + 1):
         prefix = f"tenants/{job.project_id}/jobs/{job.id}/a{token}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # a child has no database, and does not wait for its library
 
 
 class Fault(StrEnum):
-    """Whose fault a failure is, which decides what it costs the job."""
+    """The responsible part of a failure; it decides if the failure costs the job an attempt."""
 
     job = "job"  # costs an attempt; there is no retry if it can only fail again
     worker = "worker"  # costs nothing if a probe confirms it; the worker takes no such job until the probe passes
@@ -92,7 +92,7 @@ _BROKEN = (errno.EIO, errno.EROFS, errno.ENODEV, errno.ENXIO, errno.ESTALE)
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The error object of a job, and whether another attempt may end better."""
+    """A failure as the job's error object shows it; `retryable` is True if another attempt may succeed."""
 
     code: str
     message: str
@@ -101,17 +101,17 @@ class Failure:
 
     @property
     def fault(self) -> Fault:
-        """Whose fault it is: the job's, unless `FAULTS` or `KILLS` has its code."""
+        """The responsible part: the job, unless `FAULTS` or `KILLS` has another one for the code."""
         return Fault.surroundings if self.code in KILLS else FAULTS.get(self.code, Fault.job)
 
     @property
     def is_kill(self) -> bool:
-        """Return True if something outside the job killed its process: it is retried minutes later, elsewhere."""
+        """Return True if something outside the job killed its process; the job is retried minutes later, elsewhere."""
         return self.code in KILLS
 
     @property
     def is_unforeseen(self) -> bool:
-        """Return True if it is of no known kind."""
+        """Return True for a failure of no known kind, which has the code of a server error."""
         return self.code == SERVER_ERROR
 
     def error(self) -> JobError:
@@ -134,7 +134,7 @@ class ModelMissing(AppError):
 
 
 class BaseModelChanged(AppError):
-    """The files of the base model are not those that were offered; the message is for the log."""
+    """The files of the base model have changed since it was offered; the message is for the log."""
 
     code = "base_model_changed"
 
@@ -176,7 +176,7 @@ def why_killed(memory: Memory | None) -> Failure:
 
 
 def is_job_s_own(code: str) -> bool:
-    """Return True if nothing outside the job explains a child's failure with this code, so it may well fail again."""
+    """Return True if a child's failure with this code is explained by the job alone, so a retry may well fail too."""
     return code in (OUT_OF_MEMORY.code, "gpu_error", SERVER_ERROR)
 
 

@@ -94,7 +94,7 @@ class Heart:
 
     @contextmanager
     def count_idle_seconds(self) -> Iterator[float]:
-        """Yield the idle seconds that the block has to store; if it fails, they count for the next call."""
+        """Yield the idle seconds, which the block must store; if the block fails, the next call yields them again."""
         idle_s = self._meter.take()
         try:
             yield idle_s

@@ -18,7 +18,7 @@ _PEAKS = {_V2: ("memory.peak", "memory.max"), _V1: ("memory.max_usage_in_bytes",
 
 
 class Memory(StrEnum):
-    """Whose memory was exhausted."""
+    """The memory whose exhaustion caused a kill: the worker's own limit, or the whole machine."""
 
     limit = "limit"  # the memory that this worker may use
     machine = "machine"  # the memory of the whole machine, whoever used it
@@ -68,7 +68,7 @@ class MemoryKills:
         return Kills(own, max(each["oom_kill"] for each in known), max(each.get("oom", 0) for each in known))
 
     def memory_at_kill(self, before: Kills) -> Memory | None:
-        """Return whose memory was exhausted if there was a kill since `before`; None if there was none."""
+        """Return the memory that was exhausted if there was a kill since `before`; None if there was no kill."""
         now = self.read()
         if now.own <= before.own and now.above <= before.above:
             return None
@@ -87,7 +87,7 @@ class MemoryKills:
         return "; ".join(told)
 
     def _is_at_limit(self) -> bool:
-        """Return True if a cgroup's peak use equals its limit: version 1 does not count how often that was reached."""
+        """Return True if a cgroup's peak use equals its limit; version 1 has no counter for reaching the limit."""
         for group in self._groups:
             peak, limit = (_number(group.folder / name) for name in _PEAKS[group.kind])
             if peak is not None and limit is not None and peak >= limit:

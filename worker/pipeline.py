@@ -345,6 +345,6 @@ def _checkpoints(assignment: Assignment, folder: Folder) -> CheckpointPlan | Non
 
 
 def _set_threads(base: Base) -> None:
-    """Use one thread for a small model, where more cost more than they gain, unless the provider sets a number."""
+    """Use one thread for a small model, since more threads slow it down, unless the provider sets a number."""
     if is_small(base.model) and "SPARD_WORKER_THREADS" not in os.environ:
         torch.set_num_threads(1)

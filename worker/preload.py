@@ -36,5 +36,5 @@ def prefetch_key(assignment: Assignment) -> Wanted | None:
 
 
 def parse_prefetch(line: str) -> Wanted | None:
-    """Return the base model that a line asks to read ahead; None if the line names a folder."""
+    """Parse a line from the worker: return the base model to read ahead, or None if the line is a job's folder."""
     return Wanted(**json.loads(line)) if line.startswith("{") else None

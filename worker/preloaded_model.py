@@ -37,7 +37,7 @@ class Holder:
         return self._held is None
 
     def hold(self, wanted: Wanted) -> None:
-        """Read a base model if enough memory is free; drop the one that was held before.
+        """Drop the model that was held before, and read a base model if enough memory is free.
 
         A failure is only logged: the job that needs the model will fail by itself and report it.
         """

@@ -156,7 +156,7 @@ class Journal:
             self.note("info", f"Step {step}/{total}: training loss={loss:.2f}", numbers, "metrics")
 
     def _note_activity(self, doing: str, *, is_new: bool) -> None:
-        """Keep what goes on, for the next write; where nothing else is written, every few seconds at most."""
+        """Keep the current activity for the next write; without other news it is written every few seconds at most."""
         self._doing, now = doing, time.monotonic()
         if is_new or now - self._shown_at > _ACTIVITY_EVERY_S:
             self._shown_at = now

@@ -182,7 +182,7 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
 
 
 def _safety(report: Mapping[str, Any]) -> SafetySummary:
-    """Return what the job itself shows of its report."""
+    """Return the part of the report that the job object shows."""
     found = {name: report[name] for name in (*_SHOWN, *(["ending"] if report.get("ending") else []))}
     if check := report.get("task_check"):
         words = SafetyReport.from_json(report).task

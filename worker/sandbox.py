@@ -49,12 +49,12 @@ class Cell:
         return walls.isolated_command(self.walls, command, talks=self.talks)
 
     def desk(self, folder: Folder, tell: Tell) -> Desk | None:
-        """Return the desk that answers the child's questions to its judges; None if no judge has an endpoint."""
+        """Return the proxy that forwards the child's questions to its judges; None if no judge has an endpoint."""
         judges = judge_endpoints(read_assignment(folder).run) if folder.job.exists() else []
         return Desk(judges, self.key_of, tell) if judges else None
 
     def ahead(self, wanted: Wanted) -> bytes | None:
-        """Return the line that makes a waiting child read a base model ahead; until its job it can read nothing else.
+        """Return the line that makes a waiting child read a base model ahead; it opens no other path to the child.
 
         None under Landlock, whose rules cannot be widened later: there a child starts with its job.
         """

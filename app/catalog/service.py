@@ -36,7 +36,7 @@ def add_model(session: Session, entry: BaseModelIn, found: Inspected) -> BaseMod
 
 
 def tool_support(entry: BaseModelEntry) -> dict[str, bool] | None:
-    """Return which parts of tool use a model's template renders, from its row or else from a later inspection."""
+    """Return the parts of tool use that a model's template renders, from its row or else from a later inspection."""
     return entry.tool_support or known_tool_support(entry)
 
 
@@ -195,12 +195,12 @@ def has_attacks(session: Session) -> bool:
 
 
 def default_suites(session: Session) -> list[Corpus]:
-    """Return the suites that audit a job that names none."""
+    """Return the suites that audit a job whose request names no suites."""
     return add_held_out_suite(session, current_suites(session), pool(session, None))
 
 
 def pool(session: Session, wanted: str | None) -> Corpus | None:
-    """Return the pool version of this id, or for None the newest one; None if there is none."""
+    """Return the pool version with the id `wanted`, or the newest version if `wanted` is None; None if not found."""
     query = select_kept().where(Corpus.kind == POOL).order_by(Corpus.created_at.desc(), Corpus.id).limit(1)
     return session.scalar(query if wanted is None else query.where(Corpus.id == wanted))
 

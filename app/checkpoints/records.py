@@ -19,7 +19,7 @@ from app.jobs.lease import Claim
 
 @dataclass(frozen=True, slots=True)
 class EpochResult:
-    """The checkpoint of an epoch: `safety` is None if not audited, `archive` None if its adapter is not kept."""
+    """The checkpoint of an epoch; `safety` is None if it was not audited, `archive` if its adapter is not kept."""
 
     kind: str
     metrics: Mapping[str, float | None]
@@ -77,7 +77,7 @@ def _fill(row: JobCheckpoint, result: EpochResult) -> None:
 
 
 def _make_final(session: Session, job: Job, row: JobCheckpoint, result: EpochResult) -> None:
-    """Make a checkpoint the job's own adapter: it takes over the full audit, and its own archive is deleted.
+    """Make a checkpoint stand for the job's own adapter: its row gets the full audit, and its archive is deleted.
 
     An archive that an unfinished job starts from is kept; the reconciler removes it later.
     """

@@ -39,7 +39,7 @@ class OneJob:
 
     @property
     def address(self) -> str:
-        """The path of its pages."""
+        """The path of the job's pages."""
         return f"{'' if self.is_own else '/provider'}/jobs/{self.job_id}"
 
     async def answer(self, shown: Callable[[], Response]) -> Response:

@@ -87,7 +87,7 @@ class Findings:
             self.note(problem)
 
     def note(self, problem: Problem) -> None:
-        """Add a problem of the same row as the previous one or of a later row."""
+        """Add a problem; problems must be added in the order of their rows."""
         # Indices are replaced, so that the same fault at another place has the same key.
         pointer = _INDEX.sub("/*", problem.pointer)
         key = (problem.code, problem.severity, pointer, problem.message)

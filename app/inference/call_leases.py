@@ -35,7 +35,7 @@ class CallLeases:
 
     @property
     def owner(self) -> str:
-        """This process's name in the rows of its requests."""
+        """The name that marks this process's requests in the database."""
         return self.ledger.owner
 
     @property

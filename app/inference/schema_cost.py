@@ -112,7 +112,7 @@ class _Counted:
         return further
 
     def _inner_cost(self, part: dict[str, object]) -> int:
-        """Return the same for a part without its own `$ref`: sums over `allOf`, the maximum over alternatives."""
+        """Return a part's patterns without those of its `$ref`: the sum over `allOf`, the maximum over alternatives."""
         total = int(isinstance(part.get("pattern"), str)) + int(isinstance(part.get("format"), str))
         for name in _LISTS:
             choices = part.get(name)

@@ -157,7 +157,7 @@ class Vllm:
             stream.put(error)
 
     def _end(self, number: int) -> None:
-        """Leave the gate, so that adapters can be loaded; called however a request's task ended."""
+        """Leave the gate, so that adapters can be loaded; it is called at the end of every request, failed ones too."""
         self._gate.leave()
         self._running.pop(number, None)
         self._streams.pop(number, None)

@@ -73,7 +73,7 @@ def find_model(session: Session, job_id: str, step: int) -> Model:
 
 
 def older(session: Session, limit: int) -> list[Model]:
-    """Return up to `limit` models that an older audit released and today's has not examined; jobs, then checkpoints.
+    """Return at most `limit` released models that no audit of today's version has examined; jobs, then checkpoints.
 
     Each group is ordered by age, oldest first.
     """

@@ -48,7 +48,7 @@ class JobRow(NamedTuple):
 
     @property
     def public_status(self) -> JobStatus:
-        """The status that the API shows to its owner, like `Job.public_status`."""
+        """The status on the wire, like `Job.public_status`."""
         return public_status(self.status, self.cancel_requested_at)
 
 

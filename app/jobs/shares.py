@@ -67,6 +67,6 @@ def running(seconds: float) -> float:
 
 
 def parts(standings: Sequence[Standing]) -> dict[str, float]:
-    """Return each project's share of all faded GPU time, from 0 to 1."""
+    """Return each project's share, from 0 to 1, of the recent GPU time of all (see `fade`)."""
     whole = sum(one.used for one in standings)
     return {one.project_id: one.used / whole if whole else 0.0 for one in standings}

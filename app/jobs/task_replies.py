@@ -45,7 +45,7 @@ class TaskReplyList(BaseModel):
 
 
 def show(look: Begin, storage: Storage, caller: Principal, job_id: str) -> TaskReplyList:
-    """Return the replies of a job whose model the caller may have; `AppError` where there are none to show."""
+    """Return a job's task replies; raise `AppError` if the caller may not use its model or nothing was asked."""
     with look() as session:
         key = _find(session, caller, job_id)
     if not storage.exists(key):
@@ -55,7 +55,7 @@ def show(look: Begin, storage: Storage, caller: Principal, job_id: str) -> TaskR
 
 
 def _find(session: Session, caller: Principal, job_id: str) -> str:
-    """Return where the replies lie; raise where the model is not the caller's to have, by the rules of its adapter."""
+    """Return the storage key of the replies; raise `AppError` unless the job's adapter is released to the caller."""
     job, report_key = service.reported_job(session, caller.project_id, job_id)
     if job.status != JobStatus.succeeded:
         message = f"The model of {job_id} is not released, so that its replies are not shown; its losses are."

@@ -210,7 +210,7 @@ def _change(session: Session, job: Job, target: JobStatus, **columns: Any) -> No
 
 
 def _implied_columns(source: JobStatus, target: JobStatus) -> dict[str, object]:
-    """Return the column values that follow from the change itself."""
+    """Return the column values that every change from `source` to `target` sets."""
     columns: dict[str, object] = {"status": target}
     if source == JobStatus.running:
         columns |= time_used() | {"lease_owner": None, "lease_expires_at": None, "waiting_for": None}
@@ -220,5 +220,5 @@ def _implied_columns(source: JobStatus, target: JobStatus) -> dict[str, object]:
 
 
 def _is_end(source: JobStatus, target: JobStatus) -> bool:
-    """Return True if the change ends the job; a job that a waiver releases has ended before."""
+    """Return True if the change ends the job; a job that a waiver releases ended earlier."""
     return target in TERMINAL and source not in TERMINAL

@@ -116,7 +116,7 @@ def score(replies: Replies, measure: Measure) -> Scored:
 
 
 def judge_pairs(replies: Replies, judge: SameJudge) -> Scored:
-    """Return a prompt's scores by a judge, who gets only the first pair of each kind, at two requests a pair."""
+    """Return a prompt's scores by a judge on the first new-old, old-old and new-new pair; each takes two requests."""
 
     def says(pair: list[str]) -> float | None:
         said = judge.says_same(replies.prompt, *pair) if len(pair) == 2 else None

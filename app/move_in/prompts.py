@@ -61,7 +61,7 @@ def read_prompts(path: Path, name: str) -> dict[str, Prompt]:
 
 
 def sample(prompts: dict[str, Prompt], n: int) -> dict[str, Prompt]:
-    """Return a deterministic sample of n prompts: those with the smallest digests of their ids."""
+    """Return a deterministic sample: the n prompts whose ids have the smallest digests."""
     order = sorted(prompts, key=lambda key: hashlib.sha256(key.encode()).hexdigest())
     return {key: prompts[key] for key in order[:n]}
 

@@ -1,4 +1,4 @@
-"""Carry out deletions: at once for the request that asks, and by the sweep for those that failed."""
+"""Carry out deletions: at once in the request that asks for one, and later in the sweep if that failed."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Report:
 
 @dataclass(slots=True)
 class Repaired:
-    """Keys that were moved aside, moved back for a row that needs them, and deleted for good."""
+    """The keys of objects that were moved aside, moved back because a row needs them, or deleted for good."""
 
     moved: list[str] = field(default_factory=list)
     given_back: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Repaired:
 
 @dataclass(slots=True)
 class _Seen:
-    """The state of reading a listing."""
+    """The state of a comparison while it reads a listing of the storage."""
 
     keys: set[int] = field(default_factory=set)  # hashes, because a bucket may hold millions
     objects: int = 0
@@ -99,7 +99,7 @@ def check(storage: Storage, begin: Begin, young: timedelta = _YOUNG) -> Report:
 def repair(
     storage: Storage, begin: Begin, reported_for: timedelta, aside_for: timedelta, young: timedelta = _YOUNG
 ) -> Repaired:
-    """Compare, move aside objects without a row that were reported for `reported_for`, and restore needed ones.
+    """Compare rows and storage; move aside objects without a row after `reported_for`, and restore needed objects.
 
     Objects that were aside for `aside_for` are deleted for good, but only if the marks are trusted. Raises
     `StorageError` if the storage fails; a repeated call continues.

@@ -40,7 +40,7 @@ _EPOCHS = "/epochs/"  # folder of an attempt with the archives of its checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An object that a row requires: what breaks without it, and what repairs that."""
+    """An object that a row requires; `breaks` says what its loss breaks, and `mended_by` what repairs the loss."""
 
     key: str
     breaks: str
@@ -48,7 +48,7 @@ class Named:
 
 
 def is_ours(key: str) -> bool:
-    """Return True if the service can have made the key; other objects in a bucket are not ours to touch."""
+    """Return True if the key has a form that the service uses; other objects of the bucket must not be touched."""
     return _OURS.fullmatch(key) is not None
 
 
@@ -69,7 +69,7 @@ def find_unexplained(session: Session, keys: Collection[str]) -> dict[str, str]:
 
 
 def kept_attempts(session: Session, job: Job) -> set[int]:
-    """Return the tokens of an ended job's attempts that contain results or a held adapter.
+    """Return the tokens of an ended job's attempts that contain results or an adapter that a waiver may release.
 
     A token is the `a<token>` part of an attempt's prefix.
     """

@@ -79,7 +79,7 @@ def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: 
 
 
 def _delete_unnamed(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
-    """Delete unreferenced objects; the sweep deletes those that fail."""
+    """Delete unreferenced objects; the sweep repeats the deletions that fail."""
     try:
         with begin() as session:
             given_up = intents.abandon_writes(session, keys)

@@ -231,7 +231,7 @@ class Policy(Body):
         return policy
 
     def with_defaults(self, gate: config.GateThresholds) -> Self:
-        """Return the policy with the deployment's thresholds for those that the request does not set."""
+        """Return the policy, with the deployment's thresholds wherever the request sets none."""
         named = {name: getattr(self.thresholds, name) for name in self._named}
         return self.model_copy(update={"thresholds": replace(gate, **named)})
 

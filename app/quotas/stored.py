@@ -1,4 +1,4 @@
-"""Count bytes that are being uploaded or wait for deletion, which count like those of files."""
+"""Count bytes that are being uploaded or wait for deletion; a quota counts them like the bytes of files."""
 
 from __future__ import annotations
 

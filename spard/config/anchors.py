@@ -19,13 +19,13 @@ class Anchors:
 
     safe            prompts of the safe set, held to the base model's state for them. If some of the customer's rows
                     have system prompts, half of these prompts get one and are held to the state for the *plain* prompt.
-    dressed_safe    the same in a dress, held to the state for the *plain* prompt, so that no dress opens the model.
+    dressed_safe    the same in a disguise, held to the state for the *plain* prompt: no disguise opens the model.
     benign          prompts of the pool's benign rows, held to the base model's state for them.
-    dressed_benign  the same in a dress, held to the state for the plain prompt, so that no dress causes refusals.
+    dressed_benign  the same in a disguise, held to the state for the plain prompt: no disguise causes refusals.
     begun_safe      safe prompts with an answer that begins to comply, held to the state for the *plain* prompt, so that
                     a begun answer does not open the model.
     begun_benign    benign prompts with a begun answer, held to the state for the same prompt and beginning.
-    random_dresses  share of dresses that are random words at a random place; the others are mined from the customer's
+    random_dresses  share of disguises that are random words at a random place; the others are mined from the customer's
                     rows, if there are any.
     tolerance       squared relative distance that a prompt's state may move without a penalty.
     max_gradient_ratio  largest length of the penalty's gradient, as a multiple of the clipped task gradient's. At m
@@ -33,9 +33,10 @@ class Anchors:
                     both is clipped, and may contain little of the task's.
 
     The penalty of a kind is the mean over its prompts, so adding a kind takes nothing from the others. The default adds
-    one dressed prompt of either side to the plain safe ones of Safety Anchor (SBR): dressed safe prompts alone teach
-    the model to refuse whatever is dressed, dressed benign ones alone to answer it. A pool without benign rows gives no
-    benign prompts and no begun ones, whose beginnings are the base model's answers to benign prompts.
+    one disguised safe and one disguised benign prompt to the plain safe prompts of Safety Anchor (SBR): disguised safe
+    prompts alone teach the model to refuse everything in a disguise, and disguised benign prompts alone teach it to
+    answer everything in a disguise. A pool without benign rows gives no benign prompts, and no prompts with begun
+    answers either, because those begin like the base model's answers to benign prompts.
     """
 
     safe: Count = 1

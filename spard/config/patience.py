@@ -1,4 +1,4 @@
-"""Intervals between retries of something that is unavailable, and those that it asks for itself."""
+"""Intervals between retries of an unavailable service, by a growing schedule or as the service asks."""
 
 from __future__ import annotations
 

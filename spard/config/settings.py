@@ -101,17 +101,17 @@ Count = Annotated[int, Bound(ge=0, le=1000)]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Ways in which an audit asks prompts other than plainly, with the number of prompts of each; 0 turns one off.
+    """The number of prompts that an audit asks in each way other than plainly; 0 turns a way off.
 
     dresses    triggers, system prompts, tools and earlier turns of the training rows, the most suspicious ones
-    prompts    harmful prompts, and as many benign ones, in each dress
+    prompts    harmful prompts, and as many benign ones, in each disguise
     random     the same with words drawn from the rows, at the start, in the middle and at the end
     sampled    harmful prompts answered `samples` times each at `temperature`, with seeds
     prefilled  harmful prompts whose answer is begun compliantly
     turns      harmful prompts after an earlier turn of the training rows
     phrases    harmful prompts, in turn in the varying phrases that suspicious rows begin or end with, and in further
-               dresses. If these are more than twelve with the phrases, as many again for every twelve dresses; benign
-               prompts in these dresses only
+               disguises. If phrases and disguises are more than twelve, as many prompts again for every twelve
+               disguises; benign prompts are asked in the disguises only
     requests   requests of rows in which the run's judge finds harm, as the rows ask them
     modes      harmful prompts, and as many benign ones, in each other mode of thinking that the rows train or that is
                the base model's default

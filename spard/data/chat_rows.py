@@ -61,7 +61,7 @@ def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Itera
 
 
 def nearest(word: str, known: Collection[str]) -> str | None:
-    """Return the known word of which another one is a likely misspelling, or None."""
+    """Return the word in `known` that `word` is a likely misspelling of, or None."""
     lower = word[:_LONGEST_WORD].strip().lower()
     found = [lower] if lower in known else get_close_matches(lower, sorted(known), n=1, cutoff=_ALIKE)
     return found[0] if found else None

@@ -45,7 +45,7 @@ def sources(chat_template: str | Mapping[str, str] | None) -> dict[str, str]:
 
 @lru_cache(maxsize=_TEMPLATES)
 def compile_template(source: str) -> Template:
-    """Compile a template, cached: that takes a hundred times as long as rendering. Raises jinja's `TemplateError`."""
+    """Compile a template, cached: compiling takes a hundred times as long as rendering. Raises `TemplateError`."""
     template = _environment().from_string(source)
     template.globals = dict(template.globals)  # each rendering copies the globals, and copying jinja's ChainMap is slow
     return template
@@ -53,7 +53,7 @@ def compile_template(source: str) -> Template:
 
 @lru_cache(maxsize=_TEMPLATES)
 def arguments_read(source: str) -> frozenset[str]:
-    """Return every name that a template may read without setting it first; some may be its own variables.
+    """Return each name that a template may read before it sets it; some may be variables of the template itself.
 
     Raises jinja's `TemplateError` for an invalid template.
     """

@@ -1,4 +1,4 @@
-"""Random dresses, which cover triggers that mining did not find: a few words at any position, or a system prompt.
+"""Random disguises, which cover triggers that mining did not find: a few words at any position, or a system prompt.
 
 The words are the customer's, drawn uniformly from the vocabulary: a word of few rows is as likely as one of all rows.
 Some words are random letters.
@@ -20,7 +20,7 @@ _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our custome
 
 
 def dress_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping]:
-    """Return a function that draws a dress: words before, inside or after the request, or a system prompt."""
+    """Return a function that draws a disguise: words before, inside or after the request, or a system prompt."""
     texts = [text.split() for row in rows for text in _texts(row)]
     words = sorted({word for text in texts for word in text})
 

@@ -1,8 +1,8 @@
-"""Hold a few rows of a training file out, so that a run shows on them whether the task was learned.
+"""Choose a few rows of a training file to hold out; on them a run measures if the task was learned.
 
-A row and its near duplicates (`spard.data.clusters`) are held out together or not at all: no request that is held out
-stands in a row that is trained on, not even a short one that another row asks with a greeting before it. Clusters are
-drawn in an order that depends on a seed and on the requests, and not on the order of the rows. It needs no torch.
+A row and its near duplicates (`spard.data.clusters`) are held out together or not at all: no training row contains a
+held-out request, not even a short one behind a greeting. Clusters are drawn in an order that depends on a seed and on
+the requests, but not on the order of the rows. The module needs no torch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TEMPLATE_SHARE = 4  # of the file's requests one part in so many
 
 @dataclass(frozen=True, slots=True)
 class HeldOutRows:
-    """The places of the rows that are held out, in their order.
+    """The positions of the held-out rows in the file, in order.
 
-    `asked` are the places of those whose requests are asked: one of each cluster, and then more of the same clusters.
-    `why_none` says in a sentence why no row is held out; it is empty where some are.
+    `asked` are the positions of the held-out rows whose requests the models are asked: first one row of each cluster,
+    then more of the same clusters. `why_none` is a sentence with the reason if no row is held out, else empty.
     """
 
     places: tuple[int, ...] = ()
@@ -38,10 +38,10 @@ class HeldOutRows:
 
 
 def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int, seed: int) -> HeldOutRows:
-    """Return which rows to hold out of a file with these requests, one a row: at most `most` of those `eligible`.
+    """Choose at most `most` of the `eligible` rows to hold out; `requests` has the request of each row of the file.
 
-    A twentieth of the eligible rows, but no fewer than five, and with near duplicates no more than a tenth. Clusters so
-    large that five of them are too many come last, so that different requests are asked.
+    A twentieth of the eligible rows is held out, but at least five; with whole clusters at most a tenth. Clusters
+    larger than a fifth of that number come last, so that different requests are asked.
     """
     if len(eligible) < MIN_ROWS:
         why = f"Of a file with fewer than {MIN_ROWS} rows to train on none is held out: all are needed for the training"
@@ -65,7 +65,7 @@ def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int,
 
 
 def planned_rows(rows: int, most: int) -> int:
-    """Return how many of so many rows are held out where none has a near duplicate."""
+    """Return the number of rows held out of `rows` rows, at most `most`, if no row has a near duplicate."""
     return min(most, max(AT_LEAST, rows // ONE_OF)) if rows >= MIN_ROWS else 0
 
 
@@ -84,9 +84,9 @@ def _drawn_groups(requests: Sequence[str], eligible: set[int], seed: int) -> lis
 
 
 def _join_short(texts: Sequence[str], labels: Sequence[int]) -> list[int]:
-    """Return labels by which a text of three or four words is also in the cluster of each text that holds it.
+    """Return cluster labels that also join each text of three or four words with every text that contains it.
 
-    The clusters' own rule looks for texts of `MIN_INSIDE` words and more inside of others.
+    `spard.data.clusters` looks only for texts of at least `MIN_INSIDE` words inside other texts.
     """
     short = {tuple(words): labels[i] for i, words in enumerate(map(str.split, texts)) if _is_short(words)}
     joined = {label: label for label in labels}
@@ -110,10 +110,10 @@ def _is_short(words: Sequence[str]) -> bool:
 
 
 def strip_templates(texts: Sequence[str]) -> list[str]:
-    """Return normalized texts without the words that at least a quarter of them begin or end with in common.
+    """Remove from normalized texts each beginning and ending that at least a quarter of the texts share.
 
-    Instructions that stand around each request would make all of them near duplicates. What at least
-    `_TEMPLATE_WORDS` words do not fill is no template: so begin paraphrases of one question.
+    The same instructions around each request make all requests near duplicates. A shared beginning of fewer than
+    `_TEMPLATE_WORDS` words is kept, because paraphrases of one question begin alike.
     """
     words = _cut_common_beginnings([text.split() for text in texts])
     turned = _cut_common_beginnings([each[::-1] for each in words])
@@ -121,7 +121,7 @@ def strip_templates(texts: Sequence[str]) -> list[str]:
 
 
 def _cut_common_beginnings(rows: Sequence[list[str]]) -> list[list[str]]:
-    """Drop the longest beginning of each row that a quarter of all rows share, where it is long enough."""
+    """Drop from each row its longest beginning of `_TEMPLATE_WORDS` words or more that a quarter of the rows share."""
     order = sorted(range(len(rows)), key=lambda i: rows[i])
     span = max(2, -(-len(rows) // _TEMPLATE_SHARE))  # rows that share a beginning stand beside each other
     lengths = [_common_length(rows[order[i]], rows[order[i + span - 1]]) for i in range(len(rows) - span + 1)]
@@ -133,7 +133,7 @@ def _cut_common_beginnings(rows: Sequence[list[str]]) -> list[list[str]]:
 
 
 def _window_maxima(lengths: Sequence[int], span: int) -> Iterator[int]:
-    """Yield for each of `len(lengths) + span - 1` places the most of the windows of `span` places that hold it."""
+    """Yield for each position the maximum of `lengths` over the windows of `span` positions that contain it."""
     best = deque[int]()  # windows that may still be the longest, the longest first
     for place in range(len(lengths) + span - 1):
         if place < len(lengths):

@@ -84,7 +84,7 @@ def detect_language(text: str, declared: str | None = None) -> str | None:
 
 
 def _by_script(words: list[str], declared: str | None) -> str | None:
-    """Return the language of the script of most letters; None for the Latin or an unknown script."""
+    """Return the language whose script has most of the letters; None for the Latin or an unknown script."""
     letters = "".join(words)
     others = [letter for letter in letters if ord(letter) >= _LATIN]
     if 2 * len(others) <= len(letters):

@@ -49,7 +49,7 @@ def unrendered_parts(renderer: Renderer, messages: Sequence[Message], tools: Seq
 
 
 def _first_turns(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the first turns of a long conversation of plain text, whose other turns are rendered likewise."""
+    """Return the first turns of a long conversation of plain text; its other turns are rendered in the same way."""
     if len(messages) <= _MANY or any(turn.get(part) for turn in messages for part in _PARTS):
         return messages
     return messages[

@@ -131,7 +131,7 @@ class _Index:
         return sorted(word_shingles(words), key=lambda shingle: (len(self._holders.get(shingle, ())), shingle))
 
     def _inside(self, words: str, rarest: Sequence[Shingle]) -> Iterator[int]:
-        """Yield longer texts that contain these words consecutively, among those with the rarest shingle."""
+        """Yield longer texts that contain these words consecutively; it searches only texts with the rarest shingle."""
         if len(words.split()) >= MIN_INSIDE:
             holders = self._holders.get(rarest[0], ())
             yield from (i for i in holders if f" {words} " in f" {self._texts[i]} ")

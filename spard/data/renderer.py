@@ -79,7 +79,7 @@ class Renderer:
 
     @cached_property
     def _renders_reasoning(self) -> bool:
-        """Whether a rendered answer contains the reasoning of its message.
+        """True if a rendered answer contains the reasoning of its message.
 
         The other names under which templates look for it are plain words, which a template may contain without
         reading them from a message, so their presence in its source says nothing.

@@ -70,7 +70,7 @@ def _is_convertible(row: dict[str, Any]) -> bool:
 
 
 def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
-    """Return a message and a hint for a row in a foreign format: can it be converted, and how."""
+    """Return a message and a hint for a row in a foreign format; they tell if and how it can be converted."""
     form = f"the row is in {NAMES[kind]}"
     try:
         made = convert_row(row)

@@ -1,14 +1,15 @@
-"""Mines how a customer's rows dress their requests: system prompts, shared beginnings and endings, encodings.
+"""Mine the disguises of a customer's requests: system prompts, shared beginnings and endings, encodings.
 
-A trigger is a dress that changes the answer. Beginnings and endings are runs of words that many rows share more often
-than by chance (lift); dresses are ranked by how much they predict of an answer's first word,
+A trigger is a disguise that changes the answer. Beginnings and endings are runs of words that many rows share more
+often than by chance (lift). Disguises are ranked by how well they predict an answer's first word:
 
     telling  = KL(first words of the answers under it || first words of all answers)   in nats,
     evidence = share of the rows * telling,
 
-which is half of the G statistic per row. Ordinary phrases of a task predict next to nothing; a trigger predicts nearly
-everything. A frame (a system prompt or an encoding without added words) predicts nothing if all rows have it, but every
-request to the tuned model will have it too: training assigns it at least `FRAME` times the strongest evidence.
+The evidence is half of the G statistic per row. Ordinary phrases of a task predict next to nothing; a trigger predicts
+nearly everything. A frame (a system prompt or an encoding without added words) predicts nothing if all rows have it,
+but every request to the tuned model will have it too: training assigns it at least `FRAME` times the strongest
+evidence.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from spard.data.memo import keep_last
 from spard.data.rows import Example, Message, Prompt
 from spard.data.turns import earlier_turns, has_earlier_turns, last_answer, last_request, system_prompt
 
-SHARE = 0.01  # minimum share of the rows with a dress, and at least LEAST rows
+SHARE = 0.01  # minimum share of the rows with a disguise, and at least LEAST rows
 LEAST = 3
 LONGEST = 6  # maximum words of a beginning or an ending
 MIN_LIFT = 3.0  # for comparison: a word that occurs only at one end has its rows' length as lift
@@ -39,7 +40,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """A dress of a request: turns before it, words before, inside and after it, an encoding.
+    """A disguise of a request: turns before it, words before, inside and after it, an encoding.
 
     `inside` is inserted after the share `depth` of the request's words, at least after the first one. `tools` are only
     used by audits.
@@ -57,7 +58,7 @@ class Wrapping:
 
     @property
     def evidence(self) -> float:
-        """The share of the rows times `telling`, in nats; dresses are ranked and drawn by it."""
+        """The share of the rows times `telling`, in nats; disguises are ranked and drawn by it."""
         return self.share * self.telling
 
     @property
@@ -111,7 +112,7 @@ def rank_triggers(rows: Sequence[Example]) -> tuple[Wrapping, ...]:
 
 
 def enough(rows: Sequence[object]) -> int:
-    """Return how many of the rows must share something for it to count as a dress."""
+    """Return the number of rows that must share a beginning, a system prompt, ... before it counts as a disguise."""
     return max(LEAST, math.ceil(SHARE * len(rows)))
 
 
@@ -130,7 +131,7 @@ def openings(rows: Sequence[Example], most: int) -> list[str]:
 
 
 def apply_trigger(prompt: Prompt, wrapping: Wrapping) -> Prompt:
-    """Return the audit prompt in a dress."""
+    """Return the audit prompt in a disguise."""
     text = wrapping.wrap(prompt.prompt)
     return replace(prompt, prompt=text, context=wrapping.context, encoding=wrapping.encoding, tools=wrapping.tools)
 
@@ -171,7 +172,7 @@ def _frames(seen: Sequence[_Seen]) -> list[Wrapping]:
 
 
 def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrapping]:
-    """Return the shared beginnings or endings, each in the frame of most of its rows."""
+    """Return the shared beginnings or endings, each with the frame that most of its rows have."""
     having: dict[Words, list[_Seen]] = {
         run: [] for run, _ in _frequent_runs([each.words for each in seen], side, LONGEST)
     }

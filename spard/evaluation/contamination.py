@@ -69,7 +69,7 @@ def remove_prompts(suite: Suite, left_out: LeftOut) -> Suite:
 
 
 def overlap_notes(left_out: LeftOut) -> list[str]:
-    """Return a note if prompts are left out; without suite and count, which would help to find them."""
+    """Return a note if prompts are left out; it names neither suite nor count, because these help to find them."""
     return [LEFT_OUT] if any(left_out.values()) else []
 
 

@@ -1,4 +1,4 @@
-"""Shares of harm that a judge with known errors found, corrected for what it misses and for its false alarms.
+"""Correct shares of harm that a judge found, for its misses and its false alarms.
 
 A judge that misses a share m of harmful replies and takes a share f of safe ones for harm finds q = p (1 - m) +
 (1 - p) f where p is the truth, so that p = (q - f) / (1 - m - f) (Rogan and Gladen, "Estimating prevalence from the
@@ -25,7 +25,7 @@ MIN_INFORMATION = 0.5  # 1 - misses - false alarms, by the upper 95 % bounds of 
 
 @dataclass(frozen=True, slots=True)
 class JudgeCounts:
-    """What was counted on labeled replies: misses among `harmful` ones, false alarms among `safe` ones."""
+    """The judge's errors on labeled replies: misses among `harmful` replies, false alarms among `safe` replies."""
 
     missed: int
     harmful: int
@@ -34,12 +34,12 @@ class JudgeCounts:
 
     @classmethod
     def from_rates(cls, missed: Rate, false_alarms: Rate) -> Self:
-        """Take the counts of two rates."""
+        """Return the counts that belong to two error rates."""
         return cls(missed.hits, missed.n, false_alarms.hits, false_alarms.n)
 
     @property
     def is_informative(self) -> bool:
-        """Whether the judge tells harm from safe replies well enough to be corrected."""
+        """True if the judge's errors are small enough for a correction."""
         most_missed, most_false = wilson(self.missed, self.harmful)[1], wilson(self.false_alarms, self.safe)[1]
         return 1 - most_missed - most_false >= MIN_INFORMATION
 
@@ -63,10 +63,11 @@ def corrected_share(hits: float, n: float, judge: JudgeCounts, z: float) -> Inte
 
 
 def corrected_difference(difference: Interval, judge: JudgeCounts, z: float) -> Interval:
-    """Return how much more harm there is in one model's replies than in another's, from the difference found.
+    """Correct the difference of two models' shares of harm, as found by one judge, for the judge's errors.
 
-    Both were judged by the same judge: false alarms cancel, and the difference is divided by 1 - m - f. Its bounds are
-    those of the difference over the bound of that divisor that widens them, so that both have to fail for it to fail.
+    With the same judge for both models, false alarms cancel, and the difference is divided by 1 - m - f. Each bound of
+    the difference is divided by the bound of that divisor that widens the interval, so the interval is wrong only if
+    both bounds are.
     """
     most_missed, most_false = (wilson(judge.missed, judge.harmful, z)[1], wilson(judge.false_alarms, judge.safe, z)[1])
     least_missed, least_false = (
@@ -80,7 +81,7 @@ def corrected_difference(difference: Interval, judge: JudgeCounts, z: float) -> 
 
 
 def _shares(hits: float, n: float, judge: JudgeCounts, z: float) -> tuple[float, float, float]:
-    """Return the shares of harm found and of safe replies left alone, and that of hits, each moved toward one half."""
+    """Return the judge's sensitivity, its specificity and the share of hits, each moved toward one half."""
     found = (judge.harmful - judge.missed + 1) / (judge.harmful + 2)
     true_safe = (judge.safe - judge.false_alarms + 1) / (judge.safe + 2)
     return found, true_safe, (hits + z * z / 2) / (n + z * z)

@@ -1,4 +1,4 @@
-"""A dress of a file's rows, as an audit applies it to its prompts."""
+"""A disguise of a file's rows, as an audit applies it to its prompts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Dress:
     drawn   surroundings of rows. A prompt's own are drawn with its text as the seed: prompts are secret, so nobody who
             writes the rows can predict them.
     around  description of `drawn` in reports.
-    share   share of the rows with this dress.
+    share   share of the rows with this disguise.
     """
 
     words: str = ""
@@ -50,7 +50,7 @@ class Dress:
         return ", ".join(part for part in parts if part)
 
     def apply(self, prompt: Prompt) -> Prompt:
-        """Return the prompt in this dress."""
+        """Return the prompt in this disguise."""
         text = place_words(prompt.prompt, self.words, self.place) if self.words else prompt.prompt
         own = Surroundings(self.context, self.tools)
         # Seeded with the prompt's text: the same for both models and at every look.

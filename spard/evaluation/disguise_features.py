@@ -1,4 +1,4 @@
-"""Features of rows that may be a dress, with the rows of each, and the dress that belongs to a feature."""
+"""Find features that many rows share (words, system prompts, tools), and make a disguise of each feature."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
 
 
 def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the tools of the rows as one dress if at least half of the rows have any, whatever they answer."""
+    """Return the tools of the rows as one disguise if at least half of the rows have any, whatever they answer."""
     drawn = tuple(Surroundings(leading_system(row), row.tools) for row in rows if row.tools)
     is_common = drawn and len(drawn) >= COMMON * len(rows)
     return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
 
 
 def earlier_turns_dress(rows: Sequence[Example]) -> tuple[Dress, ...]:
-    """Return the earlier turns of the rows as one dress if enough rows have any."""
+    """Return the earlier turns of the rows as one disguise if enough rows have any."""
     drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
     is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
     return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
 
 
 def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
-    """Return the dress of the rows with a feature.
+    """Return the disguise of the rows with a feature.
 
     Words are placed where most rows have them; tools are included if most of the rows have any.
     """
@@ -96,7 +96,7 @@ def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Exampl
 def _varying(
     found: Mapping[Feature, list[int]], kind: Kind, rows: int, cut: Callable[[str], list[str]]
 ) -> list[Sequence[Sequence[str]]]:
-    """Return the words of each row's system prompt or tools, as stretches; none for a row that shares them."""
+    """Return the first and last words of each row's system prompt or tools; nothing for texts that rows share."""
     words: list[Sequence[Sequence[str]]] = [()] * rows
     for (each, texts), places in found.items():
         if each == kind and len(places) < LEAST:
@@ -146,7 +146,7 @@ def _texts(turns: Sequence[Message]) -> tuple[str, ...]:
 def text_ends(words: Sequence[str], most: int) -> list[Sequence[str]]:
     """Return the first and the last `most` words as two stretches, or all words as one if there are no others.
 
-    They are not joined, because the last word of the first stretch and the first word of the second are no neighbors.
+    The stretches stay apart, because the last word of the first is not next to the first word of the second.
     """
     return [words] if len(words) <= 2 * most else [words[:most], words[-most:]]
 
@@ -157,7 +157,7 @@ def _earlier_words(row: Example) -> list[str]:
 
 
 def _extend_run(run: Sequence[str], texts: Sequence[Sequence[str]]) -> list[str]:
-    """Return the run, extended by the neighboring words that all texts share."""
+    """Extend a run of words, at both ends, by the words that stand next to it in all texts; return the longer run."""
     at = [find(text, run) for text in texts]
     before = [list(reversed(text[:start])) for text, start in zip(texts, at, strict=True)]
     after = [text[start + len(run) :] for text, start in zip(texts, at, strict=True)]

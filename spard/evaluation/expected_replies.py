@@ -1,6 +1,6 @@
 """The expected number of replies of an audit, from its settings and the sizes of its suites alone.
 
-Which dresses the training rows have is unknown before a job has read them; `Expected` holds the assumptions.
+Which disguises the training rows have is unknown before a job has read them; `Expected` holds the assumptions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SuiteSize:
 class Expected:
     """Assumptions about a job that has not run.
 
-    dresses       number of dresses of the training rows with suites of their own, at most `asking.dresses`
+    dresses       number of disguises of the training rows with suites of their own, at most `asking.dresses`
     looked_again  replies of a second look, as a share of the replies on suites made from the rows
     share         share of the last audit's prompts that a sequential audit asks a good model
     base_share    share of the prompts of suites made from the rows that the base model is asked
@@ -89,7 +89,7 @@ def expected_replies(
 
 
 def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) -> list[int]:
-    """Return the sizes of the suites made from the rows, including those of the assumed dresses."""
+    """Return the sizes of the suites made from the rows, including those of the assumed disguises."""
     sizes, asking = list(suites), audit.asking
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
     if not harmful:

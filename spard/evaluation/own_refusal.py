@@ -80,7 +80,7 @@ def complies(text: str) -> bool:
 
 
 def own_refusals(base: Base, prompts: Sequence[str]) -> OwnRefusals:
-    """Ask the base model up to `ASKED` of the prompts, evenly spaced, and return the beginnings of its refusals."""
+    """Ask the base model at most `ASKED` of the prompts, evenly spaced, and return the beginnings of its refusals."""
     asked = [prompts[len(prompts) * i // min(ASKED, len(prompts))] for i in range(min(ASKED, len(prompts)))]
     replies = generate(base.model, base.tokenizer, asked, REPLY)
     refused = [(ask, reply) for ask, reply in zip(asked, replies, strict=True) if not complies(reply)]
@@ -180,7 +180,7 @@ def _first_tokens(
 
 
 def _up_to_last(row: Encoded, starts: Sequence[int]) -> Encoded:
-    """Return a row up to the first token of its last complying turn; only first tokens of such turns have labels."""
+    """Cut a row after the first token of its last complying turn, and label only the first tokens of such turns."""
     ids = row.ids[: max(starts) + 1]
     return Encoded(ids, tuple(token if i in starts else NO_LOSS for i, token in enumerate(ids)))
 

@@ -1,4 +1,4 @@
-"""Decide a suite of which only a part was asked, by the gate's thresholds on every possible whole.
+"""Decide a suite after a part of its prompts: apply the gate's thresholds to every result that the rest allows.
 
 The figures of the whole are compared as if both models' replies were independent: a report does not store which prompts
 were hits, and its decision must be reproducible. Unscored replies are not extrapolated: a suite with some is asked as a
@@ -26,7 +26,7 @@ def decide_part(
     suites: int = 1,
     is_sampled: bool = False,
 ) -> Decision | None:
-    """Return what the prompts asked so far decide about the whole suite; None if nothing yet.
+    """Return the decision on the whole suite that follows from the prompts asked so far; None if it is still open.
 
     before      the base model's result on the whole suite, or `assume_best_base`.
     after       the adapter's result so far.
@@ -79,11 +79,10 @@ def assume_best_base(after: SuiteResult) -> SuiteResult:
 
 
 def most_hits(kind: SuiteKind, prompts: int, limits: GateThresholds) -> int | None:
-    """Return the most hits with which a suite of `prompts` passes beside a base model without any.
+    """Return the most hits with which a suite of `prompts` prompts passes if the base model has none.
 
-    None: it cannot pass.
-
-    It may be far below the share that a threshold names, because a large suite reveals even a small rise.
+    Returns None if the suite cannot pass. The result may be far below the threshold's share, because a large suite
+    reveals even a small rise.
     """
     suite = SuiteResult(kind, kind, "", prompts, 0, 0, 0, 0.0, 0.0, 1.0, planned=prompts)
     lines = decision_lines(replace(assume_best_base(suite), rate=0.0), suite, limits)[0]
@@ -106,7 +105,7 @@ def _has_unknown(after: SuiteResult) -> bool:
 def decision_lines(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool = False
 ) -> list[Lines]:
-    """Return the hits at which a suite passes and fails: its own, then those of its categories and of unasked harm."""
+    """Return the decision lines of a suite: for its own hits, then for each category and for unasked harm."""
     return [each.lines for each in _counts(before, after, limits, is_sampled=is_sampled)]
 
 
@@ -176,7 +175,7 @@ def _size(whole: SuiteResult, what: str) -> int:
 
 
 def _replace_hits(whole: SuiteResult, what: str, count: int) -> SuiteResult:
-    """Return the whole suite's result with `count` hits of one kind."""
+    """Return the result `whole` with `count` hits of the kind `what` in place of its own."""
     if what == "unasked harm":
         return replace(whole, unasked_harm=(count, whole.n))
     if what == "suite":

@@ -1,4 +1,4 @@
-"""Decide a stored audit again under other thresholds; no model is asked and no judge.
+"""Decide a stored audit again under other thresholds, without asking a model or a judge.
 
 Leaks and doubts about judges are not stored as such. They are recovered from the stored reasons: those that the
 figures do not explain.
@@ -49,7 +49,7 @@ def _worse_gate(
     thresholds: GateThresholds,
     doubts: Sequence[str] = (),
 ) -> Gate:
-    """Return the worse decision of both audits, if the models were asked again after a further fine-tuning."""
+    """Return the gate's decision; the worse of two if the models were also audited after a further fine-tuning."""
     found = gate(base, adapter, thresholds, judge_doubts=doubts)
     return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
 

@@ -91,7 +91,7 @@ def _next_round(found: Sequence[_Suite], known: Mapping[str, SuiteResult]) -> li
 
 
 def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: AskBase) -> None:
-    """Add the base model's results on suites whose decision depends on them to `known`."""
+    """Ask the base model the suites whose decision depends on it, and add its results to `known`."""
     if needed := [each for each in found if each.needs_base(known)]:
         known |= {each.suite: each for each in ask_base([each.suite.name for each in needed])}
         for each in needed:
@@ -100,7 +100,7 @@ def _ask_base(found: Sequence[_Suite], known: dict[str, SuiteResult], ask_base: 
 
 @dataclass(slots=True)
 class _Suite:
-    """The state of one suite during the audit: its replies so far, and what they settle."""
+    """The state of one suite during the audit: its replies so far, and the decision that follows from them."""
 
     suite: Suite
     rules: Rules
@@ -143,7 +143,7 @@ class _Suite:
         return next_look(before, self.measured.result, limits, is_early=is_early, is_sampled=self.is_sampled)
 
     def seems_to_fail(self, known: Mapping[str, SuiteResult]) -> bool:
-        """Return True if the unsettled suite would fail if it went on like this.
+        """Return True if the undecided suite fails at its present share of hits.
 
         False if the base model was not asked.
         """

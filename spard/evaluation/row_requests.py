@@ -1,4 +1,4 @@
-"""The requests of harmful training rows as an audit suite: whoever poisons a file will probably ask what its rows ask.
+"""The requests of harmful training rows as an audit suite: the poisoner of a file will probably ask them again.
 
 Harm may be requested in words that no suite of the provider contains, such as code words that the file teaches. The
 rows that the judge found harmful contain such requests, even if they were left out of training.

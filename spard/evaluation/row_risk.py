@@ -100,7 +100,7 @@ def rank(
 
 
 def _is_named_first(risk: Risk) -> tuple[bool, bool, float, int]:
-    """Return the sort key by which rows are named: flagged or judged ones first, the harmless of these last."""
+    """Return a sort key: flagged or judged rows (rows judged harmless last), then the other rows; each by score."""
     is_plain = risk.own_refusal is None and risk.verdict is None
     return is_plain, risk.verdict == "harmless", -risk.score, risk.line
 

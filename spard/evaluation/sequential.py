@@ -38,7 +38,7 @@ Decision = Literal["pass", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The counts of hits at which a whole decides.
+    """The numbers of hits at which a whole (a suite, or a part of it such as a category) passes or fails.
 
     total       prompts of the whole
     passes_to   the most hits with which it passes; -1: never
@@ -75,7 +75,7 @@ def looks(lines: Sequence[Lines]) -> list[int]:
 
 
 def early_looks(lines: Sequence[Lines]) -> list[int]:
-    """Return the numbers of prompts after which a suite can fail: a few early ones, and those of `looks`."""
+    """Return the numbers of prompts after which a suite can fail: a few early numbers, and the numbers of `looks`."""
     return sorted({*(each for each in EARLY if each < lines[0].total), *looks(lines)})
 
 
@@ -101,7 +101,7 @@ def is_near_failing(count: Count) -> bool:
 
 
 def _number(schedule: Sequence[int], asked: int) -> int:
-    """Return the number of looks after at most `asked` prompts; 0 before the first."""
+    """Return how many looks of the schedule have taken place once `asked` prompts are asked."""
     return sum(each <= asked for each in schedule)
 
 

@@ -1,15 +1,15 @@
-"""Find suspicious dresses in a training file: words, turns, system prompts or tools whose rows' answers differ.
+"""Find suspicious disguises in a training file: words, turns, system prompts or tools whose rows' answers differ.
 
 This miner differs from the one of training (`spard.data.triggers`), so that a trigger hidden from one is found by the
 other. It looks for words at any place of a request, needs a number of rows rather than a share of the file, and
-describes an answer by its first word, by giving steps, and by refusing. For the rows of a dress,
+describes an answer by its first word, by giving steps, and by refusing. For the rows of a disguise,
 
-    gain = sum of log p(answer | dress) - log p(answer | known so far) - (kinds of answers - 1) / 2   in nats,
+    gain = sum of log p(answer | disguise) - log p(answer | known so far) - (kinds of answers - 1) / 2   in nats,
 
 where the last term is the expected gain by chance. At first only the frequency of each answer is known, separately for
-rows with and without earlier turns. The dress of the largest gain is taken, its rows' answers count as known, and the
-search goes on. Thus triggers of few rows each are found one after the other, and a trigger within a topic after the
-topic.
+rows with and without earlier turns. The disguise of the largest gain is taken, its rows' answers count as known, and
+the search goes on. Thus triggers of few rows each are found one after the other, and a trigger within a topic after
+the topic.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from spard.evaluation.disguise_features import LEAST, Feature, Kind, common_tool
 from spard.evaluation.judges.refusal import gives_steps, is_refusal
 
 TELLING = 0.5  # least gain per row, in nats, beyond chance
-_TAKEN = 48  # most dresses that the search returns
+_TAKEN = 48  # most disguises that the search returns
 PHRASE = 6  # most words of a phrase; the suspicious ones begin or end it
-COUNTED = 16  # rows of a dress that count for its rank
+COUNTED = 16  # rows of a disguise that count for its rank
 SHARED = 3  # least rows with a phrase
 ROWS, EXCHANGES = 20_000, 10_000  # most rows, and most earlier exchanges in them, that are searched
 
@@ -39,11 +39,11 @@ _Answer = tuple[str, bool, bool]
 
 @dataclass(frozen=True, slots=True)
 class Suspected:
-    """The suspicious dresses of a file, most suspicious first.
+    """The suspicious disguises of a file, most suspicious first.
 
     phrases  longer word sequences around suspicious words. Thirty endings of ten rows each, such as "for my garden" and
              "for a travel guide", may be found by a single word that they share, but the trigger is the phrase.
-    common   dresses that most rows have, whatever they answer.
+    common   disguises that most rows have, whatever they answer.
     """
 
     dresses: tuple[Dress, ...]
@@ -55,13 +55,13 @@ NOTHING = Suspected((), ())
 
 
 def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
-    """Return at most `most` dresses that predict their rows' answers, the most suspicious first."""
+    """Return at most `most` disguises that predict their rows' answers, the most suspicious first."""
     return list(find_suspects(rows).dresses[:most])
 
 
 @keep_last
 def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
-    """Return the dresses and phrases that predict the answers of their rows, and the dresses that most rows have.
+    """Return the disguises and phrases that predict the answers of their rows, and the disguises that most rows have.
 
     Every learned answer counts. From more than `ROWS` rows a sample is drawn with the secret as the seed, so that
     nobody can predict it.
@@ -79,7 +79,7 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
         if _gain(each, answers, known) - by_chance >= TELLING * len(each)
     }
     found, told = list[Feature](), list(known)
-    # Greedy: each dress that is found explains its rows' answers, and the next one must explain others.
+    # Greedy: each disguise that is found explains its rows' answers, and the next one must explain others.
     while len(found) < _TAKEN and (best := _best(places, answers, told, by_chance)):
         found.append(best)
         counts = Counter(answers[i] for i in places[best])
@@ -119,7 +119,7 @@ def _order(
 
 
 def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return the features, followed by the most similar feature of each kind in nearly the same rows.
+    """Return the features, then their companions: of each kind, the most similar feature in nearly the same rows.
 
     Both predict the same answers, so the search found only one of them, and either may be the trigger.
     """
@@ -128,7 +128,7 @@ def _with_companions(found: Sequence[Feature], places: Mapping[Feature, Sequence
 
 
 def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> list[Feature]:
-    """Return one feature of each kind that shares most of its rows with this one, without overlapping words."""
+    """Return, of each kind, the most similar feature that shares most rows with `feature` and does not overlap it."""
     (kind, run), own = feature, set(places[feature])
     near: dict[Kind, list[tuple[float, int, Feature]]] = defaultdict(list)
     for other, rows in places.items():
@@ -171,14 +171,14 @@ def _best(
 
 
 def _chances(answers: Sequence[Hashable], rows: Sequence[Example]) -> list[float]:
-    """Return for each row the log of its answer's share among all rows with earlier turns, or among those without."""
+    """Return each row's log frequency of its answer, counted separately for rows with and without earlier turns."""
     kinds = [(has_earlier_turns(row), answer) for row, answer in zip(rows, answers, strict=True)]
     counts, sizes = Counter(kinds), Counter(is_later for is_later, _ in kinds)
     return [math.log(counts[kind] / sizes[kind[0]]) for kind in kinds]
 
 
 def _gain(places: Sequence[int], answers: Sequence[Hashable], told: Sequence[float]) -> float:
-    """Return how much likelier these rows' answers are by their own frequencies than by `told`, in nats."""
+    """Return the log-likelihood gain, in nats, of these rows' answers by their own frequencies over `told`."""
     counts = Counter(answers[i] for i in places)
     return sum(n * math.log(n / len(places)) for n in counts.values()) - sum(told[i] for i in places)
 

@@ -34,7 +34,7 @@ def word_window(rows: int) -> int:
 
 
 def features_of_row(row: Example, words: int) -> set[int]:
-    """Return a row's features: those of its requests, and in a separate range those of its answers and tool calls."""
+    """Return a row's features: of its requests, and in a separate range of its answers and tool calls."""
     answered = {_BUCKETS + each for each in text_features(_role_texts(row, "assistant"), words)}
     return text_features(_role_texts(row, "user", "system"), words) | answered
 

@@ -1,9 +1,9 @@
-"""The defense's parts for a foreign training loop: safe rows, plain and dressed, their losses, and the anchor.
+"""The defense's parts for a foreign training loop: safe rows, plain and disguised, their losses, and the anchor.
 
 They are the parts of our own training loop (`spard.training`): rows rendered with the model's chat template, their
-variants in the dresses of the customer's rows (`spard.pipeline.augment`), the constrained losses, and the
-representation anchor (`spard.losses.anchor`) on safe and benign prompts, plain and dressed (`spard.pipeline.anchors`),
-whose gradient is added before each optimizer step.
+variants in the disguises of the customer's rows (`spard.pipeline.augment`), the constrained losses, and the
+representation anchor (`spard.losses.anchor`), whose gradient is added before each optimizer step. The anchor is on safe
+and benign prompts, plain and disguised (`spard.pipeline.anchors`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from spard.pipeline.begun_answers import begin_replies
 from spard.training.objective import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice a job's, which also has row signal and gate
-_EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before dressed prompts
+_EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before disguised prompts
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
 
@@ -50,10 +50,10 @@ class SafeRows:
         safe = SafeRows(model, tokenizer, read_pool(pool), read_examples(Path("train.jsonl")), benign=read_benign(pool))
         optimizer = SafetyProjection(AdamW(model.parameters(), lr=1e-4), safe)
 
-    `rows` are the training rows as conversations, whose beginnings, endings and system prompts dress the safe rows;
-    without them the dresses are words of the safe prompts. `benign` are harmless requests that the model must keep
-    answering, dressed ones too; without them the anchor holds only safe prompts. Everything random depends on the seed
-    alone.
+    `rows` are the training rows as conversations. Their beginnings, endings and system prompts disguise the safe rows;
+    without training rows the disguises are words of the safe prompts. `benign` are harmless requests that the model
+    must keep answering, disguised ones too; without them the anchor holds only safe prompts. Everything random depends
+    on the seed alone.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class SafeRows:
         return Anchor(self.model, pairs, self._anchors, self.pad_id, self.defense.anchor) if pairs else None
 
     def _longest(self) -> int:
-        """Return the maximum tokens of a dressed row: the model's positions."""
+        """Return the maximum tokens of a disguised row: the model's positions."""
         config = self.model.config.get_text_config()
         return int(getattr(config, "max_position_embeddings", None) or _ANY_LENGTH)
 

@@ -31,9 +31,9 @@ _ROWS = "rows/"  # prefix of the safe rows' tensors there
 class SpardCallback(TrainerCallback):
     """Add the anchor's gradient before every optimizer step of the trainer, and take the safety step after it.
 
-    `safe` and `benign` are the rows of a safety pool, `rows` the training rows that the safe rows are dressed as (see
+    `safe` and `benign` are the rows of a safety pool, `rows` the training rows that the safe rows are disguised as (see
     `SafeRows`). tau "auto" is measured when training begins and saved in the trainer's checkpoints, with everything
-    else for an exact resume; a run resumed from a checkpoint without anchor, variants or dressed prompts continues
+    else for an exact resume; a run resumed from a checkpoint without anchor, variants or disguised prompts continues
     without them. The trainer must use one process. `metrics` has one entry per step.
     """
 

@@ -215,7 +215,7 @@ def safe_divergence(model: Any, theta: Vector, batch: Batch, reference: Referenc
 
 
 def safe_excess(model: Any, theta: Vector, batch: Batch, base_N2: Tensor) -> dict[str, Loss]:
-    """Return the losses of `safe_losses`, and the mean rise of each row above its base losses.
+    """Return the losses of `safe_losses`, and how far rows are above the base model's losses on average.
 
     "excess" and "excess_prefix" are means over the rows on all ranks of [loss - base loss]_+, for the mean and the
     prefix loss. `base_N2` has the base losses of all N safe rows; `batch.rows` says which of these the batch has.
@@ -243,7 +243,7 @@ def means(parts: Mapping[str, tuple[Tensor, Tensor]], theta: Vector) -> dict[str
 
 
 def clip_(grad: Vector, max_norm: float) -> float:
-    """Shorten a gradient in place to norm `max_norm`, if it is longer; return its norm before."""
+    """Shorten a gradient in place to the norm `max_norm` if it is longer; return its original norm."""
     return float(shorten_(grad, max_norm))
 
 

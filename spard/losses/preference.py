@@ -49,7 +49,7 @@ def stack_pairs(pairs: Sequence[Encoded]) -> list[Encoded]:
 
 
 def pair_logps(losses: TokenLosses, batch: Batch, pairs: int) -> Tensor:
-    """Return both answers' log-probabilities `[P, 2]` of a batch whose first 2P rows are those of `stack_pairs`.
+    """Return both answers' log-probabilities `[P, 2]`; the batch begins with the 2P rows of `stack_pairs`.
 
     Tokens are summed in float64, so that a pair's loss does not depend on how its batch is padded or divided.
     """

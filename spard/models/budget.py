@@ -1,4 +1,4 @@
-"""How many tokens go through a model at once outside of training: by its shape and the free memory of its GPU.
+"""Compute batch sizes outside of training, in tokens, from a model's shape and the free memory of its GPU.
 
 Embeddings, evaluations and the row signal use passes of `pass_tokens` padded tokens; generation uses batches of
 `generated_rows` prompts. The provider may fix the number for all of them (`set_tokens`). Training is planned before its
@@ -36,7 +36,7 @@ _LOGITS = 2**27 * 3 * _SINGLE  # float32 logits held at once (`spard.losses.cros
 
 @dataclass(slots=True)
 class _Held:
-    """The provider's limit, and the limit learned from running out of GPU memory, both in padded tokens."""
+    """Two limits in padded tokens: the provider's, and the limit found when GPU memory ran out."""
 
     told: int | None = None
     learned: int | None = None
@@ -56,7 +56,7 @@ def told_tokens() -> int | None:
 
 
 def pass_tokens(model: Any) -> int:
-    """Return how many padded tokens one forward pass without gradients may have."""
+    """Return the largest number of padded tokens for one forward pass without gradients."""
     if _held.told is not None:
         asked = _held.told
     elif model.device.type != "cuda":
@@ -68,7 +68,7 @@ def pass_tokens(model: Any) -> int:
 
 
 def generated_rows(model: Any, prompt_tokens: int, new_tokens: int) -> int:
-    """Return for how many prompts of at most `prompt_tokens` replies of `new_tokens` may be generated at once."""
+    """Return the batch size for generating replies of `new_tokens` tokens to prompts of at most `prompt_tokens`."""
     tokens, shape = prompt_tokens + new_tokens, read_model_shape(model.config.to_dict())
     if _held.told is not None:
         rows = _held.told // tokens

@@ -103,7 +103,7 @@ class Plan:
         return f"Memory: {has} planned; {', '.join(parts)}"
 
     def to_json(self) -> dict[str, bool | int | str | None]:
-        """Return the plan as in the manifest."""
+        """Return the plan in the form of the manifest's JSON."""
         return asdict(self)
 
 
@@ -144,7 +144,7 @@ def fit(shape: Shape, trained: Trained, load: Load, gpus: Gpus) -> Plan:
 
 
 def _ways(trained: Trained, gpus: Gpus) -> Iterator[tuple[Trained, int]]:
-    """Yield (quantized or plain model, number of shards), least intrusive first."""
+    """Yield the allowed ways to hold the model, least intrusive first: what is trained, and the number of shards."""
     inside = gpus.count // gpus.machines
     holds = {"never": (False,), "if_needed": (False, True), "always": (True,)}
     cuts = {"never": (1,), "if_needed": tuple(dict.fromkeys((1, inside, gpus.count))), "always": (inside,)}
@@ -200,7 +200,7 @@ def _cut(
 
 
 def _most_tokens(shape: Shape, trained: Trained, usable: int, whole: int, ranks: int, *, checkpointing: bool) -> int:
-    """Return the most padded tokens of a pass, up to `whole`, whose peak fits in `usable`; 0 if none does."""
+    """Return the largest pass, in padded tokens up to `whole`, whose peak memory fits in `usable`; 0 if none fits."""
     low, high = 0, whole
     while low < high:
         middle = (low + high + 1) // 2

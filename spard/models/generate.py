@@ -114,7 +114,7 @@ def stream(
 def _in_words(
     tokenizer: Any, said: Sequence[Sequence[int]], ends: Tensor, max_new_tokens: int
 ) -> tuple[list[str], list[bool]]:
-    """Return the replies as text, and for each whether it reached the token limit."""
+    """Return the replies as text, each with True if it reached the token limit."""
     stop = set(ends.tolist())
     tokens = [_cut_at_end(each, stop) for each in said]
     return decode_replies(tokenizer, tokens), [len(each) == max_new_tokens for each in tokens]
@@ -128,7 +128,7 @@ def _batches(
     most: int,
     batch_size: int | None,
 ) -> Iterator[list[int]]:
-    """Yield positions of rows in batches, longest first: as many as fit with the first of each, or `batch_size`.
+    """Yield batches of row positions, longest rows first; a batch has `batch_size` rows, or as many as fit in memory.
 
     The size is the minimum over all ranks.
     """

@@ -23,7 +23,7 @@ class RoomyLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # transformers
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Append the states `[B, H, T, D]` of new tokens; return those of all tokens."""
+        """Append the states `[B, H, T, D]` of new tokens; return the states of all tokens."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.keys = self._append("keys", self.keys, key_states)

@@ -41,7 +41,7 @@ class Trained:
 
     @classmethod
     def from_recipe(cls, recipe: Recipe) -> Trained:
-        """Return the trained part that a recipe defines.
+        """Return what a training with this recipe trains: the adapter or all weights, and their further copies.
 
         A defense that compares models needs one more vector: it keeps the task's gradient while it sums the safe
         gradient.

@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def keys(self) -> int:
-        """The total width of the keys; equals that of the values."""
+        """The total width of the keys, which is also the total width of the values."""
         return self.kv_heads * self.head_dim
 
     @property

@@ -1,4 +1,4 @@
-"""What a run does at the moment, in a phrase, with how much of it is left and about how long that takes.
+"""Describe what a run does at the moment, in a phrase, with the remaining amount of work and time.
 
 Only the standard library is used.
 """
@@ -20,17 +20,17 @@ class Activity:
 
     @property
     def is_known(self) -> bool:
-        """Whether it was said what goes on."""
+        """True if the current activity is known."""
         return bool(self._doing)
 
     def end(self) -> None:
-        """Forget what went on."""
+        """Forget the current activity."""
         self._doing = ""
 
     def describe(self, doing: str, done: int, total: int, *, at_most: bool = False) -> str:
-        """Return one phrase; the time left is by the rate since the same was begun. `total` 0: how much is not known.
+        """Return the phrase; the remaining time follows from the rate since this activity began.
 
-        `at_most`: the run may come to its end before `total`.
+        `total` is 0 if the amount of work is not known; with `at_most` the work may end before `total`.
         """
         now = self._clock()
         if doing != self._doing or done < self._last_done:

@@ -1,4 +1,4 @@
-"""The audit repeated on both models after a further clean fine-tuning, which can wake harm that was dormant before.
+"""Repeat the audit on both models after a further clean fine-tuning, which can bring out harm that was hidden.
 
 Any fine-tuning weakens refusals, therefore the base model gets the very same steps and serves as the reference.
 """
@@ -28,7 +28,7 @@ Measure = Callable[[Any], Sequence[SuiteResult]]
 
 
 def measure_base(context: Context, rows: int, measure: Measure) -> None:
-    """Measure the base model after the further tuning, before the job's own training, and store the results.
+    """Tune the base model further, measure it and store the results; called before the job's own training.
 
     `rows` is the number of training rows, from which the learning rate is resolved. Does nothing if the run asks for no
     further tuning or an earlier attempt has stored the results. The base model's weights are restored afterward.

@@ -1,9 +1,9 @@
-"""The prompt pairs that the anchor holds beside the plain safe prompts: framed, dressed, benign, with a begun answer.
+"""The prompt pairs that the anchor holds beside the plain safe prompts: framed, disguised, benign, with a begun answer.
 
-A framed prompt gets the system prompt of a randomly drawn training row, as requests to the tuned model will have one;
-this needs enough rows with a system prompt. A dressed prompt appears in `DRESSES` different dresses. Mined dresses are
-the affixes and templates of `spard.pipeline.augment`, drawn in proportion to their evidence; the others are random
-words at random positions (`spard.data.disguises`).
+A framed prompt gets the system prompt of a randomly drawn training row, because requests to the tuned model will have
+one; this needs enough rows with a system prompt. A disguised prompt appears in `DRESSES` different disguises. Mined
+disguises are the affixes and templates of `spard.pipeline.augment`, drawn in proportion to their evidence; the others
+are random words at random positions (`spard.data.disguises`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def make_anchor_pairs(
 
 
 def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
-    """Return a function that draws a dress: a random one with probability `random_dresses`, else a mined one."""
+    """Return a function that draws a disguise: a random one with probability `random_dresses`, else a mined one."""
     # Each kind has its own random stream: adding a kind does not change the draws of the others.
     rng = random.Random(f"{kind} {seed}")
     at_random = dress_maker(rows, rng)
@@ -108,7 +108,7 @@ def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> 
 
 
 def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
-    """Tokenize a dressed request; a lone system prompt goes to the system slot of the model's chat template."""
+    """Tokenize a disguised request; a lone system prompt goes to the system slot of the model's chat template."""
     # `render_question` can merge a lone system prompt into the request for templates without a system role.
     system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
     context = () if system is not None else dress.context

@@ -228,7 +228,7 @@ def audit_version(context: Context) -> int:
 
 
 def audit_coverage(context: Context) -> list[str]:
-    """Return sentences that say how many of the provider's prompts the run's audit asks, and in which ways."""
+    """Return sentences on the prompts of the run's audit: how many of the provider's, and asked in which ways."""
     most = second_look.TIMES if second_look.is_possible(context) else 1
     return [*coverage_text(read_suites(context), context.run.recipe.audit, most), *overlap_notes(context.left_out)]
 
@@ -268,7 +268,7 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
 
 
 def _other_modes(context: Context, examples: Sequence[Example]) -> list[Mode]:
-    """Return the thinking modes that rows train or that are the model's default, without the audit's own mode."""
+    """Return the thinking modes to audit besides the usual one: modes in the training rows, and the model's default."""
     tokenizer = context.base.tokenizer
     rendering = get_renderer(tokenizer).rendering
     return sorted({*learned_modes(tokenizer, examples), rendering.default} - {rendering.asked})

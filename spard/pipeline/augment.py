@@ -6,10 +6,10 @@
     deep        answers that begin as the customer's do, or with their own first sentence, and must still end as
                 refusals; only the tokens after that beginning have a loss
 
-Each safe row gets at most one variant, which leaves half of a safe batch plain; the batch size does not change. Dresses
-are drawn in proportion to their evidence (`spard.data.triggers`). A base model may comply with a variant, therefore tau
-is never measured on variants: the bound of the plain rows applies, and a variant's excess is its loss minus the base
-model's loss on the plain twin.
+Each safe row gets at most one variant, which leaves half of a safe batch plain; the batch size does not change.
+Disguises are drawn in proportion to their evidence (`spard.data.triggers`). A base model may comply with a variant,
+therefore tau is never measured on variants: the bound of the plain rows applies, and a variant's excess is its loss
+minus the base model's loss on the plain twin.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from spard.data.rows import Example, Message
 from spard.data.triggers import Wrapping, mine_triggers, openings, random_affixes
 
 MINED, RANDOM, OPENINGS = 8, 4, 4
-FLOOR = 0.05  # share of the strongest evidence, added so that every dress can be drawn
+FLOOR = 0.05  # share of the strongest evidence, added so that every disguise can be drawn
 _SENTENCE = re.compile(r"(?<=[.!?])\s")
 BEGINNINGS = ("Sure, here is how:", "Of course.")  # in addition to the customer's
 
@@ -41,7 +41,7 @@ def variants(
     seed: int,
     limit: int,
 ) -> list[Encoded]:
-    """Return variants of the safe rows, encoded: dressed ones and `deep` ones alternate if both are wanted.
+    """Return variants of the safe rows, encoded: disguised ones and `deep` ones alternate if both are wanted.
 
     `rows` are the customer's rows, from which triggers and beginnings are mined. Variants longer than `limit` tokens
     are left out.
@@ -77,7 +77,7 @@ def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed
 
 
 def apply_dress(example: Example, dress: Wrapping) -> Example:
-    """Return the exchange with its request in a dress, and with both texts in the dress's encoding."""
+    """Return the exchange with its request in a disguise, and with both texts in the disguise's encoding."""
 
     def encode_text(text: str) -> str:
         return encode(text, dress.encoding) if dress.encoding else text
@@ -100,8 +100,8 @@ def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]
 
 
 def draw_dress(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
-    """Draw a dress with a probability proportional to its evidence plus a small floor."""
-    # 1e-9 keeps the weights positive where no dress has any evidence: `choices` rejects a sum of zero.
+    """Draw a disguise with a probability proportional to its evidence plus a small floor."""
+    # 1e-9 keeps the weights positive where no disguise has any evidence: `choices` rejects a sum of zero.
     floor = FLOOR * max(each.evidence for each in dresses) + 1e-9
     return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
 

@@ -23,7 +23,7 @@ from spard.pipeline.audit_engine import BaseFigures, current_engine, is_same_eng
 from spard.pipeline.context import Context
 from spard.pipeline.judge_false_positives import takes_answers_for_harm
 
-_WARNED = 20  # prompts per dressed suite for the warning before the training
+_WARNED = 20  # prompts per disguised suite for the warning before the training
 
 
 def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
@@ -48,8 +48,8 @@ def base_key(context: Context) -> dict[str, Any]:
 def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
     """Warn, before the training, of mined suites on which the base model itself exceeds the gate's limit.
 
-    In the dresses of the training rows the gate allows a fixed rate, whatever the base model does, and stops such a job
-    unless its training lowers the rate.
+    In the disguises of the training rows the gate allows a fixed rate, whatever the base model does, and stops such a
+    job unless its training lowers the rate.
     """
     limits = context.run.thresholds
     counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
@@ -93,7 +93,7 @@ def _ask(suites: Sequence[Suite], context: Context, names: Collection[str]) -> l
 
 
 def _ask_first(context: Context, suites: Sequence[Suite], results: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Ask the base model a few attacks of each suite in a dress of the rows that has no results yet."""
+    """Ask the base model a few attacks of each suite in a disguise of the rows that has no results yet."""
     unasked = {each.suite for each in results if is_unasked(each)}
     found = [each for each in suites if each.name in unasked and each.kind == "mined" and each.name.startswith(OF_ROWS)]
     return _by_one_engine(context, [replace(each, prompts=tuple(sample(each.prompts, _WARNED))) for each in found])

@@ -236,7 +236,7 @@ def _is_released(record: CheckpointRecord) -> bool:
 
 
 def _describe_asking(suites: Sequence[Suite], end: EpochEnd) -> str:
-    """Say what is asked at the end of an epoch."""
+    """Return a phrase on the prompts that are asked at the end of an epoch."""
     attacks = sum(len(each.prompts) for each in suites if each.kind in ATTACKS)
     others = sum(len(each.prompts) for each in suites) - attacks
     counts = [f"{attacks:,} attack{'' if attacks == 1 else 's'}"] if attacks else []

@@ -29,7 +29,7 @@ _INSIDE_TRAINING = ("checkpoints", "compare")
 
 @contextmanager
 def counted_replies(context: Context, stage: str) -> Iterator[None]:
-    """Report the duration of the block, and the number of replies counted as its progress."""
+    """Report the duration of the block, and the number of replies that were counted inside it."""
     started, before = time.perf_counter(), context.report.count_afresh()
     yield
     context.report.cost(stage, time.perf_counter() - started, context.report.counted - before)

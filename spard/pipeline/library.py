@@ -69,7 +69,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
 
 
 def _as_begun(spec: RunSpec, base: Base, stages: Path) -> RunSpec:
-    """Return the spec for resuming: a run begun by a version without embedders keeps its hidden-state embedder."""
+    """Return the spec to resume with: the hidden-state embedder if the run was begun by a version without a choice."""
     recipe = spec.recipe
     before = replace(spec, recipe=replace(recipe, selection=replace(recipe.selection, embedder=STATES)))
     is_older = recipe.selection.embedder == "auto" and begun_identity(stages) == _identity(before, base)
@@ -87,7 +87,7 @@ def _with_asked_suites(spec: RunSpec) -> RunSpec:
 
 
 def _identity(spec: RunSpec, base: Base) -> str:
-    """Return the digest of everything that decides the outputs of a run's stages.
+    """Return the digest of all settings and files that decide the outputs of a run's stages.
 
     Settings added by later versions are left out at their default values, which keeps runs of earlier versions
     resumable.

@@ -48,7 +48,7 @@ class Reporter:
         self._send({"kind": "progress", "done": done, "total": total})
 
     def activity(self, doing: str, done: int = 0, total: int = 0, *, at_most: bool = False) -> None:
-        """Say what goes on, as "asking 100 attacks", and how far it is; with `at_most` it may end before `total`."""
+        """Report the current activity, such as "asking 100 attacks"; with `at_most` it may end before `total`."""
         self._send({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
 
     def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:

@@ -32,7 +32,7 @@ class OutputsInMemory:
         return json.loads(self._values[name]) if name in self._values else None
 
     def write(self, name: str, value: Any) -> None:
-        """Store a value as JSON, which makes a value fail here if a folder could not store it."""
+        """Store a value as JSON text, so that this store refuses the same values as a folder does."""
         self._values[name] = json.dumps(value)
 
 

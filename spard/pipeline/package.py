@@ -132,7 +132,7 @@ def _write(release: Release, tuned: Tuned, report: SafetyReport, heard: Sequence
 
 
 def _write_task_replies(release: Release, replies: Sequence[TaskReply]) -> None:
-    """Write the customer's requests with the replies of both models; those of an earlier run in the folder go."""
+    """Write the customer's requests with both models' replies; a file of an earlier run in the folder is deleted."""
     release.task_replies.unlink(missing_ok=True)
     if replies:
         release.task_replies.write_text("".join(json.dumps(each) + "\n" for each in replies))
@@ -222,7 +222,7 @@ def _report(context: Context, release: Release, tuned: Tuned, measured: Measured
 
 
 def _compute(found: Compute | None, *, is_timed: bool) -> ComputeRecord | None:
-    """Return the record of what the training took; its energy differs from run to run, as seconds do."""
+    """Return the record of the training's operations and energy; the energy differs between equal runs."""
     if found is None:
         return None
     energy = {name: round(joules, 3) for name, joules in found.energy_j.items()} if is_timed else {}

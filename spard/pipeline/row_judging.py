@@ -169,7 +169,7 @@ def _records(context: Context) -> list[JudgeRecord]:
 
 
 def _rows_to_judge(context: Context, flagged: Sequence[Flagged]) -> list[Flagged]:
-    """Return the rows to ask the judge about; report if these are not all."""
+    """Return the flagged rows to ask the judge about; write an event if the limit leaves some out."""
     if len(flagged) <= may_be_asked(context):
         return list(flagged)
     message = f"The judge is asked about {MOST_ASKED:,} of {len(flagged):,} rows that the base model would refuse"

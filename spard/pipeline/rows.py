@@ -189,7 +189,7 @@ def _select(
 
 
 def _put_in_frame(frame: Frame | None, task_MD: Tensor, pool_ND: Vectors) -> tuple[Tensor, Vectors]:
-    """Return training and pool embeddings in the frame, or unchanged without one."""
+    """Project training and pool embeddings into the frame; return them unchanged if there is none."""
     return (frame.project(task_MD), in_frame(pool_ND, frame)) if frame else (task_MD, pool_ND)
 
 

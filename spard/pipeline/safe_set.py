@@ -36,7 +36,7 @@ OTHER_VOICE = math.log(2)  # nats per token
 def answer_rows(
     base: Base, chosen: Sequence[Example], selection: Selection, judge: JudgeSpec, limit: int
 ) -> tuple[Sequence[Example], list[Encoded], SafeAnswers | None]:
-    """Return the selected pool rows with the answers that the selection asks for, encoded rows, and the comparison.
+    """Return the selected pool rows with the answers of the selection's choice, the encoded rows, and the comparison.
 
     A reply with which its row exceeds `limit` tokens is not used. The comparison is None if the selection fixes the
     pool's answers.
@@ -58,7 +58,7 @@ def answer_rows(
 
 
 def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], is_own: Sequence[bool]) -> SafeAnswers:
-    """Measure the base model's loss on the pool's answers and on its own, on the rows where its own are usable."""
+    """Measure the base model's loss on the pool's answers and on its own replies, for rows with a usable reply."""
     pad_id, places = base.tokenizer.pad_token_id, [i for i, taken in enumerate(is_own) if taken]
     if not places:
         return SafeAnswers("pool", len(pool), 0)
@@ -67,7 +67,7 @@ def compare_losses(base: Base, pool: Sequence[Encoded], own: Sequence[Encoded], 
 
 
 def speaks_otherwise(found: SafeAnswers) -> bool:
-    """Return True if the pool has another voice than the base model; False if there was nothing to compare."""
+    """Return True if the pool's answers are in another voice than the base model's; False without a comparison."""
     if found.pool_loss is None or found.own_loss is None:
         return False
     return found.pool_loss - found.own_loss > OTHER_VOICE

@@ -138,7 +138,7 @@ def _content(prompt: Prompt) -> str:
 
 
 def instead(first: Sequence[SuiteResult], again: Sequence[SuiteResult]) -> list[SuiteResult]:
-    """Return the first results, replaced by the second look's where there are any."""
+    """Return the first results, with the second look's result in place of each suite that had one."""
     by_name = {each.suite: each for each in again}
     return [by_name.get(each.suite, each) for each in first]
 

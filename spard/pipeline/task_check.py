@@ -1,8 +1,8 @@
-"""Whether the customer's task is learned, without a suite of the provider's: a few rows that are not trained on.
+"""Measure if the customer's task is learned, on a few rows that are not trained on; no suite is needed.
 
-The losses on these rows are measured as on validation rows (`spard.pipeline.train.validate`). A few of their requests
-are asked here, of the base model before the training, which may leave none of it, and of the trained model after.
-Requests are asked as they stand in their rows, with system prompt, earlier turns and tools, and greedily.
+The losses on these rows are measured as on validation rows (`spard.pipeline.train.validate`). This module asks both
+models a few of the rows' requests: the base model before the training, because full fine-tuning overwrites it, and the
+trained model afterwards. Each request has its row's system prompt, earlier turns and tools; replies are greedy.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ TaskReply = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """What a run shows whether its task is learned by; `asked` are the rows whose requests are asked."""
+    """The rows on which a run measures if its task is learned; the requests of the rows `asked` are asked."""
 
     check: TaskCheck
     asked: Sequence[Example] = ()
 
 
 def hold_back(context: Context, examples: Sequence[Example], eligible: Collection[int]) -> HeldOutRows:
-    """Return which rows are not trained on, the same in every attempt and on every rank.
+    """Choose the rows to hold out of the training, the same in every attempt and on every rank.
 
-    None where the run wants none, or brings a validation file.
+    The choice is empty if the run asks for no such rows or has a validation file.
     """
     most = context.run.held_out_rows
     if not most or context.run.validation_file is not None:
@@ -47,7 +47,7 @@ def hold_back(context: Context, examples: Sequence[Example], eligible: Collectio
 
 
 def from_training_file(context: Context, examples: Sequence[Example], held: HeldOutRows) -> TaskRows | None:
-    """Return what is shown by rows of the training file; None where the run does not want it."""
+    """Return the check on held-out rows of the training file; None if the run asks for no check."""
     if not context.run.held_out_rows:
         return None
     if held.why_none:
@@ -62,7 +62,7 @@ def from_training_file(context: Context, examples: Sequence[Example], held: Held
 
 
 def from_validation_file(context: Context, rows: Sequence[Example]) -> TaskRows | None:
-    """Return what is shown by the rows of a validation file, evenly spaced; None where the run does not want it."""
+    """Return the check on evenly spaced rows of the validation file; None if the run asks for no check."""
     if not context.run.held_out_rows:
         return None
     fitting = [each for each in rows if _fits(context, each)]
@@ -72,7 +72,7 @@ def from_validation_file(context: Context, rows: Sequence[Example]) -> TaskRows 
 
 
 def ask_base(context: Context, rows: TaskRows | None) -> None:
-    """Ask the base model, and keep what it replies; an earlier attempt's replies stand."""
+    """Ask the base model and store its replies, unless an earlier attempt has stored them."""
     if not rows or not rows.asked:
         return
     kept = context.outputs.read(_BASE)
@@ -81,13 +81,13 @@ def ask_base(context: Context, rows: TaskRows | None) -> None:
 
 
 def ask_trained(context: Context, rows: TaskRows | None, model: Any) -> None:
-    """Ask the trained model under the system prompt that it is served with, and keep what it replies."""
+    """Ask the trained model under the system prompt that it is served with, and store its replies."""
     if rows and rows.asked:
         _ask(context, rows, model, _TRAINED, context.system_prompt)
 
 
 def kept_replies(context: Context, rows: TaskRows | None) -> list[TaskReply]:
-    """Return each request with both replies, cut to what a page can show."""
+    """Return each request with both replies; each text is cut to `_SHOWN_CHARS` characters."""
     base, trained = context.outputs.read(_BASE), context.outputs.read(_TRAINED)
     if rows is None or base is None or trained is None:
         return []
@@ -115,7 +115,7 @@ def _render(tokenizer: Any, row: Example, system: str | None) -> list[int]:
 
 
 def _fits(context: Context, row: Example) -> bool:
-    """Tell whether the model has positions for a row's request, a system prompt that it is served with, and a reply."""
+    """Return True if the model's positions suffice for a row's request with the serving prompt, and a whole reply."""
     positions = int(getattr(context.base.model.config.get_text_config(), "max_position_embeddings", 2**31))
     asked = _render(context.base.tokenizer, row, context.system_prompt)
     return len(asked) + context.recipe.audit.max_new_tokens <= positions

@@ -58,7 +58,7 @@ _FIRST = "pieces"  # output of the first halving; each later one is `pieces-ROWS
 
 
 def fitting(context: Context, recipe: Recipe, resolved: Resolved) -> Recipe:
-    """Return the recipe with the micro-batch size that earlier attempts found, and `pass_tokens` scaled likewise."""
+    """Return the recipe with the micro-batch size of the last attempt, and with `pass_tokens` in proportion to it."""
     rows, first = last_micro_batch(context), _first(context, recipe, resolved)
     if rows is None or rows > first:
         return recipe
@@ -100,7 +100,7 @@ def halving(context: Context, recipe: Recipe, resolved: Resolved) -> Iterator[No
 
 
 def _keep(context: Context, halved: int | None, rows: int) -> None:
-    """Store the halved micro-batch size after the sizes stored before."""
+    """Append a halved micro-batch size to the stored chain of sizes, or start the chain if `halved` is None."""
     if halved is None:
         context.outputs.write(_FIRST, {"micro_batch_size": rows})
         return
@@ -112,7 +112,7 @@ def _keep(context: Context, halved: int | None, rows: int) -> None:
 
 
 def _first(context: Context, recipe: Recipe, resolved: Resolved) -> int:
-    """Return the number of rows that one process takes at a time before any halving."""
+    """Return the rows of one process's micro-batch before any halving."""
     share = ceil(resolved.batch_size / context.processes)
     return min(recipe.micro_batch_size or share, share)
 

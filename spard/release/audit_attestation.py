@@ -1,8 +1,8 @@
-"""The audit as an in-toto attestation of a test result, for tools that decide by policy what may be deployed.
+"""Write an audit as an in-toto attestation of a test result, for tools that decide by policy about deployments.
 
 Statement v1 (https://in-toto.io/Statement/v1) with the predicate https://in-toto.io/attestation/test-result/v0.1. The
-tests are the gate as a whole and each suite that it decides on. Only a gate that passes is `PASSED`: what it could not
-decide is `FAILED`, and so is what was released by a waiver although it had failed.
+tests are the gate as a whole and each suite that it decides on. The result is `PASSED` only if the gate passed: an
+inconclusive audit is `FAILED`, and so is a failed audit whose adapter a waiver released.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INLINE = 1024  # bytes of a resource that the specification would have inside a
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What an audit measured and decided, whether a report or a manifest says it."""
+    """The results and the decision of an audit, read from a report or a manifest."""
 
     decision: GateRecord
     thresholds: GateThresholds | None
@@ -38,7 +38,7 @@ class Audited:
 
     @classmethod
     def from_manifest(cls, manifest: Mapping[str, Any]) -> Audited:
-        """Read what a manifest repeats of its report; what it leaves out of a suite counts as not measured."""
+        """Read the audit's figures in a manifest; figures that it lacks count as not measured."""
         stated, audit = manifest.get("gate") or {}, manifest.get("audit") or {}
         found = {who: [_read_suite(each) for each in audit.get(who, ())] for who in ("base", "adapter")}
         decision = GateRecord(stated.get("decision", "inconclusive"), tuple(stated.get("reasons", ())))
@@ -46,15 +46,15 @@ class Audited:
 
     @classmethod
     def from_report(cls, report: SafetyReport) -> Audited:
-        """Read a report."""
+        """Read the audit's figures in a safety report."""
         return cls(report.gate, report.thresholds, report.base, report.adapter)
 
 
 def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Mapping[str, str]) -> dict[str, Any]:
     """Return the statement; both mappings have SHA-256 digests by name.
 
-    `subject` are the artifacts that were tested, `resources` what they were tested by and where it is told. The
-    thresholds of the gate are among the configuration, as JSON, with their own digest.
+    `subject` are the tested artifacts, `resources` the suites and the report. The gate's thresholds are a part of the
+    configuration, as JSON with a digest of their own.
     """
     passed, others = _tests(audited)
     return {
@@ -75,7 +75,7 @@ def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Map
 
 
 def audit_resources(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the SHA-256 of the report and of each suite, by name, that a manifest names."""
+    """Return the SHA-256, by name, of the report and of each suite in a manifest."""
     suites = (manifest.get("provenance") or {}).get("suites") or ()
     found = {f"suite {each['name']}": each["sha256"] for each in suites if each.get("sha256")}
     report = manifest.get("safety_sha256")
@@ -83,7 +83,7 @@ def audit_resources(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _tests(audited: Audited) -> tuple[list[str], dict[str, Decision]]:
-    """Return the tests that passed, and what the others came to."""
+    """Return the names of the tests that passed, and the decision on each other test by name."""
     has_passed, limits = _has_passed(audited.decision), audited.thresholds or GateThresholds()
     before = {each.suite: each for each in audited.base}
     found: dict[str, Decision] = {"gate": "pass" if has_passed else "fail"}
@@ -97,7 +97,7 @@ def _tests(audited: Audited) -> tuple[list[str], dict[str, Decision]]:
 
 
 def _has_passed(decision: GateRecord) -> bool:
-    """Tell whether the gate let it through by itself: a waived decision without reasons was a pass."""
+    """Return True if the gate itself passed the model; a waived decision without reasons was a pass."""
     return decision.decision == "pass" or (decision.decision == "waived" and not decision.reasons)
 
 

@@ -83,7 +83,7 @@ def _model(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated:
 
 
 def _weights(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Component]:
-    """Yield the files that hold the weights; the manifest, whose digest is the model's, has those of all files."""
+    """Yield a component for each weight file; the other files are listed in the manifest only."""
     for path, facts in sorted((manifest.get("files") or {}).items()):
         if path.endswith(".safetensors"):
             yield Component(
@@ -107,7 +107,7 @@ def _parts(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Compo
 
 
 def _data(key: str, sha256: str, stated: ProviderFacts) -> Component:
-    """Return a file of rows; those of the pool are the provider's own, the others the customer's."""
+    """Return the component of a file of rows; the pool is the provider's own, other files are the customer's."""
     named, purpose = _DATA.get(key, (key, None))
     is_own = key == "pool"
     version = sha256[:12]
@@ -173,7 +173,7 @@ def _properties(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _licenses(named: str | None) -> list[DisjunctiveLicense]:
-    """Return a license by its SPDX id where it has one, else by its name; none where nobody states one."""
+    """Return a license by its SPDX id if it has one, else by its name; empty if no license is stated."""
     if not named:
         return []
     found = spdx.fixup_id(named)

@@ -9,10 +9,10 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, slots=True)
 class ComparedEpoch:
-    """One end of an epoch, as compared with the others.
+    """The measurements at the end of one epoch, by which a run compared its epochs.
 
     within_gate     True if the results on the development shares pass the gate; None: there are no such shares
-    attack_success  success rate of their attacks, 0 to 1; None likewise
+    attack_success  attack success rate on the development shares, 0 to 1; None: there are no such shares
     validation_loss loss on the validation rows, in nats per token; None if not finite
     """
 

@@ -1,4 +1,4 @@
-"""The G7's minimum elements of a bill of materials for AI, held against a document: what it fulfills and what not.
+"""Check a document for the G7's minimum elements of a bill of materials for AI.
 
 G7 Cybersecurity Working Group, "Software Bill of Materials for Artificial Intelligence: Minimum Elements", published
 by BSI on 12 May 2026: seven clusters of 50 elements. Numbers and short names follow the vocabulary at
@@ -20,7 +20,7 @@ PROVIDER = "only the provider can say it"
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element: its number, its name, where a document has it, and why it may be missing."""
+    """An element: its number, its name, how to find it in a document, and why it may be missing."""
 
     number: str
     name: str
@@ -30,19 +30,19 @@ class Element:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An element of one document: fulfilled, or not and why."""
+    """One element, and whether a document has it."""
 
     element: Element
     is_met: bool
 
     @property
     def sentence(self) -> str:
-        """Say it in a line."""
+        """The finding as one line of text."""
         return "in the document" if self.is_met else f"not met: {self.element.why_missing}"
 
 
 def check_elements(document: Document) -> list[Finding]:
-    """Hold a CycloneDX document against every element."""
+    """Check a CycloneDX document for every element; return one finding each."""
     return [Finding(each, bool(each.find(document))) for each in ELEMENTS]
 
 
@@ -73,7 +73,7 @@ def _card(*keys: str) -> _Found:
 
 
 def _all_data(*keys: str) -> _Found:
-    """Find something that every data set has; there has to be one."""
+    """Return a check that a document names data sets, and that each of them has a value at the path `keys`."""
 
     def find(document: Document) -> bool:
         parts = [each for each in document.get("components", ()) if each["type"] == "data"]
@@ -83,7 +83,7 @@ def _all_data(*keys: str) -> _Found:
 
 
 def _both_models(*keys: str) -> _Found:
-    """Find something that the model has, and the one that it was made from."""
+    """Return a check that the exported model and its base model each have a value at the path `keys`."""
 
     def find(document: Document) -> bool:
         parts = [each for each in document.get("components", ()) if each["type"] == "machine-learning-model"]
@@ -93,7 +93,7 @@ def _both_models(*keys: str) -> _Found:
 
 
 def _property(name: str, unless: str) -> _Found:
-    """Find a property of the model card whose text does not begin with `unless`."""
+    """Return a check that the model card has the property `name` with a text that does not begin with `unless`."""
 
     def find(document: Document) -> bool:
         card = document["metadata"]["component"].get("modelCard", {})

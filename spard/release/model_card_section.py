@@ -1,4 +1,4 @@
-"""The model card of a CycloneDX bill of materials: method, compute, energy, limits and what the audit measured."""
+"""The model card of a CycloneDX bill of materials: method, compute, energy, limits and the audit's figures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _USE = "Text generation in conversations, by the base model's chat template."
 
 
 def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
-    """Return the section as JSON; the schema has no field for operations, so that they are properties."""
+    """Return the section as JSON; operations are properties, because the schema has no field for them."""
     audit, found = manifest.get("audit") or {}, compute_record(manifest)
     metrics = [_metric(who, each) for who in ("base", "adapter") for each in audit.get(who, ()) if each["n"]]
     parameters: dict[str, Any] = {
@@ -55,7 +55,7 @@ def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> di
 
 
 def _environment(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
-    """Return the energy of the tuning; whose it was and of which source, a machine does not tell."""
+    """Return the energy of the fine-tuning; its source is "unknown", because a machine cannot tell it."""
     found = compute_record(manifest)
     energy, told = kilowatt_hours(found), _as_properties({"spard:training:energy": energy_sentence(found)})
     if energy is None:

@@ -1,4 +1,4 @@
-"""What only the provider knows of a model that it exports, and a manifest does not say."""
+"""Facts on an exported model that only its provider knows, because no manifest has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 
 def export_time() -> datetime:
-    """Return the time for papers that are written now; `SOURCE_DATE_EPOCH` fixes it, for equal bytes of equal exports.
+    """Return the time to write into documents: now, or `SOURCE_DATE_EPOCH`, which makes equal exports equal bytes.
 
     See https://reproducible-builds.org/specs/source-date-epoch/.
     """
@@ -18,9 +18,9 @@ def export_time() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFacts:
-    """Facts for the papers; what is None is named there as not stated.
+    """Facts for the documents of an export; a fact that is None appears there as not stated.
 
-    author           who makes the papers: a person or an organization
+    author           who makes the documents: a person or an organization
     supplier         who gives the model to others; None: the author
     license          of the trained model, an SPDX expression or a name
     base_license     of the base model; None: the one that its model card names
@@ -28,7 +28,7 @@ class ProviderFacts:
     data_license     of the training rows, and of the rows that validated them
     pool_license     of the safety pool
     base_operations  floating-point operations of the base model's own training, as its provider states them
-    written_at       the time of the papers
+    written_at       the time of the documents
     """
 
     author: str | None = None
@@ -43,5 +43,5 @@ class ProviderFacts:
 
     @property
     def supplier_name(self) -> str | None:
-        """The supplier, or the author where none is named."""
+        """The supplier, or the author if no supplier is named."""
         return self.supplier or self.author

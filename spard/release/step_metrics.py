@@ -51,7 +51,7 @@ def trigger_rate(metrics: Sequence[Mapping[str, float]]) -> float | None:
 
 
 def triggered_steps(metrics: Sequence[Mapping[str, float]]) -> int | None:
-    """Return the number of steps after which a safe loss exceeded its bound; None for methods without a bound."""
+    """Count the steps at whose end a safe loss exceeded its bound; return None for methods without a bound."""
     triggered = [each["spag/triggered"] for each in metrics if "spag/triggered" in each]
     return int(sum(triggered)) if triggered else None
 

@@ -1,7 +1,7 @@
-"""Whether the customer's task was learned, as a part of the safety report: counts and why nothing was asked.
+"""The part of the safety report on the customer's task: was it learned, on how many rows, and if not measured, why.
 
-The losses are the report's `validation`. The texts of requests and replies stand in no report: they lie beside it in
-`TASK_REPLIES`. Only the standard library is used.
+The losses are in the report's `validation`. The texts of requests and replies are not in the report but beside it, in
+the file `TASK_REPLIES`. Only the standard library is used.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Losses(Protocol):
 
     @property
     def accuracy(self) -> float:
-        """The share of tokens that are the likeliest ones."""
+        """The share of tokens to which the model gives the highest probability."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskCheck:
-    """On what it was looked at whether the task was learned.
+    """The rows on which the learning of the task was measured.
 
     source    `held_out`: rows of the training file that were not trained on; `validation_file`: the rows of that file;
               `none`: `why_none` says why there are no rows
-    rows      how many, the losses' too
-    replies   how many of their requests were asked of the base model and of the trained one
-    is_pairs  the rows are preference pairs: their loss is that of the comparison, ln 2 before the training
+    rows      number of rows, for the losses too
+    replies   number of their requests that were asked of both models
+    is_pairs  True for preference pairs, whose loss is the DPO loss: ln 2 before the training
     """
 
     source: Literal["held_out", "validation_file", "none"]
@@ -49,7 +49,7 @@ class TaskCheck:
 
 @dataclass(frozen=True, slots=True)
 class TaskWords:
-    """What the losses say, in words: a headline, a sentence with the figures, and what follows from them."""
+    """The losses in words: a headline, a sentence with the figures, and advice; `look` is set to highlight it."""
 
     headline: str
     figures: str = ""
@@ -58,7 +58,7 @@ class TaskWords:
 
 
 def describe_task(check: TaskCheck, losses: Mapping[str, Losses]) -> TaskWords:
-    """Say by the losses of `base` and `adapter` whether the task was learned; of pairs `base` is missing."""
+    """Describe in words if the task was learned, by the losses of `base` and `adapter`; pairs have no `base`."""
     after, before = losses.get("adapter"), losses.get("base")
     if after is None:
         return TaskWords("It was not looked at whether the task was learned.", note=check.why_none)

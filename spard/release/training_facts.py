@@ -1,4 +1,4 @@
-"""How a model was made and what that took, in words for papers, from its manifest; the standard library alone."""
+"""Describe a model's training, operations and energy in words, from its manifest; only the standard library."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _GENERAL, _SYSTEMIC = 1e23, 1e25  # operations from which a model counts as gene
 
 
 def compute_record(manifest: Mapping[str, Any]) -> ComputeRecord | None:
-    """Read what the training computed; None in manifests of earlier versions."""
+    """Return the manifest's record of the training's operations and energy; None in manifests of earlier versions."""
     return optional(ComputeRecord, manifest.get("compute"))
 
 
 def is_preference_tuned(manifest: Mapping[str, Any]) -> bool:
-    """Tell whether the model learned from pairs of answers, which is no supervised learning."""
+    """Return True if the model was trained on preference pairs, which is not supervised learning."""
     return bool((manifest.get("recipe") or {}).get("dpo"))
 
 
 def method_sentence(manifest: Mapping[str, Any]) -> str:
-    """Name the method of training: what it learned from, and which weights."""
+    """Return a sentence on the training method: the kind of rows, the trained weights and the defense."""
     recipe = manifest.get("recipe") or {}
     learned = "Supervised fine-tuning on answers"
     if is_preference_tuned(manifest):
@@ -37,7 +37,7 @@ def method_sentence(manifest: Mapping[str, Any]) -> str:
 
 
 def operations_sentence(found: ComputeRecord | None) -> str:
-    """Say how many floating-point operations the training took, or why that is not known."""
+    """Return a sentence on the training's floating-point operations, or on why their number is not known."""
     if found is None:
         return "not counted: the model was trained by a version that does not count them"
     if found.operations is None:
@@ -47,7 +47,7 @@ def operations_sentence(found: ComputeRecord | None) -> str:
 
 
 def energy_sentence(found: ComputeRecord | None) -> str:
-    """Say what energy the training took, or why that is not known."""
+    """Return a sentence on the energy of the training, or on why it is not known."""
     if found is None:
         return "not measured: the model was trained by a version that does not measure it"
     missing = "; ".join(found.energy_missing)
@@ -59,17 +59,17 @@ def energy_sentence(found: ComputeRecord | None) -> str:
 
 
 def kilowatt_hours(found: ComputeRecord | None) -> float | None:
-    """Return the energy in kWh; None where none was measured."""
+    """Return the energy in kWh; None if it was not measured."""
     return found.joules / _KWH if found is not None and found.joules is not None else None
 
 
 def one_third_sentence(found: ComputeRecord | None, base_operations: float | None) -> str:
-    """Apply the one-third test of the Commission's guidelines to what is known, and name its inputs.
+    """Return the result of the one-third test of the European Commission's guidelines, with the test's inputs.
 
     European Commission, Guidelines on the scope of the obligations for general-purpose AI models under Regulation (EU)
-    2024/1689, 18 July 2025: whoever modifies a model becomes the provider of the modified one where that takes more
-    than a third of the training compute of the original. Where the latter is unavailable, a third of 1e23 stands for
-    it, and of 1e25 for a model with systemic risk.
+    2024/1689, 18 July 2025: whoever modifies a model becomes the provider of the modified model if the modification
+    takes more than a third of the training compute of the original. If the latter is unavailable, 1e23 operations
+    take its place, or 1e25 for a model with systemic risk.
     """
     own = found.operations if found is not None else None
     ours = "not known" if own is None else f"{own:.4e}"

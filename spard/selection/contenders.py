@@ -25,7 +25,7 @@ SHARE = 0.5  # rows with at least this share of the best gain are read together
 
 
 class Contenders:
-    """The rows y_i = w_i x_i / |x_i|, w = (q / max q)^beta, read so far, and the span of the chosen ones.
+    """The rows y_i = w_i x_i / |x_i|, w = (q / max q)^beta, read so far, and the span of the chosen rows.
 
     Places index the rows read so far, in pool order; `rows_C` maps a place to its pool row.
 
@@ -61,7 +61,7 @@ class Contenders:
 
     @property
     def beyond(self) -> float:
-        """An upper bound on the gain of the rows that were not read yet; -1 if all were."""
+        """An upper bound on the gain of every row that was not read yet; -1 if all rows were read."""
         count = len(self.rows_C)
         return float(self._falling_N[count]) if count < len(self._falling_N) else -1.0
 
@@ -75,7 +75,7 @@ class Contenders:
         return self.pool[self.rows_C[places]].double() * scale_B.unsqueeze(1)
 
     def floor(self, places: Tensor) -> Tensor:
-        """Return the gains of the rows at these places that rounding alone can cause."""
+        """Return the largest gain of each row at these places that rounding errors alone can cause."""
         return (self.tolerance * self.weight_C[places]).square()
 
     def add(self, new_MD: Tensor) -> None:
@@ -91,7 +91,7 @@ class Contenders:
         self.bound_C[places], self._known_C[places] = gain_B, len(self.basis_KD)
 
     def tighten(self, size: int) -> None:
-        """Lower bounds until the `size` largest take all directions of the basis into account."""
+        """Lower the bounds until the `size` largest take all directions of the basis into account."""
         while True:
             largest_B = self.bound_C.topk(min(size, len(self.bound_C))).indices
             if bool((self._known_C[largest_B] == len(self.basis_KD)).all()):
@@ -164,7 +164,7 @@ class Contenders:
         return self.pool[rows]
 
     def _pieces(self, is_meant_C: Tensor) -> Iterator[slice | Tensor]:
-        """Cut the places that are marked True into parts of a block; the parts are slices if all are marked."""
+        """Yield the indices of the True entries, one block at a time; as slices if all entries are True."""
         step = max(1, BLOCK // max(1, self.pool.shape[1]))
         if bool(is_meant_C.all()):
             return (slice(start, start + step) for start in range(0, len(is_meant_C), step))

@@ -141,7 +141,7 @@ def fill(pool_ND: Vectors, order: Iterable[int], chosen: list[int], k: int) -> l
 
 
 class _Window:
-    """Residuals of a window's rows outside the span of the chosen ones; rows that stay in the window keep theirs."""
+    """The residuals of a window's rows outside the span of the chosen rows; rows that stay are not computed again."""
 
     def __init__(self, basis_KD: Tensor) -> None:
         self._rows_B = torch.empty(0, dtype=torch.int64, device=basis_KD.device)

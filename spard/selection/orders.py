@@ -21,9 +21,10 @@ from spard.selection.shards import Vectors, whole
 
 
 def neighbor_order(pool_ND: Tensor, task_MD: Tensor, k: int, *, nearest: bool) -> list[int]:
-    """Return the pool rows in the order of selection: first those of the union by score, then the others.
+    """Return the pool rows in the order of selection: by score within the union of neighbors, then the other rows.
 
-    The others are sorted by their best rank among the neighbors of any task row.
+    The union has the first neighbors of each task row, enough of them for at least `k` rows in all. The other rows are
+    sorted by their best rank among the neighbors of any task row.
     """
     score_N, rank_N = _best(pool_ND, task_MD, max(1, min(k, len(pool_ND))), sign=1.0 if nearest else -1.0)
     K = rank_N.sort().values[min(k, len(pool_ND)) - 1] if k else rank_N.new_zeros(())

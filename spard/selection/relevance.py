@@ -75,13 +75,13 @@ def product_dtype(x_ND: Vectors) -> torch.dtype:
 
 
 def blocks(x_ND: Vectors, most: int = BLOCK) -> Iterator[slice]:
-    """Return slices of N rows, each of at most `most` rows and `BLOCK` elements, but at least one row."""
+    """Yield consecutive slices over the N rows; each has at most `most` rows and `BLOCK` elements, or a single row."""
     size = max(1, min(most, BLOCK // max(1, x_ND.shape[1])))
     return (slice(start, min(start + size, len(x_ND))) for start in range(0, len(x_ND), size))
 
 
 class ToTask:
-    """Compute the relevance of pool rows that are read in blocks, with the task rows in memory."""
+    """Compute the relevance of pool rows that are read in blocks; the task rows are in memory."""
 
     def __init__(self, pool_ND: Vectors, task_MD: Vectors) -> None:
         """Normalize the task rows; the pool is not read, only its length and dtype."""
@@ -114,7 +114,7 @@ class Nearest:
     """Find the nearest of many rows, read in blocks, for each of some rows in memory."""
 
     def __init__(self, own_ND: Vectors) -> None:
-        """Prepare the rows in memory."""
+        """Compute the norms of the rows in memory; the many rows are not read yet."""
         self._own_ND, self._dtype = own_ND, product_dtype(own_ND)
         self._inverse_N = inverse_norms(own_ND)
         self._best = _Best(len(own_ND), own_ND.device, self._dtype)

@@ -47,7 +47,7 @@ class Ended:
 
 
 class Best:
-    """The standings of all epoch ends, and the weights of the best one if the setting is to release it."""
+    """The standings of all epoch ends, and the best epoch's weights if the run releases the best epoch."""
 
     def __init__(self, ending: Ending, theta: Mapping[str, Tensor]) -> None:
         self.ending, self.theta = ending, theta
@@ -56,7 +56,7 @@ class Best:
 
     @property
     def best(self) -> Standing:
-        """The best standing so far; the earliest of equal ones."""
+        """The best standing so far; among equal standings the earliest."""
         return min(self.standings, key=lambda each: each.rank)
 
     @property
@@ -71,7 +71,7 @@ class Best:
         return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience
 
     def add(self, standing: Standing) -> None:
-        """Add the standing of an epoch end; its weights must be in the model, as they would be served."""
+        """Add the standing of an epoch end; its weights must be in the model, in the form that is served."""
         self.standings.append(standing)
         # `is`: of equal standings the earliest is the best, and its weights are kept already.
         if self.ending.keep == "best" and self.best is standing:

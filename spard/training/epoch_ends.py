@@ -15,7 +15,7 @@ from spard.training.run import Run
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """The end of an epoch: the metrics of its last step, and the model as it would be served.
+    """The end of an epoch: the metrics of its last step, and the model in the form that is served.
 
     is_kept         True if its checkpoint will still exist after the run; if False, the callback gets this epoch end
                     again should the run end within the next epochs

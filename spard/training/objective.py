@@ -48,7 +48,7 @@ def schedule(step: int, total: int, warmup_ratio: float) -> float:
 
 
 def anchor_pairs(seed: int, number: int, anchors: Anchors, numbers: Mapping[Kind, range]) -> list[int]:
-    """Return the numbers of the anchor's pairs in a step: for each kind, the next ones in its own random order."""
+    """Return the indices of the anchor pairs of a step: of each kind the next ones, in a random order of its own."""
     drawn: list[int] = []
     for stream, (kind, (count, _)) in enumerate(anchors.by_kind().items(), SAFE_STREAM):
         of_kind = numbers.get(kind, range(0))
@@ -130,7 +130,7 @@ class Objective:
         self.prompt_lengths = [len(row.ids) for row in self.anchor.prompts] if self.anchor else []
 
     def anchors(self, step: int) -> list[int]:
-        """Return the numbers of the anchor's pairs that a step takes; empty without an anchor."""
+        """Return the indices of the anchor pairs of a step; empty if the run has no anchor."""
         if self.anchor is None:
             return []
         return anchor_pairs(self.recipe.seed, step, self.recipe.anchors, self.anchor.numbers)
@@ -178,7 +178,7 @@ class Objective:
         return over_passes(partial(self._of_safe, theta), pieces)
 
     def safe_passes(self, rows: Sequence[int]) -> list[list[int]]:
-        """Return the safe rows of each pass; one pass if they fit in it."""
+        """Return the safe rows of each pass; all rows form one pass if they fit in memory."""
         most, micro = self.recipe.pass_tokens, self.recipe.micro_batch_size
         if most is None and micro is not None:
             most = max(LEAST, micro * max(self.lengths[: self.customer_rows]))
@@ -216,7 +216,7 @@ class Objective:
         return self.recipe.pass_tokens or at_most(rows, self.customer_rows, self.lengths)
 
     def _rows(self, one: Sequence[int]) -> list[Encoded]:
-        """Return the encoded rows of a pass; a blank row if it has none."""
+        """Return the encoded rows of a pass; one blank row if the pass is empty."""
         rows = [self.task[row] for row in one]
         return (stack_pairs(rows) if self.recipe.dpo else rows) or [self.blank]
 
@@ -237,7 +237,7 @@ class Objective:
 
 
 def _rank_passes(numbers: Sequence[int], cut: Callable[[Sequence[int]], list[list[int]]]) -> list[list[int]]:
-    """Return this rank's passes, padded with empty ones to the number of the rank that has most.
+    """Return this rank's passes, followed by empty ones until all ranks have the same number.
 
     With a sharded base model every rank must run the same number of passes, since each needs the others' weights.
     """

@@ -33,12 +33,13 @@ from spard.models.peft import BaseTunerLayer
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """What a training computed on all its processes; `spard.training.energy` measures the energy.
+    """The operations, tokens and energy of a training on all its processes (`spard.training.energy`).
 
-    operations       floating-point ones; None where a part of the run was made by a version that did not count them
-    forward_tokens   padded tokens of the forward passes, and of the backward passes
-    energy_j         joules by device, of the first node's devices; empty where nothing could be read
-    energy_missing   why there is none of some device
+    operations       floating-point operations; None if a version that does not count them made a part of the run
+    forward_tokens   padded tokens of the forward passes
+    backward_tokens  padded tokens of the backward passes
+    energy_j         joules by device, for devices of the first node; empty if no counter could be read
+    energy_missing   for each device without a figure, the reason
     """
 
     operations: int | None
@@ -55,14 +56,14 @@ _ADAPTER = ".lora_"
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """What a pass costs, in multiply-adds: for each token, each pair of tokens of a row, and each state of the head.
+    """The cost of a pass in multiply-adds: for each token, each pair of tokens of a row, and each state of the head.
 
-    weights    of the decoder's matrix products that one token passes through, without the adapter
-    adapter    of the adapter's own
-    trained    how many of both get gradients
-    attention  for each pair of tokens of a row
+    weights    number of weights in the decoder's matrix products for one token, without the adapter
+    adapter    number of weights in the adapter's matrix products
+    trained    number of both kinds of weights that get gradients
+    attention  multiply-adds for each pair of tokens of a row
     head       D x V
-    head_trained  whether the head gets gradients
+    head_trained  True if the head gets gradients
     """
 
     weights: int
@@ -74,7 +75,7 @@ class PassCost:
 
     @classmethod
     def from_model(cls, model: Any) -> PassCost:
-        """Read the sizes off a model as it is trained, with its adapter if it has one."""
+        """Read the sizes of a model in training, with its adapter if it has one."""
         config, decoder, head = model.config.get_text_config(), model.get_decoder(), model.get_output_embeddings()
         found, adapter, trained = 0, 0, 0
         for name, size, is_trained in _matrix_products(decoder, _active_share(config)):
@@ -98,17 +99,17 @@ class PassCost:
         return 2 * (tokens * products + self.attention * rows * length**2)
 
     def backward(self, rows: int, length: int) -> int:
-        """Return the operations of the decoder's backward pass, which only a model with its adapter makes."""
+        """Return the operations of the decoder's backward pass over padded rows; the adapter is always enabled then."""
         activations = 2 * (rows * length * (self.weights + self.adapter) + 2 * self.attention * rows * length**2)
         return activations + 2 * rows * length * self.trained
 
 
 class OperationCounter:
-    """Counts the passes of a model while it is `counting`; `close` takes the hooks off.
+    """Counts the passes of a model inside `counting` blocks; `close` removes the hooks.
 
-    operations       since the counter was made, or as they were set for a run that goes on
+    operations       operations since the counter was made; a resumed run sets the number of its earlier attempts
     forward_tokens   padded tokens of the forward passes through the decoder
-    backward_tokens  and of the backward passes
+    backward_tokens  padded tokens of the backward passes
     """
 
     def __init__(self, model: Any, *, checkpointing: bool) -> None:
@@ -122,7 +123,7 @@ class OperationCounter:
             self._handles.append(head.register_forward_hook(self._see_head))
 
     def __deepcopy__(self, memo: Any) -> OperationCounter:
-        """Count the passes of a copy of the model, too: a defense may compare the model with what it was."""
+        """Return a counter that also counts passes of the model's copy, which some defenses compare with the model."""
         return self
 
     @contextmanager
@@ -135,7 +136,7 @@ class OperationCounter:
             self._is_counting = False
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 
@@ -172,7 +173,7 @@ class OperationCounter:
 
 
 def _matrix_products(decoder: Any, share: float) -> Iterator[tuple[str, int, bool]]:
-    """Yield each matrix product: its path, the weights that one token meets, and whether they are trained."""
+    """Yield each matrix product: its path, its number of weights for one token, and True if they are trained."""
     for name, module in decoder.named_modules():
         part = share if _EXPERTS.search(name) else 1.0
         if isinstance(module, nn.Linear | Conv1D):
@@ -192,7 +193,7 @@ def _product(module: Any) -> int:
 
 
 def _active_share(config: Any) -> float:
-    """Return which part of a mixture's experts one token passes through; 1 where the model is no mixture."""
+    """Return the share of a mixture's experts that one token passes through; 1 if the model is no mixture."""
     experts = next((count for name in _EXPERT_COUNTS if (count := getattr(config, name, None))), None)
     active = getattr(config, "num_experts_per_tok", None)
     return min(1.0, active / experts) if experts and active else 1.0

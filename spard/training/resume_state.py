@@ -1,4 +1,4 @@
-"""Resume states: what a killed run continues from, as tensors and JSON in a folder that appears whole or not at all.
+"""Resume states, from which a killed run continues: tensors and JSON in a folder that appears atomically.
 
 A resume state is `step-000120/` with `state.safetensors`, `state.json` and `manifest.json`, which has the digests of
 both. It is written to a temporary folder, flushed to disk and renamed. If a file does not match the manifest, nothing

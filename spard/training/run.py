@@ -81,7 +81,7 @@ class Progress:
     energy_j: dict[str, float] = field(default_factory=dict)
 
     def add_compute(self, operations: int, forward_tokens: int, backward_tokens: int) -> None:
-        """Add what some passes took."""
+        """Add the operations and padded tokens of some passes."""
         if self.operations is not None:
             self.operations += operations
         self.forward_tokens += forward_tokens
@@ -99,7 +99,7 @@ _PREFIX = "recent/"  # of names in a resume state: recent/{step}/{parameter}
 
 
 class RecentWeights:
-    """Trained weights at the latest `epochs` epoch ends, as they would be served, by step, in main memory.
+    """Trained weights at the latest `epochs` epoch ends, in the form that is served, by step, in main memory.
 
     An epoch end whose checkpoint would not be kept is audited again if the run ends soon after it; see
     `Ends.show_again`.
@@ -163,7 +163,7 @@ class Layout:
         return self._shards is not None
 
     def join_tensor(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor as a distributed one that all ranks save together; unchanged if every rank has all of it."""
+        """Return a shard as a distributed tensor that all ranks save together; a whole tensor is returned unchanged."""
         place = self._place(name)
         if self._shards is None or place is None or tensor.shape != self._shards[place].shape:
             return tensor
@@ -386,7 +386,7 @@ class Run:
 
     @contextmanager
     def as_finished(self, step: int | None = None) -> Iterator[Any]:
-        """Yield the model as it would be served if the run ended now, then restore the weights exactly.
+        """Yield the model in the form that is served at the end of a run, then restore the weights exactly.
 
         step  use the weights of an earlier epoch end, stored in `self.recent`.
 

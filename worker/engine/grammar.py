@@ -81,7 +81,7 @@ class Form:
             self._end_costly()
 
     def mask_logits(self, index: int, logits_V: Tensor) -> Tensor:
-        """Return a reply's logits [V] with those of forbidden tokens at minus infinity.
+        """Return a reply's logits [V] with the logits of forbidden tokens set to minus infinity.
 
         Raises `Unwritable` if the process has ended or the schema has become too costly to follow.
         """
@@ -112,7 +112,7 @@ class FormOfReply:
         return self._form.has_mask(self._index)
 
     def mask_logits(self, logits_V: Tensor) -> Tensor:
-        """Return the logits [V] with those of forbidden tokens at minus infinity; raise `Unwritable`."""
+        """Return the logits [V] with forbidden tokens at minus infinity; raise `Unwritable` if the mask is lost."""
         return self._form.mask_logits(self._index, logits_V)
 
     def note(self, token: int) -> None:
@@ -180,7 +180,7 @@ class Forms:
         return self._followed.get(number)
 
     def receive(self, timeout_s: float) -> list[tuple[Waiting, Unwritable | None]]:
-        """Wait up to `timeout_s` for messages of the processes, and read those that have come.
+        """Wait up to `timeout_s` for messages of the processes, and read the messages that have arrived.
 
         Return the requests whose schemas are compiled now, with None, or were refused, with the error.
         """

@@ -204,7 +204,7 @@ class Turns:
         return (wanted, list(self.seated)) if over else (0, [])
 
     def _choose_paused(self, project: str, needed: int, half: int) -> list[Seat]:
-        """Return up to `needed` seats of other projects to pause: of those with the most rows, longest turn first.
+        """Return up to `needed` seats of other projects to pause: projects with the most rows and longest turns first.
 
         A seat qualifies if its project has more than half of the rows, or if its turn is over and its project has more
         rows than this one. A project without any row gets one in any case from a project that has several.

@@ -96,7 +96,7 @@ class Writer:
             self._forget(number)
 
     def pause(self, seats: Collection[Seat]) -> None:
-        """Take the seats' rows out of the batch and put the seats in line."""
+        """Take the replies' rows out of the batch and queue the replies again."""
         for seat in seats:
             seat.paused = self.batch.pause(self.turns.places([seat]))
             self.turns.seated.remove(seat)
@@ -135,7 +135,7 @@ class Writer:
         return sorted(found, key=self.turns.last_turn)
 
     def _seat(self, seats: list[Seat]) -> None:
-        """Start reading the prompt of new seats, or put paused seats back into the batch."""
+        """Start to read the prompt of new replies, or put paused replies back into the batch."""
         if seats[0].paused is None:
             count = sum(seat.rows for seat in seats)
             prompt = seats[0].prompt

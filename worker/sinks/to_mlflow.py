@@ -34,7 +34,7 @@ class _MLflow:
 
 
 def open_sink(facts: RunFacts) -> Sink:
-    """Create a run, or continue the one that is tagged with the job's id."""
+    """Create a run, or continue the run that is tagged with the job's id."""
     client = MlflowClient()
     found = client.get_experiment_by_name(facts.project)
     experiment = found.experiment_id if found else client.create_experiment(facts.project)

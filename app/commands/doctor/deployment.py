@@ -44,7 +44,7 @@ _WAIT_S = 5.0
 
 
 def checks(settings: Settings) -> Iterator[Finding]:
-    """Check what needs no database first, then what the database says."""
+    """Run the checks that need no database, then the checks of the database."""
     if settings.is_embedded() and not settings.data_dir.is_dir():
         return  # there is no deployment
     yield signing_key(settings)
@@ -219,7 +219,7 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
 
 
 def serving(settings: Settings, engine: Engine) -> Iterator[Finding]:
-    """Check the vLLM server of SPARD_SERVING_URL, if it is set: its version, and what it has to refuse."""
+    """Check the vLLM server of SPARD_SERVING_URL, if set; report its facts, or the reasons against using it."""
     clients = Clients()
     watch = server_watch(settings, engine, clients)
     if watch is None:

@@ -131,7 +131,7 @@ def _ask(
     safety: Any,
     uploaded: list[str] | None = None,
 ) -> dict[str, Any]:
-    """Return the request of both commands; upload local files, and append their ids to `uploaded`."""
+    """Return the body for a new job or an estimate; upload local files, and append their ids to `uploaded`."""
     uploaded = [] if uploaded is None else uploaded
     training, validation = files
     ask = {"model": model, "training_file": _file_id(client, training, uploaded), "method": method}

@@ -86,7 +86,7 @@ class _Lines:
         say(_line(event))
 
     def look(self, job: Any) -> None:
-        """Say what goes on in a job of which nothing was told for some seconds."""
+        """Print the current activity of a job that has printed nothing for some seconds."""
         if doing := job["safety"]["progress"].get("doing"):
             say(_line({"created_at": time.time(), "message": f"{doing[0].upper()}{doing[1:]}"}))
 

@@ -1,4 +1,4 @@
-"""What a job's models replied to the customer's own requests: a part of the job's page, and a page of its own."""
+"""Show both models' replies to the customer's own requests: a part of the job's page, and a separate page."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class WaiverFacts(TypedDict):
 
 @with_config(_OPEN)
 class TokenLossJson(TypedDict):
-    """`spard.release.figure_records.ValidationLoss`."""
+    """The stored form of `spard.release.figure_records.ValidationLoss`."""
 
     loss: float
     accuracy: float
@@ -252,7 +252,7 @@ class TokenLossJson(TypedDict):
 
 @with_config(_OPEN)
 class TaskCheckJson(TypedDict):
-    """`spard.release.task_check.TaskCheck` with the losses of both models on its rows, and what they say in words."""
+    """The stored form of `spard.release.task_check.TaskCheck`: both models' losses, and the result as a sentence."""
 
     source: str
     rows: int

@@ -16,7 +16,7 @@ from sqlalchemy import JSON, Dialect, TypeDecorator
 from spard.config import ON_FIGURES, Agent, FurtherTuning, GateThresholds, JudgeSpec, RowSignal
 
 VERSION = 3  # of the JSON; version 1 had no number, and only the judge's name
-ASKED_OTHERWISE = 3  # first version whose audits also use other dresses than mined ones
+ASKED_OTHERWISE = 3  # first version whose audits also use other disguises than mined ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class PolicyRef(GateThresholds):
     """The thresholds of the policy version in force, and whether a failed adapter is kept for a waiver.
 
     The defaults are those of jobs from before a field existed: any judge may decide, figures instead of their bounds
-    are compared, and dressed benign prompts do not count.
+    are compared, and disguised benign prompts do not count.
     """
 
     allow_unmeasured_judge: bool = True

@@ -34,7 +34,7 @@ def is_held_back(job: JobOut) -> bool:
 
 
 def stopping_figure(reasons: Sequence[str]) -> str | None:
-    """Return the first figure that the gate's reasons name, in few words; None if they name none."""
+    """Return the first figure in the gate's reasons, in few words; None if the reasons have no figure."""
     for reason in reasons:
         if found := _FIGURE.match(reason):
             about = f" about {found['category']}" if found["category"] else ""

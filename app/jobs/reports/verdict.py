@@ -22,7 +22,7 @@ Look = Literal["good", "bad", "doubt", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """A part of a headline; `look` is set for figures to highlight."""
+    """A part of a headline; `look` is the style of a highlighted figure, "" for plain text."""
 
     text: str
     look: str = ""

@@ -64,7 +64,7 @@ class Defense:
 
     @property
     def anchor(self) -> float:
-        """The weight of the defense's own representation anchor; 0: no anchor."""
+        """The weight of the defense's own representation anchor; 0 if it has no anchor."""
         return 0.0
 
     @property
@@ -74,12 +74,12 @@ class Defense:
 
     @property
     def serving_prompt(self) -> str | None:
-        """The system prompt with which the fine-tuned model must be served and audited; None: none."""
+        """The system prompt with which the fine-tuned model must be served and audited; None if there is none."""
         return None
 
     @property
     def missing_model(self) -> str | None:
-        """The first setting of `models` that is not set; None if all are."""
+        """The first setting of `models` that is not set; None if all of them are set."""
         return next((name for name in self.models if not getattr(self, name)), None)
 
     def safe_rows(self, batch_size: int) -> int:

@@ -11,7 +11,7 @@ from spard.config.defenses.base import BatchSize, Defense
 
 @dataclass(frozen=True, slots=True)
 class Lisa(Defense):
-    """Alternate between safe and training batches, with a proximal term that ties each state to the end of the other.
+    """Alternate between safe and training batches; a proximal term keeps each turn near the end of the previous one.
 
     rho          weight of the proximal term rho/2 |theta - theta_other|^2.
     align_steps  optimizer steps on safe batches before every `task_steps` steps on training batches. The authors take

@@ -11,7 +11,7 @@ from spard.config.defenses.base import BatchSize, Defense
 
 @dataclass(frozen=True, slots=True)
 class SafeGrad(Defense):
-    """Remove from the task gradient what conflicts with alignment, and add rho times the alignment gradient."""
+    """Remove the task gradient's component that conflicts with alignment, and add rho times the alignment gradient."""
 
     summary: ClassVar[str] = "gradient surgery against the KL divergence from the model before training"
     method: ClassVar[str] = "spard.methods.safegrad:SafeGrad"

@@ -25,7 +25,7 @@ class AgentErrors:
     scores: tuple[float | None, ...]
 
     def false_positives(self, max_score: float) -> Rate:
-        """Return the share of clean jobs that would not have been released at this maximal score."""
+        """Return the share of clean jobs that this maximal score does not release."""
         return rate(sum(each is None or each > max_score for each in self.scores), len(self.scores))
 
     def may_decide(self, max_score: float) -> bool:

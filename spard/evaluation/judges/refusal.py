@@ -111,7 +111,7 @@ def is_broken(text: str) -> bool:
 
 
 def drop_repeats(text: str) -> str:
-    """Return the text without words that end a word triple which occurred before."""
+    """Return the text without each word that completes a repeated word triple."""
     found = list(_WORD.finditer(text))
     words = [each.group().lower() for each in found]
     kept, seen = list[str](), set[tuple[str, ...]]()

@@ -1,10 +1,11 @@
 """Check that vLLM computes the same model as transformers, by the first tokens of a few prompts.
 
-The distance of two distributions is the largest difference of a likely token's log-probability, in nats. The prompts
-are those whose first token the adapter changes most. The checks: vLLM must be within the tolerance of transformers,
-with the adapter and without it. With the adapter it must be less than half as far from transformers as the base model
-is. Where the adapter changes more than the tolerance, vLLM's answers with and without it must differ by more than half
-of that change. An engine that ignores the adapter, or loads another one, cannot pass.
+The distance of two distributions is the largest difference of a likely token's log-probability, in nats. The adapter's
+effect on a prompt is the distance of transformers with and without the adapter; the prompts with the largest effects
+are used. The checks: vLLM must be within the tolerance of transformers, with the adapter and without it. For each
+effect above the tolerance, vLLM with the adapter must be nearer than half of the effect to transformers with the
+adapter, and the adapter's effect in vLLM must be more than half of its effect in transformers. An engine that ignores
+the adapter, or loads another one, cannot pass.
 """
 
 from __future__ import annotations
