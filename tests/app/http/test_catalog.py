@@ -114,7 +114,7 @@ def test_benign_rows_are_imported_checked_and_never_held_out(provider: TestClien
         "/benign",
     )
     error = send(provider, f"{POOLS}?name=bad", side)["error"]
-    assert (error["code"], "no safe row" in error["message"]) == ("invalid_corpus", True)
+    assert (error["code"], "only benign rows" in error["message"]) == ("invalid_corpus", True)
 
 
 def test_a_pool_too_small_to_attack_with_is_imported_with_a_warning(provider: TestClient) -> None:

@@ -186,4 +186,4 @@ def test_a_preference_pair_is_previewed_with_both_answers(
 def test_an_address_that_is_none_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARD_BASE_URL", "nonsense")
     code, printed = run("projects", "list")
-    assert (code, printed.count("\n"), "SPARD_BASE_URL is no address" in printed) == (1, 1, True), printed
+    assert (code, printed.count("\n"), "SPARD_BASE_URL is not a valid address" in printed) == (1, 1, True), printed
