@@ -51,7 +51,7 @@ def test_every_field_of_a_judge_has_a_variable(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_threshold_has_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [each.name for each in fields(GateThresholds)]
-    others = {"allow_unmeasured_judge": True, "confidence": 0.75}
+    others = {"allow_unmeasured_judge": True, "correct_judge_errors": True, "confidence": 0.75}
     values: dict[str, Any] = {name: (i + 1) / 16 for i, name in enumerate(names)} | others
     for name, value in values.items():
         monkeypatch.setenv(f"SPARD_GATE_{name.upper()}", str(value))
