@@ -2,7 +2,7 @@
 
 The losses on these rows are measured as on validation rows (`spard.pipeline.train.validate`). This module asks both
 models a few of the rows' requests: the base model before the training, because full fine-tuning overwrites it, and the
-trained model afterwards. Each request has its row's system prompt, earlier turns and tools; replies are greedy.
+trained model afterward. Each request has its row's system prompt, earlier turns and tools; replies are greedy.
 """
 
 from __future__ import annotations
