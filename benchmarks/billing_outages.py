@@ -28,8 +28,8 @@ from tests.judge_server import judge_server
 from tests.spard.parts import write_model
 from tests.worker import scripted_child
 from tests.worker.shop import Shop, at_work
+from worker.judge_client import Asking
 from worker.judge_proxy import llm_judges
-from worker.pipeline import Asking
 from worker.process import Child
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment

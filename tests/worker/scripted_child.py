@@ -24,8 +24,8 @@ from spard.config.patience import Patience
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
 from worker.failures import failure
+from worker.judge_client import Asking
 from worker.judge_proxy import llm_judges
-from worker.pipeline import Asking
 from worker.preload import parse_prefetch
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment

@@ -26,7 +26,7 @@ import json, os, sys
 from pathlib import Path
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges import use_chat, open_judge
-from worker.pipeline import Asking
+from worker.judge_client import Asking
 from worker.judge_proxy import llm_judges
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment

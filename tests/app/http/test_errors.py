@@ -106,8 +106,13 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
     [
         ("chat/completions", CHAT | {"messages": IMAGE}, "messages.0.content.0.type", "'text'"),
         ("chat/completions", CHAT | {"logit_bias": {"1": 1}}, "logit_bias", "logit_bias: it is not supported here."),
-        ("chat/completions", CHAT | {"store": True}, "store", "store: the provider decides what is stored here"),
-        ("responses", {"model": "lab/tiny-1", "input": "a", "store": True}, "store", "store: the provider decides what is stored here"),
+        ("chat/completions", CHAT | {"store": True}, "store", "store: the provider decides"),
+        (
+            "responses",
+            {"model": "lab/tiny-1", "input": "a", "store": True},
+            "store",
+            "store: the provider decides what is stored here",
+        ),
         (
             "fine_tuning/jobs",
             {"metadata": {str(i): "" for i in range(17)}},
