@@ -38,12 +38,12 @@ FULL = replace(PLAIN, lora=None)
 # A child that says when it holds a base model.
 SAYS = """
 import json, os, sys
-from worker import child, held_model
-told, hold = os.dup(1), held_model.Holder.hold
+from worker import child, preloaded_model
+told, hold = os.dup(1), preloaded_model.Holder.hold
 def hold_and_say(self, wanted):
     hold(self, wanted)
     os.write(told, json.dumps({"kind": "held", "held": not self.is_empty}).encode() + b"\\n")
-held_model.Holder.hold = hold_and_say
+preloaded_model.Holder.hold = hold_and_say
 child.main()
 """
 
