@@ -100,6 +100,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["recipe"]["quantization"]
     if spec.row_signal == RowSignal():  # likewise
         del asked["row_signal"]
+    if not spec.thresholds.correct_judge_errors:  # likewise
+        del asked["thresholds"]["correct_judge_errors"]
     later: dict[str, Any] = {
         "further_tuning": FurtherTuning(),
         "agent": None,

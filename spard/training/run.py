@@ -42,8 +42,6 @@ from spard.training.optimizers import open_optimizer, parameter_state, restore_
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved, load, newest_first, save, save_together, strip_prefix
 
-# The result of a training run, and the progress that resume states keep.
-
 
 @dataclass(frozen=True, slots=True)
 class Trained:
@@ -92,8 +90,6 @@ class Progress:
         for name, joules in used.items():
             self.energy_j[name] = self.energy_j.get(name, 0.0) + joules
 
-
-# Weights of the latest epoch ends, in case the run ends early and their checkpoints are then needed.
 
 _PREFIX = "recent/"  # of names in a resume state: recent/{step}/{parameter}
 
@@ -181,9 +177,6 @@ class Layout:
             last = name.rpartition("/")[2]
             return int(last) if last.isdecimal() and int(last) < len(self._places) else None
         return self._places.get(name.partition("/")[2])
-
-
-# The identity of a run: a digest of everything that decides its numbers, by which it finds its own resume states.
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ def test_an_engine_that_rounds_otherwise_passes() -> None:
         pytest.param(Answers([ADAPTER] * 2, [ADAPTER] * 2), "away from the base model's", id="always applied"),
         pytest.param(Answers([OTHER] * 2, [ADAPTER] * 2), "away from the base model's", id="another base model"),
         pytest.param(Answers([BASE] * 2, [shift_likely(ADAPTER, 0.3)] * 2), "0.25 are allowed", id="too far"),
-        pytest.param(Answers([BASE] * 2, [ADAPTER, ADAPTER | {7: nan}]), "too little", id="no number"),
-        pytest.param(Answers([BASE] * 2, [ADAPTER, {7: -0.7}]), "too little", id="one token"),
-        pytest.param(Answers([BASE] * 2, [ADAPTER, ADAPTER | {1: -inf}]), "too little", id="infinite"),
+        pytest.param(Answers([BASE] * 2, [ADAPTER, ADAPTER | {7: nan}]), "too few", id="no number"),
+        pytest.param(Answers([BASE] * 2, [ADAPTER, {7: -0.7}]), "too few", id="one token"),
+        pytest.param(Answers([BASE] * 2, [ADAPTER, ADAPTER | {1: -inf}]), "too few", id="infinite"),
     ],
 )
 def test_anything_else_does_not(found: Answers, why: str) -> None:
