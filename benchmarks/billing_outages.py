@@ -23,8 +23,8 @@ from spard.config import JudgeSpec
 from spard.config.patience import Patience
 from spard.evaluation.judges import open_judge, use_chat
 from spard.evaluation.judges.patient import PatientJudge
-from tests.conftest import Place
 from tests.judge_server import judge_server
+from tests.place import Place
 from tests.spard.parts import write_model
 from tests.worker import scripted_child
 from tests.worker.shop import Shop, at_work

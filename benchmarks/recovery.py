@@ -30,7 +30,7 @@ from app.db import read, transaction, upgrade_schema
 from app.db.tables import TERMINAL, Job, JobStatus
 from app.jobs import control
 from tests import servers
-from tests.conftest import Place
+from tests.place import Place
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop, wait_until
 from tests.worker.test_celery import CELERY

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
@@ -24,6 +23,7 @@ from app.storage import Storage, open_storage
 from spard.isolation import reach
 from tests import levels, servers, surroundings
 from tests.file_order import FileOrder
+from tests.place import Place
 from tools.chromium import chromium, place
 
 # Before `tests/spard/conftest.py` imports torch, which reads once how many threads it takes. pytest calls
@@ -78,14 +78,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("SPARD_SOAK") == "1":  # such runs are as long as they are asked to be
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
-
-
-@dataclass(frozen=True)
-class Place:
-    """A storage as settings name it."""
-
-    url: str
-    endpoint_url: str | None = None
 
 
 @pytest.fixture

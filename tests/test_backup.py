@@ -23,8 +23,8 @@ from app.jobs import lease
 from app.keys import service as keys
 from app.main import create_app
 from tests import servers
-from tests.conftest import Place
 from tests.narrowing import require
+from tests.place import Place
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop
 

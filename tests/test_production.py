@@ -21,10 +21,10 @@ import httpx2
 import pytest
 
 from tests import servers
-from tests.conftest import Place
 from tests.judge_server import Server, judge_server, knowing_what_complies
 from tests.legacy import rows
 from tests.legacy.installation import unpack
+from tests.place import Place
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "deployment.md").read_text()

@@ -38,7 +38,7 @@ from spard.evaluation.calibration.record import JudgeRecord
 from spard.evaluation.rates import rate
 from spard.isolation import walls
 from tests.app.parts import SPEC
-from tests.conftest import Place
+from tests.place import Place
 from tests.spard.parts import write_model
 
 NOBODY = "http://127.0.0.1:9"

@@ -16,8 +16,8 @@ from app.db.tables import ObjectFinding
 from app.objects.reconciler import check
 from app.storage import open_storage
 from tests.app.test_reconciler import DAYS, OLD, ORPHAN, add_file
-from tests.conftest import Place
 from tests.faults.warehouse import Warehouse
+from tests.place import Place
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from app.errors import Unfit
 from app.ops import preflight
 from app.settings import Settings
 from spard.config import JudgeSpec
-from tests.conftest import Place
+from tests.place import Place
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "postgresql://spard:hunter2@127.0.0.1:9/spard"

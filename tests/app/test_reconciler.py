@@ -20,8 +20,8 @@ from app.files import upload
 from app.jobs import erasure
 from app.objects import generation_mark, reconciler
 from app.storage import Storage, open_storage
-from tests.conftest import Place
 from tests.faults.warehouse import LIMITS, Warehouse, form
+from tests.place import Place
 
 ORPHAN = "tenants/org-default/files/file-0123456789ab"
 DAYS = timedelta(days=7)

@@ -25,7 +25,7 @@ from botocore.exceptions import IncompleteReadError
 from app.storage import LocalStorage, ObjectMissing, Storage, StorageError, StorageFull, Stored, open_storage
 from app.storage.s3 import PART_BYTES, S3Storage
 from tests import servers
-from tests.conftest import Place
+from tests.place import Place
 
 KEY = "tenants/org-1/files/file-1"
 

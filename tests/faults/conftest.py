@@ -12,9 +12,9 @@ import pytest
 from app.db import transaction
 from app.webhooks import service as webhooks
 from app.webhooks.schemas import EndpointCreate
-from tests.conftest import Place
 from tests.faults.mailbox import Mailbox, mailbox
 from tests.faults.storm import fault_seed
+from tests.place import Place
 from tests.spard.parts import write_model
 from tests.worker.shop import Shop
 

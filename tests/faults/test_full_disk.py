@@ -19,8 +19,8 @@ from app.ops import preflight
 from app.settings import Settings
 from app.storage import LocalStorage, StorageFull, local
 from tests.app.http.conftest import FILES, Service, rows
-from tests.conftest import Place
 from tests.faults import full_disk, invariants
+from tests.place import Place
 from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wait_until
 from worker.worker import Worker
 

@@ -15,10 +15,10 @@ from app.db import make_engine
 from app.db.tables import JobStatus
 from app.signing import signing_key
 from app.storage import open_storage
-from tests.conftest import Place
 from tests.faults import invariants, sleeper
 from tests.faults.storm import CALM
 from tests.faults.test_failover import run_worker
+from tests.place import Place
 from tests.worker.shop import Shop, wait_until
 from worker.attempt import Backend
 

@@ -11,12 +11,12 @@ from app.db import make_engine
 from app.db.tables import JobStatus
 from app.signing import signing_key
 from app.storage import S3Storage, StorageError, open_storage, s3
-from tests.conftest import Place
 from tests.faults import invariants
 from tests.faults.lies import LIES, Liar
 from tests.faults.proxy import proxy
 from tests.faults.storm import CALM
 from tests.faults.test_failover import run_worker
+from tests.place import Place
 from tests.worker.shop import Shop
 from worker.attempt import Backend
 

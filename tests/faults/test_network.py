@@ -20,12 +20,12 @@ from app.db.tables import JobStatus, Outbox
 from app.ops.broker import Dispatcher, wake
 from app.storage import StorageError, open_storage
 from tests import servers
-from tests.conftest import Place
 from tests.faults import invariants, sleeper
 from tests.faults.conftest import Record
 from tests.faults.processes import context
 from tests.faults.proxy import Mode, Plan, Proxy, proxy
 from tests.faults.storm import CALM, TIMERS, is_soak
+from tests.place import Place
 from tests.worker.shop import Shop, wait_until
 
 LEASE_S = 1.5

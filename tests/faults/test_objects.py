@@ -14,11 +14,11 @@ from sqlalchemy.exc import OperationalError
 from app.db import Begin
 from app.errors import AppError, InvalidState, NotFound
 from app.storage import Storage, StorageError, open_storage
-from tests.conftest import Place
 from tests.faults.conftest import Record
 from tests.faults.cuts import HOWS, How, Killed
 from tests.faults.storm import is_soak
 from tests.faults.warehouse import Request, Warehouse
+from tests.place import Place
 
 SLICE, SOAK = 40, 520  # cuts for each database
 _ASKED_AGAIN = 4

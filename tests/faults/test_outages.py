@@ -22,7 +22,6 @@ from sqlalchemy import func, select
 from app.db import read
 from app.db.tables import Job, JobEvent, JobMetric, JobStatus
 from spard.config import JudgeSpec
-from tests.conftest import Place
 from tests.faults import invariants
 from tests.faults.conftest import Record
 from tests.faults.proxy import proxy
@@ -30,6 +29,7 @@ from tests.faults.storm import is_soak
 from tests.faults.test_network import UNAVAILABLE
 from tests.judge_server import judge_server
 from tests.narrowing import require
+from tests.place import Place
 from tests.worker.scripted_child import LONG, STEPS
 from tests.worker.shop import Shop, wait_until
 

@@ -22,7 +22,6 @@ from app.storage import open_storage
 from app.webhooks import service as webhooks
 from app.webhooks.schemas import EndpointCreate
 from tests import servers
-from tests.conftest import Place
 from tests.faults.conftest import Record
 from tests.faults.deployment import Deployment
 from tests.faults.failover import Failover
@@ -34,6 +33,7 @@ from tests.faults.service_storm import LEASE_S, TIMERS, Fault, ServiceStorm
 from tests.faults.storm import is_soak
 from tests.faults.storm_process import FULL
 from tests.faults.test_locked_database import hold_lock
+from tests.place import Place
 from tests.worker.shop import Shop
 
 JOBS, ROUNDS, WORKERS, STREAMS = (100, 6, 3, 200) if is_soak() else (6, 1, 2, 20)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.clean_processes import pooled_clean_processes
-from tests.conftest import Place
+from tests.place import Place
 from tests.spard.parts import write_model
 from tests.worker.engine_in_process import make
 from tests.worker.heard import Heard, Work

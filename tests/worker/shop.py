@@ -27,7 +27,7 @@ from app.quotas import service as quotas
 from app.settings import Settings
 from app.storage import Storage, open_storage
 from spard.config import JudgeSpec
-from tests.conftest import Place
+from tests.place import Place
 from tests.worker.parts import POOL, RECIPE, SUITES, TRAINING, lines, write_key
 from worker.worker import Worker
 

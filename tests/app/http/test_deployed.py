@@ -22,7 +22,7 @@ from app.main import create_app
 from app.settings import Settings
 from app.storage import open_storage
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows
-from tests.conftest import Place
+from tests.place import Place
 
 Ask = dict[str, Any]
 
