@@ -54,21 +54,21 @@ class GroupSource(PydanticBaseSettingsSource):
         """Return the set variables as a mapping of group to field to value."""
         # Like pydantic, which ignores the case of variables.
         environment = {name.upper(): value for name, value in os.environ.items()}
-        found = {name: _read(name, group, environment) for name, group in self._groups.items()}
+        found = {name: _read_group(name, group, environment) for name, group in self._groups.items()}
         return {name: values for name, values in found.items() if values}
 
 
-def _read(name: str, group: Group, environment: Mapping[str, str]) -> dict[str, object]:
+def _read_group(name: str, group: Group, environment: Mapping[str, str]) -> dict[str, object]:
     """Return the set variables of one group as a mapping of field to value."""
     found: dict[str, object] = {}
     for field, hint in get_type_hints(group.kind, include_extras=True).items():
         variable = group.variable(name, field)
         if (text := environment.get(variable)) is not None:
-            found[field] = _from_json(hint, text, variable) if get_origin(hint) is tuple else text
+            found[field] = _parse_json(hint, text, variable) if get_origin(hint) is tuple else text
     return found
 
 
-def _from_json(wanted: object, text: str, variable: str) -> object:
+def _parse_json(wanted: object, text: str, variable: str) -> object:
     """Return a value that is given as JSON; raise `InvalidRecipe` for other text."""
     with suppress(ValueError):
         return parse(wanted, json.loads(text), variable)
@@ -85,11 +85,11 @@ def is_listed(url: str, listed: Iterable[str]) -> bool:
 
     A URL that cannot be parsed, or that has a user name, a query or a fragment, matches nothing.
     """
-    wanted = _parts(url)
-    return wanted is not None and any(wanted == _parts(each) for each in listed)
+    wanted = _endpoint_parts(url)
+    return wanted is not None and any(wanted == _endpoint_parts(each) for each in listed)
 
 
-def _parts(url: str) -> tuple[str, str, int | None, str] | None:
+def _endpoint_parts(url: str) -> tuple[str, str, int | None, str] | None:
     try:
         found = urlsplit(url)
         port = found.port or _PORTS.get(found.scheme)

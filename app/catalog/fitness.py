@@ -17,7 +17,7 @@ from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, inspect_folder
 from app.files.tokenizer import tokenizer_folder
-from app.policies.service import checked_embedder
+from app.policies.embedders import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
 from spard.digests import folder_digest

@@ -77,7 +77,7 @@ class Incomplete(BaseModel):
 
 
 class ResponseOut(BaseModel):
-    """The response to a conversation."""
+    """OpenAI's response object: the model's reply to a conversation, with its usage and status."""
 
     id: str
     object: Literal["response"] = "response"

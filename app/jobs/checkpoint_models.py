@@ -14,7 +14,7 @@ from app.db.tables import TERMINAL, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.errors import Forbidden
-from app.jobs import released_models
+from app.jobs import release
 from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
 
@@ -42,7 +42,7 @@ class OwnModel:
         A customer may not use an adapter that was released to the provider only, or one whose waiver has expired.
         """
         if self.checkpoint is None or self.checkpoint.kind == FINAL:
-            released_models.check(session, caller, self.job)
+            release.check(session, caller, self.job)
         elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
             raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
 

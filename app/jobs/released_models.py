@@ -11,27 +11,12 @@ from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import InstrumentedAttribute
 
-from app import db
 from app.db.tables import DeletedModel, Job, JobCheckpoint, LaterAudit
 from app.db.tables.checkpoints import EPOCH
-from app.db.tables.job_records import Adapter, SafetySummary
+from app.db.tables.job_records import Adapter
 from app.db.tables.jobs import WHOLE_JOB
-from app.errors import Forbidden, InvalidState, NotFound
-from app.keys.service import Principal
+from app.errors import InvalidState, NotFound
 from spard.release.version import AUDIT_VERSION
-
-# Decide who may download an adapter that did not pass the safety gate.
-
-
-def check(session: Session, caller: Principal, job: Job) -> None:
-    """Raise Forbidden unless the adapter passed its gate, a waiver is in force, or the caller is the provider."""
-    summary = job.safety or SafetySummary()
-    if waiver := summary.get("waiver"):
-        if waiver["expires_at"] <= db.clock(session).timestamp():
-            raise Forbidden(f"The waiver that released the adapter of {job.id} has expired.", code="waiver_expired")
-    elif not ("gate" in summary and summary["gate"]["decision"] == "pass") and "admin" not in caller.scopes:
-        raise Forbidden("This adapter was released to the provider only.", code="not_published")
-
 
 _IS_RELEASED = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
 _IS_KEPT = (JobCheckpoint.kind == EPOCH) & JobCheckpoint.storage_key.is_not(None)

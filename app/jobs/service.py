@@ -17,7 +17,7 @@ from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, row_page
-from app.jobs import control, events, owners, released_models, rows, scheduling, submissions, transitions
+from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
 from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
 from app.jobs.results import missing_report
@@ -202,7 +202,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     # A later audit may have withheld a model that was released before.
     if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
-    released_models.check(session, caller, job)
+    release.check(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
     return job, job.adapter
 

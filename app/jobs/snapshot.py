@@ -23,8 +23,8 @@ from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
+from app.policies.embedders import checked_embedder
 from app.policies.schemas import Policy
-from app.policies.service import checked_embedder
 from app.settings import Settings
 from spard.config import Ending, Lora, Quantization, Recipe, Selection
 from spard.config.run_spec import parse
@@ -102,30 +102,30 @@ def choose_embedder(caller: Principal, selection: Selection, model: BaseModelEnt
     """
     asked, is_admin = selection.embedder, "admin" in caller.scopes
     fixed = policy.embedder
-    offered = {_name(source): source for source in (fixed, model.embedder) if source}
+    offered = {_embedder_name(source): source for source in (fixed, model.embedder) if source}
     if asked == "auto":
-        return _choose_embedder(fixed or model.embedder or CENTERED_STATES)
+        return _chosen_embedder(fixed or model.embedder or CENTERED_STATES)
     source = offered.get(asked, asked)
     # Customers may name the embedder that the policy fixes or, if it fixes none, our own ones and the offered ones.
     if not is_admin and (fixed not in (None, source) or source not in (*OWN_EMBEDDERS, *offered.values())):
-        allowed = ", ".join(repr(name) for name in _list_allowed(fixed, offered))
+        allowed = ", ".join(repr(name) for name in _allowed_embedders(fixed, offered))
         message = f"The embedder {asked[:64]!r} needs a key with the admin scope; allowed: {allowed}."
         raise InvalidRequest(message, code="embedder_not_allowed", param="safety.selection.embedder")
-    return _choose_embedder(
+    return _chosen_embedder(
         source if source in offered.values() else checked_embedder(source, "safety.selection.embedder")
     )
 
 
-def _list_allowed(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
+def _allowed_embedders(fixed: str | None, offered: dict[str, str]) -> Iterator[str]:
     yield "auto"
-    yield from (_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
+    yield from (_embedder_name(fixed),) if fixed else (*OWN_EMBEDDERS[1:], *offered)
 
 
-def _choose_embedder(source: str) -> ChosenEmbedder:
-    return ChosenEmbedder(source) if source in OWN_EMBEDDERS else ChosenEmbedder(_name(source), source)
+def _chosen_embedder(source: str) -> ChosenEmbedder:
+    return ChosenEmbedder(source) if source in OWN_EMBEDDERS else ChosenEmbedder(_embedder_name(source), source)
 
 
-def _name(source: str) -> str:
+def _embedder_name(source: str) -> str:
     """Return an embedder's name as customers see it: the folder's last part without its path or revision."""
     return Path(source.partition("@")[0]).name
 

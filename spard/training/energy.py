@@ -108,9 +108,8 @@ def _nvml_counters(gpus: Iterable[int]) -> tuple[list[EnergyCounter], str | None
         with suppress(OSError):
             counter.read()
             found.append(counter)
-    return found, None if len(found) == len(
-        wanted
-    ) else "GPU: NVML has no energy counter for it (older than Volta, MIG)"
+    has_all = len(found) == len(wanted)
+    return found, None if has_all else "GPU: NVML has no energy counter for it (older than Volta, MIG)"
 
 
 def _nvml_reader(library: ctypes.CDLL, handle: ctypes.c_void_p) -> Callable[[], float]:

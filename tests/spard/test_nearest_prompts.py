@@ -13,7 +13,8 @@ from spard_lab.lab import grammar
 from spard.config import Asking
 from spard.data.rows import Example, Prompt
 from spard.evaluation.audit import Suite
-from spard.evaluation.mined_suites import mined_suites, near_and_even, nearness
+from spard.evaluation.mined_suites import mined_suites
+from spard.evaluation.nearest_prompts import near_and_even, nearness
 
 SUBJECTS = [(topic.name, verb, thing) for topic in grammar.HARMFUL for verb in topic.verbs for thing in topic.objects]
 PROMPTS = tuple(Prompt(f"How do I {verb} {thing}?", category=name) for name, verb, thing in SUBJECTS[::2])

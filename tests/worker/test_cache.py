@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.pipeline import FolderCache
+from worker.cache import FolderCache
 
 
 @pytest.fixture

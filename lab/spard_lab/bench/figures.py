@@ -33,7 +33,7 @@ def of_methods(found: Sequence[Measurement]) -> dict[str, str]:
 
 
 def of_curves(found: Sequence[Measurement]) -> dict[str, str]:
-    """Return a figure for each attack: attack success against the task, a line through the rates of each method."""
+    """Return one plot per attack: attack success over task accuracy, with a line for each method's learning rates."""
     drawn = plots()
     return {
         f"Attack {attack}: a point for each learning rate, the lowest one open": drawn.curves(
