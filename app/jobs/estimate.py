@@ -7,7 +7,7 @@ estimated from bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -231,8 +231,8 @@ class Estimate(BaseModel):
     and AdamW's two moments in bfloat16 or 8 bits. Activations, safe gradients and an adapter's own weights add to it.
     It is null if the model is not a folder on that machine. `memory_bytes_needed` is the least GPU memory that can
     train the job, one row at a time with activation checkpointing; workers with less do not take the job. `memory_plan`
-    shows how the job is cut on the largest GPU of a worker; null if no worker has a GPU. Both are computed by formula,
-    and null if the model's architecture is not known.
+    shows how the job is cut on a worker that holds it, else on the one with the largest GPU; null if no worker has one.
+    Both are computed by formula, and null if the model's architecture is not known.
     """
 
     object: Literal["fine_tuning.job.estimate"] = "fine_tuning.job.estimate"
@@ -275,7 +275,7 @@ def estimate(
         found = _of_rows(ask, frozen)
         entry = preview.model_entry(session, frozen.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
-        room, known = needs.largest_room(session), stage_rates.past(session, entry)
+        rooms, known = needs.gpu_rooms(session), stage_rates.past(session, entry)
     # Counting tokens takes seconds, so it happens after the transaction has ended.
     longest = None
     if (weights := parameters(entry.source)) is not None:
@@ -292,7 +292,7 @@ def estimate(
     work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
     found.stages = stages(known, frozen, work)
     found.estimated_seconds = round(sum(each.seconds for each in found.stages)) if found.stages else None
-    _add_memory(found, frozen, room, longest)
+    _add_memory(found, frozen, rooms, longest)
     return found
 
 
@@ -319,7 +319,7 @@ def _at_least(parameters: int, recipe: Recipe) -> int:
     return _COPIES * weights + held
 
 
-def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int | None) -> None:
+def _add_memory(found: Estimate, frozen: Frozen, rooms: Sequence[Room], longest: int | None) -> None:
     """Add the memory that the job needs and its memory plan; `longest` is the token count of its longest row."""
     source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
     if (held := needs.quantized_weights(source, recipe)) is not None:
@@ -327,7 +327,7 @@ def _add_memory(found: Estimate, frozen: Frozen, room: Room | None, longest: int
     if (need := needs.least_need(source, recipe, size)) is not None:
         found.memory_bytes_needed = need.alone
     batch = round(found.hyperparameters["batch_size"])
-    if (plan := needs.plan_job(source, recipe, batch, longest or size, room)) is not None:
+    if (plan := needs.plan_job(source, recipe, batch, longest or size, rooms)) is not None:
         found.memory_plan = MemoryPlan(text=plan.sentence, **asdict(plan))
 
 

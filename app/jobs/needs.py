@@ -5,7 +5,7 @@ The shape of a model is read from its folder; functions return None for a model 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, or_, select, true
@@ -52,34 +52,40 @@ def quantized_weights(source: str, recipe: Recipe) -> int | None:
     return None if shape is None else memory.weights(shape, Trained.from_recipe(recipe))
 
 
-def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, room: Room | None) -> Plan | None:
-    """Return how a job is cut on a worker with this room; None if the model's shape or the GPU is unknown.
+def plan_job(source: str, recipe: Recipe, batch_size: int, row_tokens: int, rooms: Sequence[Room]) -> Plan | None:
+    """Return how a job is cut on the first of these rooms that holds it, else on the first.
 
-    `row_tokens` is the length of its longest row in tokens; safe rows are assumed to be as long.
+    `row_tokens` is the length of its longest row in tokens; safe rows are assumed to be as long. None if the model's
+    shape is unknown or there is no room.
     """
     shape = read_shape(source)
-    if shape is None or room is None or room.memory_bytes is None:
+    if shape is None:
         return None
     row = longest(shape, recipe, row_tokens)
     safe_tokens = recipe.defense.safe_rows(batch_size) * row
     load = Load(batch_size, row, safe_tokens, _answers(recipe), recipe.gradient_checkpointing)
-    return fit(shape, Trained.from_recipe(recipe), load, Gpus(room.memory_bytes, room.gpus, shards="if_needed"))
+    trained = Trained.from_recipe(recipe)
+    plans = [fit(shape, trained, load, Gpus(_room_memory(room), room.gpus, shards="if_needed")) for room in rooms]
+    return next((plan for plan in plans if plan.fits), plans[0] if plans else None)
 
 
-def decide_quantization(allowed: str, source: str, recipe: Recipe, file_bytes: int, room: Room | None) -> Quantization:
+def decide_quantization(
+    allowed: str, source: str, recipe: Recipe, file_bytes: int, rooms: Sequence[Room]
+) -> Quantization:
     """Return the quantization of a new job's base model; it is final, because NF4 makes another model of it.
 
-    `allowed` is the provider's setting of the model (`never`, `if_needed` or `always`), and `room` the largest room of
-    a worker that is alive. With `if_needed`, NF4 is chosen only if the job does not fit otherwise.
+    `allowed` is the provider's setting of the model (`never`, `if_needed` or `always`), and `rooms` are those of live
+    workers with GPUs. With `if_needed`, NF4 is chosen only if no room holds the job otherwise.
     """
     if allowed == "never" or recipe.lora is None or recipe.defense.reads_weights:
         return "none"
     if allowed == "always":
         return OFFERED
     need = least_need(source, recipe, file_bytes)
-    if need is None or room is None or room.memory_bytes is None:
+    if need is None or not rooms:
         return "none"
-    return "none" if need.bytes_per_gpu(room.gpus) <= room.memory_bytes else OFFERED
+    fits = any(need.bytes_per_gpu(room.gpus) <= _room_memory(room) for room in rooms)
+    return "none" if fits else OFFERED
 
 
 def longest(shape: Shape, recipe: Recipe, most: int) -> int:
@@ -105,16 +111,16 @@ def is_held(job: AnyJob, room: Room) -> bool:
     return None not in (job.memory_bytes, room.memory_bytes) and _need_per_gpu(job, Room()) <= _room_memory(room)
 
 
-def largest_room(session: Session) -> Room | None:
-    """Return the room of the live worker with the most GPU memory; None if no live worker has a GPU."""
+def gpu_rooms(session: Session) -> list[Room]:
+    """Return the distinct rooms of live workers with GPUs, those with the most memory a GPU first."""
     has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - _ALIVE_S)
-    row = session.execute(
+    rows = session.execute(
         select(WorkerRow.memory_bytes, WorkerRow.gpus)
         .where(has_gpu)
+        .distinct()
         .order_by(WorkerRow.memory_bytes.desc(), WorkerRow.gpus.desc())
-        .limit(1)
-    ).one_or_none()
-    return None if row is None else Room(row.memory_bytes, row.gpus)
+    )
+    return [Room(memory_bytes, gpus) for memory_bytes, gpus in rows]
 
 
 def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:

@@ -209,8 +209,8 @@ def _quantization(
     if start:
         held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
         return held
-    room = needs.largest_room(session) if model.quantization == "if_needed" else None
-    return needs.decide_quantization(model.quantization, model.source, recipe, file_bytes, room)
+    rooms = needs.gpu_rooms(session) if model.quantization == "if_needed" else []
+    return needs.decide_quantization(model.quantization, model.source, recipe, file_bytes, rooms)
 
 
 def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:

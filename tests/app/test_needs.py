@@ -154,31 +154,34 @@ def test_a_job_that_no_worker_can_take_says_why_it_waits(engine: Engine, add_job
     assert reason(engine, waiting) is None
 
 
-def test_the_largest_worker_is_the_one_that_plans_are_made_for(engine: Engine) -> None:
+def test_plans_are_made_for_the_workers_with_gpus_the_largest_first(engine: Engine) -> None:
     with read(engine) as session:
-        assert needs.largest_room(session) is None
-    for name, room in (("cpu", Room()), ("small", Room(24 * GIB)), ("large", Room(80 * GIB))):
+        assert needs.gpu_rooms(session) == []
+    for name, room in (("cpu", Room()), ("small", Room(24 * GIB)), ("large", Room(80 * GIB)), ("too", Room(80 * GIB))):
         join(engine, name, room)
     with read(engine) as session:
-        assert needs.largest_room(session) == Room(80 * GIB)
+        assert needs.gpu_rooms(session) == [Room(80 * GIB), Room(24 * GIB)]
 
 
 def test_an_estimate_cuts_a_model_that_no_gpu_holds_over_those_that_share_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
-    plans = [needs.plan_job(str(tmp_path), Recipe(), 16, 2048, Room(80 * GIB, count)) for count in (1, 8)]
+    plans = [needs.plan_job(str(tmp_path), Recipe(), 16, 2048, [Room(80 * GIB, count)]) for count in (1, 8)]
     assert [(require(plan).fits, require(plan).sharding) for plan in plans] == [(False, "none"), (True, "full")]
+    mixed = [Room(80 * GIB), Room(48 * GIB, 8)]
+    assert require(needs.plan_job(str(tmp_path), Recipe(), 16, 2048, mixed)).ranks == 8
 
 
 def test_nf4_is_chosen_where_it_is_allowed_and_no_gpu_holds_the_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     source, large, sharing = str(tmp_path), Room(80 * GIB), Room(80 * GIB, 8)
 
-    def choose(allowed: str, room: Room | None, recipe: Recipe = Recipe()) -> str:  # noqa: B008 - it is frozen
-        return needs.decide_quantization(allowed, source, recipe, 1 << 20, room)
+    def choose(allowed: str, *rooms: Room, recipe: Recipe = Recipe()) -> str:  # noqa: B008 - it is frozen
+        return needs.decide_quantization(allowed, source, recipe, 1 << 20, rooms)
 
     assert [choose(allowed, large) for allowed in ("never", "if_needed", "always")] == ["none", *["nf4_double"] * 2]
-    assert [choose("if_needed", room) for room in (sharing, Room(), None)] == ["none"] * 3  # held, and not known
-    assert choose("always", large, Recipe(lora=None)) == "none"
+    assert [choose("if_needed", *rooms) for rooms in ([sharing], [])] == ["none"] * 2  # held, and not known
+    assert choose("if_needed", large, Room(48 * GIB, 8)) == "none"  # eight smaller GPUs hold it together
+    assert choose("always", large, recipe=Recipe(lora=None)) == "none"
 
 
 def test_in_nf4_a_large_model_is_for_workers_that_hold_it_and_24_gib_do_not(
@@ -208,7 +211,7 @@ def test_a_longer_row_needs_more_and_of_an_unknown_model_nothing_is_known(tmp_pa
 def test_a_worker_with_what_a_job_needs_has_a_plan_for_it(tmp_path: Path, recipe: Recipe) -> None:
     for config in (LLAMA_8B, LLAMA_70B):
         room = Room(least_need(tmp_path, config, recipe).alone)
-        plan = require(needs.plan_job(str(tmp_path), recipe, 16, 2048, room))
+        plan = require(needs.plan_job(str(tmp_path), recipe, 16, 2048, [room]))
         assert (plan.fits, plan.micro_batch_size) == (True, 1)
 
 
@@ -230,7 +233,7 @@ def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
         Load(4, 1000, safe_tokens=64_000, checkpointing=True),
         Gpus(40 * GIB),
     )
-    assert needs.plan_job(str(tmp_path), recipe, 4, 1000, room) == run
+    assert needs.plan_job(str(tmp_path), recipe, 4, 1000, [room]) == run
     assert 4000 <= require(run.pass_tokens) < 64_000
 
 
