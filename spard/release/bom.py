@@ -119,7 +119,7 @@ def _data(key: str, sha256: str, stated: ProviderFacts) -> Component:
         bom_ref=key,
         supplier=_entity(stated.supplier_name if is_own else stated.data_supplier),
         licenses=_licenses(stated.pool_license if is_own else stated.data_license),
-        purl=PackageURL("generic", None, named.replace(" ", "-"), version, {"checksum": f"sha256:{sha256}"}),
+        purl=PackageURL("generic", None, named, version, {"checksum": f"sha256:{sha256}"}),
         hashes=[_sha256(sha256)],
     )
 
@@ -133,7 +133,9 @@ def _base_model(manifest: Mapping[str, Any], stated: ProviderFacts) -> Component
     hub = [_reference(ExternalReferenceType.DISTRIBUTION, f"https://huggingface.co/{name}/tree/{revision}")]
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
-        name=name,
+        # A hub's owner is the group: checkers compare the name with that of the package URL.
+        group=(owner or None) if revision else None,
+        name=short if revision else name,
         version=revision or (digest[:12] if digest else None),
         description="The model that was tuned.",
         bom_ref="base-model",

@@ -14,6 +14,7 @@ from google.protobuf.json_format import ParseDict
 from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import STATEMENT_TYPE_URI, Statement
+from packageurl import PackageURL
 
 from spard.models.origin import Origin
 from spard.release.annex_xi import points
@@ -76,6 +77,16 @@ def test_a_bill_of_materials_names_its_parts() -> None:
     assert parts["training"]["licenses"] == [{"license": {"name": "Customer terms"}}]
     (metric, _) = model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"]
     assert (metric["value"], metric["confidenceInterval"]["upperBound"]) == ("0.01", "0.05")
+
+
+def test_every_part_has_the_name_of_its_package_url() -> None:
+    """Checkers compare them: a hub's owner is the group, and a space in a name is escaped in the URL alone."""
+    parts = {part["bom-ref"]: part for part in parse_bom(WHOLE)["components"]}
+    urls = {ref: PackageURL.from_string(part["purl"]) for ref, part in parts.items()}
+    assert {ref: (url.namespace, url.name) for ref, url in urls.items()} == {
+        ref: (part.get("group"), part["name"]) for ref, part in parts.items()
+    }
+    assert (parts["base-model"]["group"], parts["base-model"]["name"]) == ("owner", "base")
 
 
 def test_equal_exports_give_equal_bytes_where_the_time_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
