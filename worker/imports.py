@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spard.models.peft import unseen
+from spard.models.unseen import unseen
 
 
 @contextmanager

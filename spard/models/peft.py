@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-# Hides optional packages that another package imports wherever they are installed.
-
-
-@contextmanager
-def unseen(*packages: str) -> Iterator[None]:
-    """Make imports of these packages fail inside the block; packages that are already loaded stay visible."""
-    hidden = [name for name in packages if name not in sys.modules]
-    for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # as Python has it: not to be found
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
+from spard.models.unseen import unseen
 
 # Warnings about other libraries that nobody here can fix: PEFT 0.21 reads an attribute that transformers 5.23 has
 # renamed, and bitsandbytes looks on the hub for a kernel that is optional.

@@ -106,9 +106,14 @@ _WITHOUT_LABORATORY = """
 from importlib import metadata
 
 found_by = metadata.entry_points
-metadata.entry_points = lambda **about: metadata.EntryPoints(
-    each for each in found_by(**about) if not each.value.startswith("spard_lab.")
-)
+
+def entry_points(**about):
+    found = found_by(**about)
+    if not about.get("group", "").startswith("spard."):
+        return found  # without a group it is another type, which fsspec reads
+    return metadata.EntryPoints(each for each in found if not each.value.startswith("spard_lab."))
+
+metadata.entry_points = entry_points
 """
 
 
@@ -133,7 +138,8 @@ def open_versions(
     old = tmp_path / commit
     old.mkdir()
     _checkout(commit, old)
-    (old / "sitecustomize.py").write_text(_WITHOUT_LABORATORY)
+    with (old / "spard" / "__init__.py").open("a") as program:  # every process imports it, also inside the sandbox
+        program.write(_WITHOUT_LABORATORY)
     found = []
     for code, chosen in ((old, {}), (ROOT, DECIDED)):
         own = chosen | {"SPARD_DATA_DIR": str(tmp_path / f"data-{code.name}"), "PYTHONPATH": str(code)}

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from spard.models.peft import unseen
+from spard.models.unseen import unseen
 
 
 def test_a_package_is_not_found_inside_and_is_found_after(monkeypatch: pytest.MonkeyPatch) -> None:

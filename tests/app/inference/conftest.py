@@ -27,7 +27,7 @@ from app.db.tables import ApiKey, BaseModelEntry, Job, JobCheckpoint, JobStatus,
 from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
 from app.http.connections import BoundedHttp
-from app.jobs import released_models
+from app.jobs import release
 from app.jobs.results import fine_tuned_model
 from app.keys import service as keys
 from app.main import create_app
@@ -150,7 +150,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = timedelta(0)
         clocks = {"now": lambda: db.now() + self.ahead.total_seconds(), "clock": lambda _: self.now()}
-        for module in (catalog, released_models):
+        for module in (catalog, release):
             monkeypatch.setattr(module, "db", SimpleNamespace(**vars(db) | clocks))
 
     def now(self) -> datetime:
