@@ -339,10 +339,10 @@ class Attempt:
         """
         while True:
             try:
-                with self._heart.count_idle_seconds() as idle_s, transaction(self._backend.engine) as session:
+                with transaction(self._backend.engine) as session:
                     if not lease.holds(session, self._claim):
                         raise Lost
-                    self._heart.extend(session, idle_s)
+                    self._heart.extend(session)
                     self._journal.write(session)
                     if not (lease.cancel_if_asked(session, self._claim) or ending(session)):
                         raise Lost

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from threading import Event, Thread
 from types import TracebackType
 from typing import Self
@@ -75,8 +74,8 @@ class Heart:
 
     def beat(self, write: Callable[[Session], None] | None = None) -> None:
         """Extend the lease once and set the events that apply; `write` adds rows in the same transaction."""
-        with self.count_idle_seconds() as idle_s, transaction(self._engine) as session:
-            pulse = self.extend(session, idle_s)
+        with transaction(self._engine) as session:
+            pulse = self.extend(session)
             if pulse and write:
                 write(session)
         if pulse is None:
@@ -85,22 +84,13 @@ class Heart:
             self._beaten.set()
             self._note(pulse)
 
-    def extend(self, session: Session, idle_s: float) -> Pulse | None:
+    def extend(self, session: Session) -> Pulse | None:
         """Extend the lease in the caller's transaction, and add the GPU time since the last heartbeat.
 
-        `idle_s` seconds are not counted as GPU time. Returns None when the lease is lost.
+        Returns None when the lease is lost.
         """
-        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, self._meter.wait_reason or "")
-
-    @contextmanager
-    def count_idle_seconds(self) -> Iterator[float]:
-        """Yield the idle seconds, which the block must store; if the block fails, the next call yields them again."""
-        idle_s = self._meter.take()
-        try:
-            yield idle_s
-        except BaseException:
-            self._meter.give_back(idle_s)
-            raise
+        idle_s, waits = self._meter.idle_seconds(), self._meter.wait_reason or ""
+        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, waits)
 
     def _note(self, pulse: Pulse) -> None:
         if pulse.audits_last:

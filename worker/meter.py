@@ -40,17 +40,11 @@ class Meter:
             self._add()
             self._what, self._changed_at = None, self._clock()
 
-    def take(self) -> float:
-        """Return the idle seconds since the last call."""
+    def idle_seconds(self) -> float:
+        """Return the idle seconds of the attempt up to now."""
         with self._lock:
             self._add()
-            idle_s, self._idle_s = self._idle_s, 0.0
-            return idle_s
-
-    def give_back(self, idle_s: float) -> None:
-        """Return idle seconds that could not be stored, to be counted by the next `take`."""
-        with self._lock:
-            self._idle_s += idle_s
+            return self._idle_s
 
     def _add(self) -> None:
         now = self._clock()

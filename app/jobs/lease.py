@@ -91,6 +91,7 @@ def claim(
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,
+            idle_seconds=0.0,
             # A retry keeps the deadline of the first start.
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
@@ -104,8 +105,8 @@ def claim(
 def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.0, waits: str = "") -> Pulse | None:
     """Extend the lease by `lease_s` seconds; return None if the lease is lost, and the worker must stop at once.
 
-    `idle_s` is the number of seconds since the last heartbeat that do not count as GPU time; `waits` says what the
-    worker waits for.
+    `idle_s` is the number of seconds of the whole attempt that do not count as GPU time; `waits` says what the worker
+    waits for.
     """
     is_overdue = and_(Job.deadline_at.is_not(None), Job.deadline_at < now())
     row = session.execute(

@@ -125,7 +125,7 @@ def lock_jobs(session: Session, which: ColumnElement[bool], skip_locked: bool = 
 def time_used(idle_s: float | None = None) -> dict[str, object]:
     """Return the column values that add a running job's GPU time up to now, or up to the end of an expired lease.
 
-    `idle_s` is the number of seconds since the last count in which its worker was idle. Without it, a job that waits
+    `idle_s` is the number of seconds of its whole attempt in which its worker was idle. Without it, a job that waits
     for something adds nothing.
     """
     # A worker whose lease has expired may be gone since then, so no later time is charged.
@@ -133,10 +133,14 @@ def time_used(idle_s: float | None = None) -> dict[str, object]:
     is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
     if idle_s is None:
         is_counted &= Job.waiting_for.is_(None)
-    total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0) - (idle_s or 0.0)
+    total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0)
+    if idle_s is not None:
+        # The attempt's sum, not what was added: a heartbeat whose answer got lost is repeated, and may be stored.
+        total -= idle_s - Job.idle_seconds
     # The idle time is measured by the worker's own clock, so it may exceed what was counted in this attempt.
     least = Job.gpu_seconds_before
-    return {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
+    columns: dict[str, object] = {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
+    return columns if idle_s is None else columns | {"idle_seconds": idle_s}
 
 
 def error_object(code: str, message: str) -> JobError:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.db import make_engine, read, transaction
 from app.db.tables import AuditResult, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Progress, ResumeState
-from app.jobs import control, events, lease
+from app.jobs import control, events, lease, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
@@ -79,6 +79,24 @@ def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         assert lease.heartbeat(session, claim, 120) == lease.Pulse()
     assert (read_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
+
+
+def test_a_repeated_heartbeat_subtracts_the_same_idle_time_once(engine: Engine, claim: Claim) -> None:
+    """It is repeated when its answer got lost on the way, and may have been stored before."""
+    with transaction(engine) as session:
+        session.execute(update(Job).values(seen_at=Job.seen_at - 100.0))
+    for idle_s, counted in ((40.0, 60.0), (40.0, 60.0), (45.0, 55.0)):
+        with transaction(engine) as session:
+            lease.heartbeat(session, claim, 60, idle_s)
+        assert read_job(engine, claim.job_id).gpu_seconds == pytest.approx(counted, abs=4.0)
+
+
+def test_the_next_attempt_begins_without_idle_time(engine: Engine, claim: Claim) -> None:
+    with transaction(engine) as session:
+        lease.heartbeat(session, claim, 60, 40.0)
+        transitions.hand_back(session, session.get_one(Job, claim.job_id), "its worker stops")
+        claim_job(session)
+    assert read_job(engine, claim.job_id).idle_seconds == 0.0
 
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
