@@ -30,6 +30,8 @@ from spard.isolation import reach, walls
 
 log = logging.getLogger(__name__)
 
+_EXPECTED_S = 5.0  # for the requests that waited to be resumed by a busy event loop
+
 
 class Stream:
     """The messages of an engine for one request, passed from the reading thread to the request's event loop."""
@@ -74,6 +76,7 @@ class EngineProcess:
     ) -> None:
         self.source, self.folder, self.used_at = source, folder, time.monotonic()
         self.heard_at = self.used_at
+        self._expected_until = 0.0  # the requests that waited for the start or an adapter come until then
         self._numbers, self._lock, self._start_s = count(1), Lock(), settings.serving_start_s
         self._rows = settings.serving_rows
         self._streams: dict[int, Stream] = {}
@@ -113,8 +116,9 @@ class EngineProcess:
 
         A start or load that takes longer than `serving_start_s` no longer counts, since its requests have timed out.
         """
-        is_loading = bool(self._loads) or not self.ready.done()
-        return not self._streams and not (is_loading and time.monotonic() - self.used_at < self._start_s)
+        now, is_loading = time.monotonic(), bool(self._loads) or not self.ready.done()
+        is_expecting = now < self._expected_until or (is_loading and now - self.used_at < self._start_s)
+        return not self._streams and not is_expecting
 
     @property
     def silent_s(self) -> float:
@@ -140,7 +144,7 @@ class EngineProcess:
                 raise error
             stream = Stream(next(self._numbers), self._forget, project)
             self._streams[stream.number] = stream
-            self.used_at = time.monotonic()
+            self.used_at, self._expected_until = time.monotonic(), 0.0
         self._tell({"op": "generate", "id": stream.number, "project": project, "ask": ask})
         if not self.is_alive:
             stream.put(engine_lost())
@@ -190,11 +194,14 @@ class EngineProcess:
             if isinstance(how, AppError):
                 self.ready.set_exception(how)
             else:
+                self._expected_until = time.monotonic() + _EXPECTED_S
                 self.ready.set_result(how)
 
     def _settle(self, adapter: str, result: Proof | AppError) -> None:
         with self._lock:
             load = self._loads.pop(adapter, None)
+            if not isinstance(result, AppError):
+                self._expected_until = time.monotonic() + _EXPECTED_S
         if load is None:
             return
         if isinstance(result, AppError):

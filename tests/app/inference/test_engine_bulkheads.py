@@ -88,6 +88,22 @@ def test_a_fetch_that_hangs_keeps_nobody_from_an_engine(engines: Embedded, base:
     assert len(engines.pids()) == 2
 
 
+def test_an_engine_that_has_just_started_waits_for_the_requests_that_it_was_started_for(
+    engines: Embedded, base: Released
+) -> None:
+    """They are resumed by the event loop, while another thread may look for an engine that nobody needs."""
+
+    async def ask() -> None:
+        started = await engines._ready(base, "org-quiet")
+        assert not started.is_idle
+        stream = started.generate("org-quiet", ASK, 8)
+        assert (await stream.next(60))["kind"] == "started"
+        stream.cancel()
+        assert started.is_idle
+
+    asyncio.run(ask())
+
+
 def test_a_warm_engine_is_found_without_the_thread_that_starts_engines(engines: Embedded, base: Released) -> None:
     blocked = Event()
 

@@ -50,6 +50,9 @@ def test_one_that_is_being_started_does_not_give_way(engines: Embedded, model: P
     with pytest.raises(TooManyRequests):
         engines._make_room(1)
     engine._hear({"kind": "ready", "digest": "0", "positions": 1})
+    with pytest.raises(TooManyRequests):  # the requests that waited are about to come
+        engines._make_room(1)
+    engine._expected_until = 0.0  # they have gone
     engines._make_room(1)
     assert not engine.is_alive
 
@@ -60,7 +63,11 @@ def test_one_that_loads_an_adapter_does_not_give_way(engines: Embedded, model: P
     engine.load("0", lambda folder: "0")
     with pytest.raises(TooManyRequests):
         engines._make_room(1)
+    engine._expected_until = 0.0
     engine._hear({"kind": "loaded", "adapter": "0", "proof": PROOF})
+    with pytest.raises(TooManyRequests):
+        engines._make_room(1)
+    engine._expected_until = 0.0
     engines._make_room(1)
     assert not engine.is_alive
 
