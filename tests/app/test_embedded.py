@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx2
@@ -61,8 +62,9 @@ def becomes_ready(address: str) -> bool:
     """Wait until the service says that it is ready, which includes its worker."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if httpx2.get(f"{address}/readyz").status_code == 200:
-            return True
+        with suppress(httpx2.TransportError):  # a busy machine may answer late, as long as it does
+            if httpx2.get(f"{address}/readyz").status_code == 200:
+                return True
         time.sleep(0.2)
     return False
 
