@@ -10,7 +10,7 @@ after all. Checkpoints change no weight of the training, and an audit that fails
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -41,15 +41,10 @@ from spard.release.version import code_version
 from spard.training.train import EpochEnd
 
 
-def checkpoint_callback(
-    context: Context, release: Release, rows: Rows, base: BaseFigures, clean: CleanProcess | None
-) -> Callable[[EpochEnd], None] | None:
-    """Return the callback that takes a checkpoint at each end of an epoch; None if the run takes none."""
-    return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
-
-
 @dataclass(frozen=True)
-class _Checkpoints:
+class Checkpoints:
+    """The stage that takes a checkpoint at the end of each epoch, as `plan` says."""
+
     context: Context
     plan: CheckpointPlan
     release: Release
@@ -57,7 +52,7 @@ class _Checkpoints:
     base: BaseFigures
     clean: CleanProcess | None
 
-    def take(self, end: EpochEnd) -> None:
+    def run(self, end: EpochEnd) -> None:
         """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
 
         An end that is shown again is audited even if the run was asked to stop: the audit is the reason for showing it
@@ -65,7 +60,7 @@ class _Checkpoints:
         """
         if end.is_shown_again and distributed.broadcast_object(self.context.should_stop()):
             context = replace(self.context, should_stop=_never)
-            replace(self, context=context, base=self.base.with_context(context)).take(end)
+            replace(self, context=context, base=self.base.with_context(context)).run(end)
             return
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
