@@ -38,7 +38,7 @@ from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
 from spard.release.version import code_version
-from spard.training.train import EpochEnd
+from spard.training.epoch_ends import EpochEnd
 
 
 @dataclass(frozen=True)

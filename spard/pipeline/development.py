@@ -24,8 +24,7 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned, validate
 from spard.release.ending_record import ComparedEpoch, EndingRecord
 from spard.release.records import read_record
-from spard.training.best import Standing
-from spard.training.train import EpochEnd
+from spard.training.epoch_ends import EpochEnd, Standing
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ from spard.models.fit import Plan
 from spard.pipeline.context import Context
 from spard.pipeline.fit import apply_plan, plan_memory
 from spard.pipeline.rows import Rows
-from spard.training.best import Standing
-from spard.training.epoch_ends import EpochEnd
+from spard.training.epoch_ends import EpochEnd, Standing
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
