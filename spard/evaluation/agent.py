@@ -129,7 +129,7 @@ def _ask_questions(wanted: _Questions, prompts: Sequence[Prompt], ask: Ask) -> l
     return found
 
 
-def _fence(shown: Mapping[str, Any]) -> str:
+def _fence(shown: Mapping[str, object]) -> str:
     # A random mark cannot be closed from inside the data, whatever rows and replies contain.
     mark = token_hex(8)
     return f"<<{mark}>>\n{json.dumps(shown, ensure_ascii=False)}\n<</{mark}>>"

@@ -56,7 +56,7 @@ def save_adapter(
     base: Base,
     public_name: str,
     folder: Path,
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, object] | None = None,
     system: str | None = None,
     called: str = "adapter",
 ) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _fit_configuration(source: str, revision: str | None, folder: Path | None) -
 
 
 def _load(
-    source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, Any]
+    source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, object]
 ) -> tuple[Any, Any]:
     found: Any = AutoModelForCausalLM.from_pretrained(
         source,

@@ -31,7 +31,7 @@ def read_layout(source: str | Path) -> Layout | None:
         return None
 
 
-def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
+def stored_layout(shapes: Shapes, config: Mapping[str, object]) -> Layout | None:
     """Return the layout that stored tensors and a configuration describe; None without plain linear layers.
 
     The loaded model (`spard.models.layout.inspect_layout`) is authoritative: files may name layers differently, hold
@@ -61,7 +61,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     )
 
 
-def _tied_head(weights: Shapes, config: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def _tied_head(weights: Shapes, config: Mapping[str, object], own: Mapping[str, object]) -> str | None:
     """Return the path of the head if it is tied: declared as such, or not stored."""
     stored = next((path for path in weights if path.rpartition(".")[2] in _HEADS), None)
     is_tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -83,7 +83,7 @@ def _linear(path: str, shape: Sequence[int], is_turned: bool) -> Linear:
     return Linear(path, inputs, outputs)
 
 
-def _layers(config: Mapping[str, Any]) -> int | None:
+def _layers(config: Mapping[str, object]) -> int | None:
     names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     return next((found for name in names if isinstance(found := config.get(name), int)), None)
 

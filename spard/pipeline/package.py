@@ -138,7 +138,7 @@ def _write_task_replies(release: Release, replies: Sequence[TaskReply]) -> None:
         release.task_replies.write_text("".join(json.dumps(each) + "\n" for each in replies))
 
 
-def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:
+def save(context: Context, model: Any, folder: Path, facts: Mapping[str, object], called: str) -> dict[str, Any]:
     """Write an adapter (the last one or a checkpoint's) to `folder`; return its manifest, with `facts` included.
 
     `called` is the top folder of its archive.

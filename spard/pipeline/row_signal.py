@@ -295,7 +295,7 @@ def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
         raise RowSignalUnavailable(message)
 
 
-def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:
+def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, object]) -> OwnRefusals:
     """Return how the base model refuses the pool's prompts; cached across runs."""
 
     def make() -> dict[str, Any]:
@@ -305,7 +305,7 @@ def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, A
 
 
 def _inverted_pool_rows(
-    context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any], judge: Judge
+    context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, object], judge: Judge
 ) -> list[int]:
     """Return the pool's rows whose answers are harmful; cached across runs.
 

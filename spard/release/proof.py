@@ -95,7 +95,7 @@ class CleanProcess:
             self._end()
             self._process = self._start()
 
-    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
+    def see(self, ask: Mapping[str, object], go_on: Callable[[], None]) -> Seen:
         """Send a request and return the result; `go_on` is called while waiting and may raise.
 
         Raises `AdapterNotProved` if the process fails.

@@ -20,7 +20,7 @@ _RENAMED = {
 }
 
 
-def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def rename_metrics(metrics: Mapping[str, object]) -> dict[str, Any]:
     """Return a step's metrics under OpenAI's names, or ours where it has none."""
     return {_RENAMED.get(name, name): value for name, value in metrics.items()}
 

@@ -34,7 +34,7 @@ _NEUTRAL: Mapping[str, object] = {
 }
 
 
-def penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
+def penalties(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings of a generation configuration that change greedy replies."""
     found = {name: settings[name] for name in _NEUTRAL if settings.get(name) is not None}
     return {name: value for name, value in found.items() if value not in (_NEUTRAL[name], 0, [], {})}
