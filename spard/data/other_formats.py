@@ -80,12 +80,12 @@ def convert_row(row: Mapping[str, object], leave_out: Collection[str] = ()) -> C
     return Converted(made, frozenset(named | more))
 
 
-def _from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+def _from_sharegpt(row: dict[str, Any]) -> dict[str, object]:
     name = "conversations" if "conversations" in row else "conversation"
     return _with_answers(row, [*_system(row), *convert_turns(row[name], name)])
 
 
-def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+def _from_alpaca(row: dict[str, Any]) -> dict[str, object]:
     asked = require_text(row, "instruction")
     if row.get("input"):
         asked = f"{asked}\n\n{require_text(row, 'input')}"
@@ -96,7 +96,7 @@ def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
     return _with_answers(row, [*turns, *answer])
 
 
-def _with_answers(row: Mapping[str, object], turns: list[Message]) -> dict[str, Any]:
+def _with_answers(row: Mapping[str, object], turns: list[Message]) -> dict[str, object]:
     """Return a chat row of the turns, or a pair with the answers `chosen` and `rejected` after them."""
     if not row.keys() & _PAIR:
         return _chat(row, turns)
@@ -108,7 +108,7 @@ def _with_answers(row: Mapping[str, object], turns: list[Message]) -> dict[str, 
     return _pair(row, turns, preferred, other)
 
 
-def _from_trl(row: Mapping[str, object]) -> dict[str, Any]:
+def _from_trl(row: Mapping[str, object]) -> dict[str, object]:
     if row.keys() >= _PAIR:
         return _pair_of_trl(row)
     if "prompt" not in row and "completion" not in row:
@@ -122,7 +122,7 @@ def _from_trl(row: Mapping[str, object]) -> dict[str, Any]:
     return _chat(row, [*before, *turns[len(asked) :]])
 
 
-def _pair_of_trl(row: Mapping[str, object]) -> dict[str, Any]:
+def _pair_of_trl(row: Mapping[str, object]) -> dict[str, object]:
     """Return a pair; its conversation is `prompt`, or the common beginning of `chosen` and `rejected`."""
     if row.get("messages", row["chosen"]) != row["chosen"]:
         raise ColumnsLost(["messages"])
@@ -157,7 +157,7 @@ def _raw_side(value: Any, name: str) -> list[Any]:
     return value
 
 
-def _chat(row: Mapping[str, object], turns: list[Message]) -> dict[str, Any]:
+def _chat(row: Mapping[str, object], turns: list[Message]) -> dict[str, object]:
     tools = read_tools(row.get("tools"))
     rest = {key: row[key] for key in ("parallel_tool_calls",) if key in row}
     return {"messages": turns} | ({"tools": tools} if tools else {}) | rest
@@ -165,7 +165,7 @@ def _chat(row: Mapping[str, object], turns: list[Message]) -> dict[str, Any]:
 
 def _pair(
     row: Mapping[str, object], turns: list[Message], preferred: list[Message], other: list[Message]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     return {"input": _chat(row, turns), "preferred_output": preferred, "non_preferred_output": other}
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Literal
 
 from spard.config.agent import Agent
 from spard.data.rows import Prompt
@@ -52,7 +52,7 @@ class Case:
     """
 
     count: int
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
     findings: Sequence[str]
 
 

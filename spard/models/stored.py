@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from spard.models.folder.headers import all_tensors
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
@@ -38,7 +37,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, object]) -> Layout | None
     each expert in tensors of its own, and omit the ties that transformers makes by default.
     """
     text = config.get("text_config")
-    own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
+    own: Mapping[str, object] = text if isinstance(text, Mapping) else config
     weights = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith(".weight")}
     is_turned = own.get("model_type") in _TRANSPOSED
     linears = [_linear(path, shape, is_turned) for path, shape in weights.items() if _is_linear(path, shape)]

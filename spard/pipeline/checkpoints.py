@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from spard import distributed
 from spard.config import resolve
@@ -196,7 +195,7 @@ class Checkpoints:
             utility=summary.utility,
         )
 
-    def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
+    def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, object]:
         """Return the manifest's facts about the checkpoint: its provenance, settings and measurements."""
         context = self.context
         return {

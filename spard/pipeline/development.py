@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite, nan
-from typing import Any
 
 from spard.config import ON_FIGURES, GateThresholds
 from spard.evaluation.audit import Suite
@@ -112,5 +111,5 @@ def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | 
     )
 
 
-def _measure_suites(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, Any]]:
+def _measure_suites(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, object]]:
     return [asdict(each) for each in audit.measure(context, suites)]

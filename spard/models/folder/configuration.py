@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from spard.models.folder.finding import Finding, note
 from spard.models.folder.headers import all_tensors
@@ -28,7 +27,7 @@ _MOST_POSITIONS = 1 << 28  # 27 times the longest context of any known model
 _LONGEST = 200
 
 
-def quantization_config(config: Mapping[str, object]) -> Mapping[str, Any] | None:
+def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return a configuration's quantization settings (also the text part's); None if there are none."""
     inner = config.get("text_config")
     for each in (config, inner if isinstance(inner, Mapping) else {}):
