@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
@@ -46,7 +45,7 @@ def model_digest(sha256: Mapping[str, str]) -> str:
     return f"sha256:{whole.hexdigest()}"
 
 
-def write_manifest(folder: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+def write_manifest(folder: Path, facts: Mapping[str, object]) -> dict[str, object]:
     """Write `facts` and the digest and size of every file in `folder` into its manifest; return the manifest."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in (MANIFEST, SIGNATURE))
     files = {

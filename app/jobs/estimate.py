@@ -26,9 +26,10 @@ from app.files import service as files
 from app.files.counting import Allowance, Counters
 from app.files.schemas import TokenCounts
 from app.jobs import needs, stage_rates
+from app.jobs.checks import resolve_request
 from app.jobs.needs import Room
 from app.jobs.request import JobCreate, Safety
-from app.jobs.snapshot import Frozen, resolve_request
+from app.jobs.snapshot import Snapshot
 from app.jobs.stage_rates import Past, units
 from app.keys.service import Principal
 from app.settings import Settings
@@ -66,13 +67,13 @@ class Work:
     epochs: int
 
 
-def stages(past: Past, frozen: Frozen, work: Work) -> list[EstimatedStage]:
+def stages(past: Past, snapshot: Snapshot, work: Work) -> list[EstimatedStage]:
     """Return the stages in their order; empty if no speed of the base model is known."""
-    return list(_stages(past, frozen, work)) if past.is_known else []
+    return list(_stages(past, snapshot, work)) if past.is_known else []
 
 
-def _stages(past: Past, frozen: Frozen, work: Work) -> Iterator[EstimatedStage]:
-    spec, recipe = frozen.spec, frozen.recipe
+def _stages(past: Past, snapshot: Snapshot, work: Work) -> Iterator[EstimatedStage]:
+    spec, recipe = snapshot.spec, snapshot.recipe
     row_tokens = work.tokens / max(1, work.rows * work.epochs)
 
     def rows(stage: StageName, count: int) -> EstimatedStage:
@@ -269,17 +270,17 @@ def estimate(
     including the errors about its files.
     """
     with begin() as session:
-        frozen = resolve_request(session, caller, ask, settings)
-        if frozen.fault:
-            raise frozen.fault
-        found = _of_rows(ask, frozen)
-        entry = preview.model_entry(session, frozen.spec.model.alias)
+        snapshot = resolve_request(session, caller, ask, settings)
+        if snapshot.fault:
+            raise snapshot.fault
+        found = _of_rows(ask, snapshot)
+        entry = preview.model_entry(session, snapshot.spec.model.alias)
         file = files.get(session, caller.project_id, ask.training_file)
         rooms, known = needs.gpu_rooms(session), stage_rates.past(session, entry)
     # Counting tokens takes seconds, so it happens after the transaction has ended.
     longest = None
     if (weights := parameters(entry.source)) is not None:
-        found.memory_bytes_at_least = _at_least(weights, frozen.recipe)
+        found.memory_bytes_at_least = _at_least(weights, snapshot.recipe)
     with suppress(InvalidState):  # there is no tokenizer here
         tokens = preview.token_counts(storage, counters, file, entry, ask.max_seq_length, allowance)
         found.max_seq_length, found.rows_over_limit = tokens.limit, tokens.rows_over_limit
@@ -287,12 +288,12 @@ def estimate(
         # An approximate count may have missed the longest row; the plan then assumes the longest possible one.
         longest = min(tokens.max, tokens.limit) if not tokens.approximate else None
         if tokens.rows:
-            found.tokens_per_epoch = math.ceil(tokens.total * trained_rows(frozen.spec) / tokens.rows)
+            found.tokens_per_epoch = math.ceil(tokens.total * trained_rows(snapshot.spec) / tokens.rows)
     found.trained_tokens = found.tokens_per_epoch * round(found.hyperparameters["n_epochs"])
     work = Work(found.rows, found.trained_tokens, round(found.hyperparameters["n_epochs"]))
-    found.stages = stages(known, frozen, work)
+    found.stages = stages(known, snapshot, work)
     found.estimated_seconds = round(sum(each.seconds for each in found.stages)) if found.stages else None
-    _add_memory(found, frozen, rooms, longest)
+    _add_memory(found, snapshot, rooms, longest)
     return found
 
 
@@ -319,9 +320,9 @@ def _at_least(parameters: int, recipe: Recipe) -> int:
     return _COPIES * weights + held
 
 
-def _add_memory(found: Estimate, frozen: Frozen, rooms: Sequence[Room], longest: int | None) -> None:
+def _add_memory(found: Estimate, snapshot: Snapshot, rooms: Sequence[Room], longest: int | None) -> None:
     """Add the memory that the job needs and its memory plan; `longest` is the token count of its longest row."""
-    source, recipe, size = frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes
+    source, recipe, size = snapshot.spec.model.source, snapshot.recipe, snapshot.spec.training_file.bytes
     if (held := needs.quantized_weights(source, recipe)) is not None:
         found.memory_bytes_at_least = held
     if (need := needs.least_need(source, recipe, size)) is not None:
@@ -331,9 +332,9 @@ def _add_memory(found: Estimate, frozen: Frozen, rooms: Sequence[Room], longest:
         found.memory_plan = MemoryPlan(text=plan.sentence, **asdict(plan))
 
 
-def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
+def _of_rows(ask: JobCreate, snapshot: Snapshot) -> Estimate:
     """Return an estimate from the numbers of rows and bytes alone, without times."""
-    spec = frozen.spec
+    spec = snapshot.spec
     rows, trained, pool = spec.training_file.rows, trained_rows(spec), spec.pool
     # The hidden size matters to the learning rate only, which an estimate does not show.
     numbers = resolve(Recipe(hyperparameters=ask.asked_hyperparameters()), trained, hidden_size=1)  # no rate is shown
@@ -348,12 +349,12 @@ def _of_rows(ask: JobCreate, frozen: Frozen) -> Estimate:
         hyperparameters={
             name: getattr(numbers, name) for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
         }
-        | ({"beta": frozen.recipe.dpo.strength} if frozen.recipe.dpo else {}),
+        | ({"beta": snapshot.recipe.dpo.strength} if snapshot.recipe.dpo else {}),
         steps=numbers.n_epochs * math.ceil(trained / numbers.batch_size),
         safe_examples=safety.selection.size(trained, pool.rows) if pool and defended else 0,
         max_seq_length=None,
         rows_over_limit=None,
         memory_bytes_at_least=None,
         estimated_seconds=None,
-        warnings=frozen.warnings,
+        warnings=snapshot.warnings,
     )

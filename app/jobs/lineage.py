@@ -5,12 +5,11 @@ Every job of a lineage is compared with the base model, so that small regression
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app.catalog import adapters
 from app.db.tables import TERMINAL, BaseModelEntry, Job
 from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
@@ -73,21 +72,6 @@ def start(session: Session, caller: Principal, ask: JobCreate) -> Start | None:
     return Start(model, lineage)
 
 
-def check(found: Start | None, ask: JobCreate, model: BaseModelEntry) -> None:
-    """Check that a request keeps the base model and LoRA shape of the adapter that it starts from, if any."""
-    if found is None:
-        return
-    own = found.job.spec.model
-    if found.job.recipe["lora"] is None:
-        raise _mismatch(f"{ask.model} is no adapter: all of its weights were trained.", "model")
-    if (own.source, own.revision) != (model.source, model.revision):
-        raise _mismatch(f"{ask.model} was trained on what {model.alias} stood for before.", "model")
-    if ask.full_fine_tuning:
-        raise _mismatch(f"{ask.model} is an adapter; leave full_fine_tuning out.", "full_fine_tuning")
-    if ask.lora is not None and found.lora not in (ask.lora, adapters.with_default(ask.lora, model)):
-        raise _mismatch(f"The adapter of {ask.model} has {asdict(found.lora)}; leave lora out.", "lora")
-
-
 def check_unneeded(session: Session, job: Job) -> None:
     """Raise `InvalidState` if an unfinished job starts from this job's adapter."""
     needs = (Job.project_id == job.project_id) & Job.status.not_in(TERMINAL)
@@ -118,7 +102,3 @@ def _refuse_unaudited(session: Session, project_id: str, name: str) -> None:
 
 def _earlier_models(job: Job) -> tuple[str, ...]:
     return job.spec.start_from.lineage if job.spec.start_from else ()
-
-
-def _mismatch(message: str, param: str) -> InvalidRequest:
-    return InvalidRequest(message, code="adapter_mismatch", param=param)

@@ -18,12 +18,12 @@ from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
 from app.http.pagination import Page, invalid_cursor, row_page
 from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
+from app.jobs.checks import resolve_request
 from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
 from app.jobs.results import missing_report
 from app.jobs.rows import AnyJob, JobRow
 from app.jobs.schemas import JobList, JobOut, StepMetrics, job_response
-from app.jobs.snapshot import resolve_request
 from app.jobs.submissions import Origin, Submission
 from app.keys.service import Principal
 from app.ops.broker import wake
@@ -57,32 +57,32 @@ def create(
     # First of all: the lookup locks the key's row, so a concurrent sending of the same request waits for this job.
     if (earlier := submissions.earlier(session, caller, submission, digest, job_id)) is not None:
         return _job_with_place(session, earlier)
-    frozen = resolve_request(session, caller, ask, settings)
+    snapshot = resolve_request(session, caller, ask, settings)
     quotas.check_job(session, caller.project_id)
     # Stored with the job, so that a worker's claim can compare it in SQL.
-    need = least_need(frozen.spec.model.source, frozen.recipe, frozen.spec.training_file.bytes)
+    need = least_need(snapshot.spec.model.source, snapshot.recipe, snapshot.spec.training_file.bytes)
     job = Job(
         created_at=db.clock(session),
         id=job_id,
         project_id=caller.project_id,
         key_id=caller.key_id,
-        model=frozen.spec.model.alias,
+        model=snapshot.spec.model.alias,
         training_file=ask.training_file,
         validation_file=ask.validation_file,
         suffix=ask.suffix_in_name(),
         job_metadata=ask.metadata,
         priority=ask.priority,
-        recipe=to_stored(to_mapping(frozen.recipe)),
-        spec=frozen.spec,
+        recipe=to_stored(to_mapping(snapshot.recipe)),
+        spec=snapshot.spec,
         request_hash=digest,
-        warnings=frozen.warnings,
+        warnings=snapshot.warnings,
         memory_bytes=need.alone if need else None,
         shared_bytes=need.shared if need else 0,
     )
     session.add(job)
     session.flush()
     _tell(session, job)
-    _begin(session, job, frozen.fault)
+    _begin(session, job, snapshot.fault)
     submissions.record(session, job, origin)
     log.info("job created", extra={"job_id": job.id})
     return _job_with_place(session, job)

@@ -1,9 +1,10 @@
-"""Resolve a request into a job spec: everything that a job depends on is looked up once and stored with it."""
+"""Resolve a request for a job: everything that it refers to is looked up once and stored with the job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from secrets import randbelow
 
@@ -12,75 +13,222 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import adapters
 from app.catalog import service as catalog
-from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
-from app.db.tables.files import FINE_TUNE, PREFERENCE
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
 from app.errors import InvalidRequest
 from app.files import service as files
-from app.jobs import lineage, needs, policy_check
+from app.jobs import lineage, needs
 from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
 from app.policies.embedders import checked_embedder
-from app.policies.schemas import Policy
+from app.policies.schemas import Policy, PolicyOut
 from app.settings import Settings
-from spard.config import Ending, Lora, Quantization, Recipe, Selection
+from spard.config import Defense, Ending, Lora, Quantization, Recipe, RowSignal, Selection
 from spard.config.run_spec import parse
 from spard.config.selection import CENTERED_STATES, OWN_EMBEDDERS
-from spard.data.rows import SAME_FILE
-
-# Check that a job can train on a file: its purpose, rows, method and tools.
-
-SHOWN = 20  # faults of a file, in an error or a warning
 
 
-def check_file(ask: JobCreate, model: BaseModelEntry, file: File, param: str, min_rows: int) -> None:
-    """Raise `InvalidRequest` if a job cannot train on a file.
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The recipe of a job, the spec that it applies to, and the warnings that its owner gets before it starts."""
 
-    `param` names the request field that holds the file; `min_rows` is the least number of rows it must have.
+    recipe: Recipe
+    spec: JobSpec
+    warnings: list[str]
+    fault: InvalidRequest | None = None  # of a file; the job is made and fails with it
+
+
+@dataclass(eq=False)
+class Resolved:
+    """A request for a job and all that it refers to today; `app.jobs.checks` decides if the job may be made.
+
+    Each part is looked up when it is first read and only then, so the order of the checks is the order of the lookups:
+    nothing is looked up for a request that an earlier check refuses. Reading a part raises `InvalidRequest` if the
+    request names one that does not exist.
+
+    warnings  texts that the checks have added for the job's owner
+    fault     why the job will fail on its files, if the setting `bad_files` makes such jobs
     """
-    if file.purpose != FINE_TUNE:
-        message = f"{file.id} has the purpose {file.purpose!r}; a job needs {FINE_TUNE!r}."
-        raise InvalidRequest(message, code="invalid_training_file", param=param)
-    if files.is_unfit(file):
-        raise InvalidRequest(
-            f"{file.id} cannot be trained on: {file.status_details}",
-            code="invalid_training_file",
-            param=param,
-            details=files.file_errors(file)[:SHOWN],
-            details_url=f"/v1/files/{file.id}/validation",
+
+    session: Session
+    caller: Principal
+    ask: JobCreate
+    settings: Settings
+    warnings: list[str] = field(default_factory=list)
+    fault: InvalidRequest | None = None
+
+    @cached_property
+    def safety(self) -> Safety:
+        """The requested safety settings, or their defaults."""
+        return self.ask.safety or Safety()
+
+    @cached_property
+    def start(self) -> lineage.Start | None:
+        """The adapter that the job starts from; None if it starts from a base model."""
+        return lineage.start(self.session, self.caller, self.ask)
+
+    @cached_property
+    def model(self) -> BaseModelEntry:
+        """The catalog's entry of the base model."""
+        alias = self.start.job.model if self.start else self.ask.model
+        model = self.session.get(BaseModelEntry, alias)
+        if model is None:
+            offered = ", ".join(entry.alias for entry in catalog.base_models(self.session)) or "none yet"
+            message = f"The model {alias[:128]!r} does not exist or cannot be fine-tuned; available: {offered}."
+            raise InvalidRequest(message, code="model_not_found", param="model")
+        return model
+
+    @cached_property
+    def in_force(self) -> PolicyOut:
+        """The version of the policy that applies to the job."""
+        return policies.current(self.session, self.settings)
+
+    @property
+    def policy(self) -> Policy:
+        """The rules of the version in force."""
+        return self.in_force.content
+
+    @cached_property
+    def training(self) -> File:
+        """The training file."""
+        return files.get_for_job(self.session, self.caller.project_id, self.ask.training_file, "training_file")
+
+    @cached_property
+    def validation(self) -> File | None:
+        """The validation file; None if the request names none."""
+        file_id = self.ask.validation_file
+        if file_id is None:
+            return None
+        return files.get_for_job(self.session, self.caller.project_id, file_id, "validation_file")
+
+    @cached_property
+    def pool(self) -> Corpus | None:
+        """The safety pool: the requested version or the current one; None if the provider has none."""
+        pool = catalog.pool(self.session, self.safety.pool)
+        if pool is None and self.safety.pool is not None:
+            raise InvalidRequest("There is no such safety pool.", code="pool_not_found", param="safety.pool")
+        return pool
+
+    @cached_property
+    def suites(self) -> list[Corpus]:
+        """The requested suites, by default all current ones.
+
+        If none of them attacks the model, the suite that was held out of the pool is added.
+        """
+        suites, asked = catalog.current_suites(self.session), self.safety.audit.suites
+        if asked is not None:
+            unknown = sorted(set(asked) - {suite.name for suite in suites})
+            if unknown:
+                names = ", ".join(suite.name for suite in suites) or "none yet"
+                message = f"There is no suite {unknown[0][:64]!r}; available: {names}."
+                raise InvalidRequest(message, code="suite_not_found", param="safety.audit.suites")
+            suites = [suite for suite in suites if suite.name in asked]
+        return catalog.add_held_out_suite(self.session, suites, self.pool)
+
+    @cached_property
+    def embedder(self) -> ChosenEmbedder:
+        """The embedder that selects the job's safe rows."""
+        return choose_embedder(self.caller, self.safety.selection, self.model, self.policy)
+
+    @cached_property
+    def requested_recipe(self) -> Recipe:
+        """The requested recipe, before the quantization of its base model is decided."""
+        ask, safety = self.ask, self.safety
+        lora = self.start.lora if self.start else adapters.with_default(ask.lora or Lora(), self.model)
+        return Recipe(
+            defense=safety.defense,
+            selection=replace(safety.selection, embedder=self.embedder.name),
+            lora=None if ask.full_fine_tuning else lora,
+            hyperparameters=ask.asked_hyperparameters(),
+            audit=safety.audit,
+            seed=randbelow(2**31) if ask.seed is None else ask.seed,
+            max_seq_length=ask.max_seq_length,
+            learning_rate=self.model.learning_rate,
+            dpo=ask.asked_dpo(),
+            ending=ask.ending or Ending(),
+            optimizer=ask.optimizer,
         )
-    if (file.row_format == PREFERENCE) != (ask.asked_dpo() is not None):
-        has, takes = ("preference pairs", "dpo") if file.row_format == PREFERENCE else ("conversations", "supervised")
-        message = f'{file.id} has {has}: the method that trains on them is {{"type": "{takes}"}}.'
-        raise InvalidRequest(message, code="method_mismatch", param=param)
-    if (file.rows or 0) < min_rows:
-        kind = param.replace("_", " ").capitalize()
-        message = f"{kind} has {file.rows} example(s), but must have at least {min_rows} examples"
-        raise InvalidRequest(message, code="invalid_n_examples", param=param)
-    _check_tools(model, file, param)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that the job is trained with.
+
+        A job that starts from an adapter keeps the quantization that the adapter was trained on.
+        """
+        model, recipe = self.model, self.requested_recipe
+        quantization: Quantization
+        if self.start:
+            quantization = parse(Quantization, self.start.job.recipe.get("quantization", "none"), "quantization")
+        else:
+            # Decided from the rest of the recipe, because the memory that the job needs depends on it.
+            rooms = needs.gpu_rooms(self.session) if model.quantization == "if_needed" else []
+            size = self.training.bytes
+            quantization = needs.decide_quantization(model.quantization, model.source, recipe, size, rooms)
+        return replace(recipe, quantization=quantization)
+
+    @cached_property
+    def row_signal(self) -> RowSignal:
+        """The row signal that applies to the job under the policy."""
+        return row_signal(self.caller, self.safety.defense, self.policy, has_pool=self.pool is not None)
+
+    def snapshot(self) -> Snapshot:
+        """Return what is stored with the job."""
+        ask, settings, policy = self.ask, self.settings, self.policy
+        spec = JobSpec(
+            version=VERSION,
+            model=ModelRef(**{each.name: getattr(self.model, each.name) for each in fields(ModelRef)}),
+            start_from=self.start.reference() if self.start else None,
+            training_file=_object_ref(self.training),
+            validation_file=_object_ref(self.validation) if self.validation else None,
+            pool=_corpus_ref(self.pool) if self.pool else None,
+            suites=tuple(_corpus_ref(suite) for suite in self.suites),
+            policy=policies.reference(self.in_force),
+            judge=settings.judge.name,
+            judge_spec=settings.judge,
+            row_signal=self.row_signal,
+            further_tuning=policy.further_tuning,
+            agent=policy.agent.settings() if policy.agent else None,
+            checkpoint_prompts=settings.checkpoint_prompts,
+            integrations=tuple(_integrations(ask, settings)),
+            embedder=self.embedder.source,
+            transcripts=policy.transcripts,
+            held_out_rows=settings.held_out_rows if ask.held_out_rows is None else ask.held_out_rows,
+            waived=is_waived(self.caller, self.safety.defense),
+            request_id=get_contextvars().get("request_id"),
+            traceparent=tracing.traceparent(),
+        )
+        return Snapshot(self.recipe, spec, self.warnings, self.fault)
 
 
-def _check_tools(model: BaseModelEntry, file: File, param: str) -> None:
-    """Refuse a file with tools if the model's chat template does not render them."""
-    shown = (file.tool_lines and catalog.tool_support(model)) or {}
-    # If the template's support is unknown here, `shown` is empty and the file is accepted.
-    missing = {part: line for part, line in (file.tool_lines or {}).items() if not shown.get(part, True)}
-    if not missing:
-        return
-    raise InvalidRequest(
-        f"The chat template of {model.alias} does not render {' and '.join(sorted(missing))}: what is not rendered is "
-        f"not learned. The first such row is line {min(missing.values())} of {file.id}.",
-        code="tools_not_rendered",
-        param=param,
-        details=[
-            {"line": line, "code": "tools_not_rendered", "message": f"{part} is not rendered"}
-            for part, line in sorted(missing.items())
-        ],
-        details_url=f"/v1/files/{file.id}/validation?model={model.alias}",
-    )
+def is_waived(caller: Principal, defense: Defense) -> bool:
+    """Return True if the job is a provider's undefended measurement.
+
+    Its adapter is released to the provider whatever the gate decides.
+    """
+    return defense.is_baseline and "admin" in caller.scopes
+
+
+def row_signal(caller: Principal, defense: Defense, policy: Policy, *, has_pool: bool) -> RowSignal:
+    """Return the row signal that applies to a job under the policy.
+
+    A provider's measurement is trained on every row. Raises `InvalidRequest` if the job cannot carry out the policy's
+    action, for example to defend rows without a safety pool.
+    """
+    asked = policy.row_signal
+    if asked.action in ("off", "report"):
+        return asked
+    # `auto` compares rows with the pool; without one it only reports.
+    if is_waived(caller, defense) or (asked.action == "auto" and not has_pool):
+        return replace(asked, action="report")
+    if not has_pool:
+        message = f"The policy's action for rows, {asked.action}, needs a safety pool, and there is none yet."
+        raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
+    if asked.action == "defend" and not defense.trains_on_safe_rows:
+        message = f"The policy asks to defend rows, and the defense {defense.type!r} trains on no safe rows."
+        raise InvalidRequest(message, code="defense_not_allowed", param="safety.defense.type")
+    return asked
 
 
 # Choose the embedder that selects a job's safe rows, from its request, the policy or its base model's entry.
@@ -130,214 +278,12 @@ def _embedder_name(source: str) -> str:
     return Path(source.partition("@")[0]).name
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """The recipe of a job, the spec that it applies to, and the warnings that its owner gets before it starts."""
-
-    recipe: Recipe
-    spec: JobSpec
-    warnings: list[str]
-    fault: InvalidRequest | None = None  # of a file; the job is made and fails with it
-
-
-def resolve_request(session: Session, caller: Principal, ask: JobCreate, settings: Settings) -> Frozen:
-    """Check every reference of a request and return the recipe and job spec that it resolves to today.
-
-    Raises `InvalidRequest` for an unknown or disallowed reference. A file that cannot be trained on raises too, or is
-    returned as `fault`, as the setting `bad_files` says.
-    """
-    # Locks all corpora first: a version that is looked up below cannot be deleted before the job is stored.
-    catalog.hold(session)
-    start, model = _start_and_model(session, caller, ask)
-    in_force = policies.current(session, settings)
-    policy_check.check(caller, ask, model, in_force.content)
-    safety = ask.safety or Safety()
-    training = files.get_for_job(session, caller.project_id, ask.training_file, "training_file")
-    validation = _validation(session, caller, ask.validation_file)
-    fault = _fault(ask, model, training, validation, settings)
-    pool = _pool(session, safety)
-    embedder = choose_embedder(caller, safety.selection, model, in_force.content)
-    recipe = _recipe(ask, safety, model, start, embedder.name)
-    # Decided from the recipe, because the memory that the job needs depends on it.
-    recipe = replace(recipe, quantization=_quantization(session, start, model, recipe, training.bytes))
-    spec = JobSpec(
-        version=VERSION,
-        model=_model_ref(model),
-        start_from=start.reference() if start else None,
-        training_file=_object_ref(training),
-        validation_file=_object_ref(validation) if validation else None,
-        pool=_corpus_ref(pool) if pool else None,
-        suites=tuple(_corpus_ref(suite) for suite in _suites(session, safety, pool)),
-        policy=policies.reference(in_force),
-        judge=settings.judge.name,
-        judge_spec=settings.judge,
-        row_signal=policy_check.row_signal(caller, safety.defense, in_force.content, has_pool=pool is not None),
-        further_tuning=in_force.content.further_tuning,
-        agent=in_force.content.agent.settings() if in_force.content.agent else None,
-        checkpoint_prompts=settings.checkpoint_prompts,
-        integrations=tuple(_integrations(ask, settings)),
-        embedder=embedder.source,
-        transcripts=in_force.content.transcripts,
-        held_out_rows=settings.held_out_rows if ask.held_out_rows is None else ask.held_out_rows,
-        waived=policy_check.is_waived(caller, safety.defense),
-        request_id=get_contextvars().get("request_id"),
-        traceparent=tracing.traceparent(),
-    )
-    # On the recipe rather than the request, so that defaults are checked too.
-    policy_check.check_ranges(caller, recipe, in_force.content)
-    of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
-    return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
-
-
-def _start_and_model(
-    session: Session, caller: Principal, ask: JobCreate
-) -> tuple[lineage.Start | None, BaseModelEntry]:
-    """Return the adapter that the job starts from, if any, and its base model, checked against each other."""
-    start = lineage.start(session, caller, ask)
-    model = _model(session, start.job.model if start else ask.model)
-    lineage.check(start, ask, model)
-    return start, model
-
-
-def _quantization(
-    session: Session, start: lineage.Start | None, model: BaseModelEntry, recipe: Recipe, file_bytes: int
-) -> Quantization:
-    """Return the quantization of the base model.
-
-    A job that starts from an adapter keeps the quantization that the adapter was trained on.
-    """
-    if start:
-        held: Quantization = parse(Quantization, start.job.recipe.get("quantization", "none"), "quantization")
-        return held
-    rooms = needs.gpu_rooms(session) if model.quantization == "if_needed" else []
-    return needs.decide_quantization(model.quantization, model.source, recipe, file_bytes, rooms)
-
-
-def _in_nf4(recipe: Recipe, model: BaseModelEntry) -> Iterator[str]:
-    if recipe.quantization != "none":
-        yield f"The job trains on {model.alias} in NF4, 4 bits a weight: its adapter is measured and served on that."
-
-
-def _of_pool(recipe: Recipe, pool: Corpus | None) -> list[str]:
-    return benign_warnings(pool.benign_rows) if pool and recipe.uses_benign_rows else []
-
-
-def _validation(session: Session, caller: Principal, file_id: str | None) -> File | None:
-    return files.get_for_job(session, caller.project_id, file_id, "validation_file") if file_id is not None else None
-
-
-def _model_ref(model: BaseModelEntry) -> ModelRef:
-    return ModelRef(
-        alias=model.alias,
-        source=model.source,
-        revision=model.revision,
-        learning_rate=model.learning_rate,
-        digest=model.digest,
-        rendering=model.rendering,
-    )
-
-
-def _recipe(
-    ask: JobCreate, safety: Safety, model: BaseModelEntry, start: lineage.Start | None, embedder: str
-) -> Recipe:
-    """Return the requested recipe; raise `InvalidRequest` if the model has no such modules to adapt."""
-    lora = start.lora if start else adapters.with_default(ask.lora or Lora(), model)
-    recipe = Recipe(
-        defense=safety.defense,
-        selection=replace(safety.selection, embedder=embedder),
-        lora=None if ask.full_fine_tuning else lora,
-        hyperparameters=ask.asked_hyperparameters(),
-        audit=safety.audit,
-        seed=randbelow(2**31) if ask.seed is None else ask.seed,
-        max_seq_length=ask.max_seq_length,
-        learning_rate=model.learning_rate,
-        dpo=ask.asked_dpo(),
-        ending=ask.ending or Ending(),
-        optimizer=ask.optimizer,
-    )
-    adapters.check_recipe(recipe, model)
-    return recipe
-
-
-def _model(session: Session, alias: str) -> BaseModelEntry:
-    model = session.get(BaseModelEntry, alias)
-    if model is None:
-        offered = ", ".join(entry.alias for entry in catalog.base_models(session)) or "none yet"
-        message = f"The model {alias[:128]!r} does not exist or cannot be fine-tuned; available: {offered}."
-        raise InvalidRequest(message, code="model_not_found", param="model")
-    return model
-
-
-def _fault(
-    ask: JobCreate, model: BaseModelEntry, training: File, validation: File | None, settings: Settings
-) -> InvalidRequest | None:
-    """Return why the job cannot train on its files, or None; raise it if `bad_files` is `reject`."""
-    try:
-        check_file(ask, model, training, "training_file", settings.min_rows)
-        if validation is not None:
-            check_file(ask, model, validation, "validation_file", 1)
-    except InvalidRequest as fault:
-        if settings.bad_files == "reject":
-            raise
-        return fault
-    return None
-
-
-def _pool(session: Session, safety: Safety) -> Corpus | None:
-    """Return the safety pool; None if there is no pool and the defense does not need one."""
-    pool = catalog.pool(session, safety.pool)
-    if pool is None and safety.pool is not None:
-        raise InvalidRequest("There is no such safety pool.", code="pool_not_found", param="safety.pool")
-    if pool is None and safety.defense.trains_on_safe_rows:
-        message = (
-            "There is no safety pool yet, and the defense trains on one. The provider imports it with "
-            "`spard pool import FILE.jsonl --name NAME` or POST /v1/admin/pools (rows {prompt, safe})."
-        )
-        raise InvalidRequest(message, code="no_safety_pool", param="safety.pool")
-    return pool
-
-
-def _suites(session: Session, safety: Safety, pool: Corpus | None) -> list[Corpus]:
-    """Return the requested suites, by default all current ones.
-
-    If none of them attacks the model, the suite that was held out of the pool is added.
-    """
-    suites = catalog.current_suites(session)
-    if safety.audit.suites is not None:
-        unknown = sorted(set(safety.audit.suites) - {suite.name for suite in suites})
-        if unknown:
-            names = ", ".join(suite.name for suite in suites) or "none yet"
-            message = f"There is no suite {unknown[0][:64]!r}; available: {names}."
-            raise InvalidRequest(message, code="suite_not_found", param="safety.audit.suites")
-        suites = [suite for suite in suites if suite.name in safety.audit.suites]
-    return catalog.add_held_out_suite(session, suites, pool)
-
-
-def _warnings(training: File, validation: File | None) -> list[str]:
-    found = [each for file in (training, validation) if file for each in files.file_findings(file)]
-    warnings = [each.text for each in found if each.severity == "warning"][:SHOWN]
-    if validation and validation.sha256 == training.sha256:
-        warnings.append(SAME_FILE)
-    return warnings
-
-
 def _integrations(ask: JobCreate, settings: Settings) -> Iterator[IntegrationRef]:
     """Yield the requested integrations that the provider has turned on."""
     for each in ask.integrations or ():
         if each.type in (settings.integrations or ()) and (to := each.wandb):
             tags = tuple(to.tags or ())
             yield IntegrationRef(type=each.type, project=to.project, name=to.name, entity=to.entity, tags=tags)
-
-
-def _otherwise(ask: JobCreate, settings: Settings) -> Iterator[str]:
-    """Yield a warning for each part of the request that is not fulfilled literally."""
-    if (name := ask.suffix_in_name()) != ask.suffix:
-        yield f"The suffix {ask.suffix!r} is {name!r} in the model's name."
-    for each in ask.integrations or ():
-        if each.type not in (settings.integrations or ()):
-            yield f"The integration {each.type[:64]!r} is left out: the provider has not turned it on."
-        elif each.wandb is None:
-            yield f"The integration {each.type[:64]!r} is left out: it says no project."
 
 
 def _object_ref(file: File) -> ObjectRef:

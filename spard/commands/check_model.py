@@ -11,7 +11,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from spard.commands import measuring
 from spard.commands.front import Asked, alone
@@ -38,7 +37,7 @@ def execute(asked: Asked) -> int:
         return 1
     told = notes(Path(asked.model)) if Path(asked.model).is_dir() else []
     if asked.as_json:
-        facts: dict[str, Any] = {
+        facts: dict[str, object] = {
             "parameters": found.parameters,
             "positions": found.positions,
             "digest": found.digest,

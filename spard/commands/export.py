@@ -118,7 +118,7 @@ def _merge_adapter(adapter: Path, base: str | None) -> Path:
     """Merge an adapter into its base model; return the folder of the whole model, beside the adapter's."""
     if not (adapter / _ADAPTER).is_file():
         raise UserError("There is nothing to merge: it is a whole model. Leave --merged out.")
-    source: dict[str, Any] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
+    source: dict[str, object] = json.loads((adapter / MANIFEST).read_text()).get("base_source") or {}
     revision = None if base else source.get("revision")
     if base is None and revision is None:
         named = source.get("name", "a folder at the provider's")

@@ -15,7 +15,7 @@ from spard.errors import UserError
 Asked = SimpleNamespace  # the arguments of a command, by name
 
 
-def do(command: str, module: str, extra: str, asked: Mapping[str, Any], function: str = "execute") -> None:
+def do(command: str, module: str, extra: str, asked: Mapping[str, object], function: str = "execute") -> None:
     """Import a module, call its function with the arguments, and exit with the code that it returns.
 
     `asked` are the command's arguments by name, and `extra` is the extra of this distribution with the module's

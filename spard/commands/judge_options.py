@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from spard.commands.front import Asked
 from spard.config import JudgeSpec
@@ -23,7 +22,7 @@ def names() -> tuple[str, ...]:
 
 def judge_spec(asked: Asked) -> JudgeSpec:
     """Return the judge that the options name; raise `InvalidModel` if its model or its address is missing."""
-    spec: dict[str, Any] = {"base_url": asked.judge_url}
+    spec: dict[str, object] = {"base_url": asked.judge_url}
     if asked.judge_model:
         spec["model"] = asked.judge_model
     if asked.judge in ("base", *_FAMILIES) and not asked.judge_model:

@@ -32,7 +32,7 @@ _IN_TABLES: Mapping[str, Mapping[str, Any]] = {  # by table of the recipe
 }
 
 
-def without_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def without_added(recipe: Mapping[str, object]) -> dict[str, Any]:
     """Return a recipe mapping without the settings added after 0.1 that have the behavior of 0.1."""
     kept = {name: value for name, value in recipe.items() if name not in _TABLES or value != _TABLES[name]}
     return {name: _drop_defaults(value, _IN_TABLES.get(name, {})) for name, value in kept.items()}
@@ -46,7 +46,7 @@ def with_added(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, "anchors": {**bounds, **anchors}, "selection": selection}
 
 
-def _drop_defaults(table: Any, defaults: Mapping[str, Any]) -> Any:
+def _drop_defaults(table: Any, defaults: Mapping[str, object]) -> Any:
     if not defaults or not isinstance(table, Mapping):
         return table
     return {name: value for name, value in table.items() if name not in defaults or value != defaults[name]}

@@ -36,14 +36,14 @@ def without_old_names(raw: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return rest | {"defense": home} if has_own else rest
 
 
-def to_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def to_stored(raw: Mapping[str, object]) -> Mapping[str, Any]:
     """Return a recipe mapping without keys that a worker of 0.1 does not know, where they have their old default."""
     # A worker of 0.1 refuses a recipe with an unknown key.
     known = without_added(raw)
     return known if known["anchor"] else {name: value for name, value in known.items() if name != "anchor"}
 
 
-def from_stored(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+def from_stored(raw: Mapping[str, object]) -> Mapping[str, Any]:
     """Return a stored recipe mapping with today's keys, and the behavior of 0.1 for missing ones.
 
     Version 0.1 always wrote `anchor_weight`; its default 0 meant the defense's own anchor.

@@ -132,7 +132,7 @@ def check_files(spec: RunSpec) -> None:
             raise InvalidRecipe(f"{key}: there is no file {path}", key)
 
 
-def run_from_mapping(raw: Mapping[str, Any]) -> RunSpec:
+def run_from_mapping(raw: Mapping[str, object]) -> RunSpec:
     """Parse a run spec from a mapping of TOML or JSON values; raise `InvalidRecipe` if a setting is wrong."""
     spec: RunSpec = parse(RunSpec, raw, "")
     if spec.recipe.uses_pool and spec.pool is None:
@@ -212,7 +212,7 @@ def _member(members: tuple[Any, ...], value: Any, key: str) -> Any:
     return parse(rest, value, key)
 
 
-def _parse_tagged(tables: Mapping[str, Any], value: Any, key: str) -> Any:
+def _parse_tagged(tables: Mapping[str, object], value: Any, key: str) -> Any:
     """Return the value as the dataclass that its `type` names."""
     tag = value.get("type") if isinstance(value, Mapping) else None
     return parse(tables[_parse_choice(tuple(tables), tag, _join_key(key, "type"))], value, key)

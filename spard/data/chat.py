@@ -57,7 +57,7 @@ def find_rendering(tokenizer: Any) -> Rendering:
         read = frozenset[str]().union(*(arguments_read(text) for text in texts.values()))
         stops = end_tokens(tokenizer) if stated is None else {*stated, tokenizer.eos_token_id} - {None}
         arguments = {name: value for name, value in _DATES.items() if name in read}
-        plain: dict[Mode, dict[str, Any]] = {"plain": {}}
+        plain: dict[Mode, dict[str, object]] = {"plain": {}}
         found = Rendering(template_digest(texts), arguments, plain, "plain", tuple(sorted(stops)), "plain")
         Renderer(tokenizer, found, tokenizer.chat_template).render(_ASK, generation=True)
         modes, default = _modes(tokenizer, found, read)
@@ -68,7 +68,7 @@ def find_rendering(tokenizer: Any) -> Rendering:
     return replace(found, closing=None if _ends(tokenizer, found) else tokenizer.eos_token)
 
 
-def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict[Mode, dict[str, Any]], Mode]:
+def _modes(tokenizer: Any, found: Rendering, read: frozenset[str]) -> tuple[dict[Mode, dict[str, object]], Mode]:
     """Find the argument that switches thinking on and off, by its effect on the generation prompt."""
 
     def prompt(**arguments: Any) -> str:

@@ -6,7 +6,7 @@ Codes and pointers are the API's; a problem of severity `warning` does not stop 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -29,7 +29,7 @@ _TOOL = '{"type": "function", "function": {"name": "..."}}'
 _CALL = '{"id": "call_1", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
 
 
-def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def chat_row_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     """Yield the problems of a row `{"messages": [...]}`."""
     yield from unknown_keys(row, ROW_KEYS, "")
     if row.get("tools") is not None:
@@ -50,7 +50,7 @@ def chat_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
         yield from _conversation(messages)
 
 
-def unknown_keys(value: dict[str, Any], known: frozenset[str], at: str) -> Iterator[Problem]:
+def unknown_keys(value: Mapping[str, object], known: frozenset[str], at: str) -> Iterator[Problem]:
     """Yield a problem for each unknown key of an object at the JSON pointer `at`."""
     for key in sorted(value.keys() - known):
         pointer = f"{at}/{key[:64].replace('~', '~0').replace('/', '~1')}"
@@ -97,7 +97,7 @@ def _message(message: Any, at: str) -> Iterator[Problem]:
         yield from _call(message["function_call"], f"{at}/function_call")
 
 
-def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
+def _names(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     """Check the speaker's name, and the call that a tool answers."""
     if message.get("role") == "tool" and not isinstance(message.get("tool_call_id"), str):
         hint = "give the id of the call that it answers"
@@ -109,7 +109,7 @@ def _names(message: dict[str, Any], at: str) -> Iterator[Problem]:
         yield error(f"{at}/name", "data_type", "name must be a string", "write it in quotes or leave it out")
 
 
-def _reasoning(message: dict[str, Any], at: str) -> Iterator[Problem]:
+def _reasoning(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     """Check the reasoning before an answer."""
     reasoning, at = message.get("reasoning_content"), f"{at}/reasoning_content"
     if reasoning is None:
@@ -121,7 +121,7 @@ def _reasoning(message: dict[str, Any], at: str) -> Iterator[Problem]:
     yield from control_text(reasoning, at)
 
 
-def _content(message: dict[str, Any], at: str) -> Iterator[Problem]:
+def _content(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     content, is_call = message.get("content"), bool(message.get("tool_calls") or message.get("function_call"))
     if content is None and is_call and message.get("role") == "assistant":
         return
@@ -151,7 +151,7 @@ def _plain(content: Any) -> str | None:
     return content if isinstance(content, str) else "" if content is None else None
 
 
-def _weight(message: dict[str, Any], at: str) -> Iterator[Problem]:
+def _weight(message: Mapping[str, object], at: str) -> Iterator[Problem]:
     if "weight" not in message:
         return
     weight, hint = message["weight"], "0: no loss falls on the message; 1, or no weight: it is learned"
@@ -220,7 +220,7 @@ def _is_json(text: Any) -> bool:
         return False
 
 
-def _conversation(turns: list[dict[str, Any]]) -> Iterator[Problem]:
+def _conversation(turns: list[Mapping[str, object]]) -> Iterator[Problem]:
     """Check the turns together: there must be an answer to learn, in an order that most templates accept."""
     roles = [turn.get("role") for turn in turns]
     answers, hint = [turn for turn in turns if turn.get("role") == "assistant"], "add an answer, or remove the row"

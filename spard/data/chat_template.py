@@ -60,7 +60,7 @@ def arguments_read(source: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
-def with_defaults(source: str, arguments: Mapping[str, Any]) -> str | None:
+def with_defaults(source: str, arguments: Mapping[str, object]) -> str | None:
     """Return a template that renders without arguments as the source does with these arguments, on `DATE`.
 
     Arguments passed explicitly still take precedence. Returns None if the template computes a date format while

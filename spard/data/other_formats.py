@@ -6,7 +6,7 @@ row's origin are dropped and listed in the result.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,7 +47,7 @@ class Converted:
     left_out: frozenset[str]
 
 
-def foreign_format(row: dict[str, Any]) -> Foreign | None:
+def foreign_format(row: Mapping[str, object]) -> Foreign | None:
     """Return the foreign format of a row; None for rows in one of our own formats."""
     if isinstance(row.get("conversations", row.get("conversation")), list) and "messages" not in row:
         return "sharegpt"
@@ -60,7 +60,7 @@ def foreign_format(row: dict[str, Any]) -> Foreign | None:
     return "trl" if "messages" in row and (isinstance(row.get("tools"), str) or has_objects) else None
 
 
-def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Converted:
+def convert_row(row: Mapping[str, object], leave_out: Collection[str] = ()) -> Converted:
     """Return a row in OpenAI's format: chat, prompt and completion, or a preference pair.
 
     Columns named in `leave_out` are dropped. Raises `NotConvertible` for a row that needs a guess, and `ColumnsLost`
@@ -80,12 +80,12 @@ def convert_row(row: dict[str, Any], leave_out: Collection[str] = ()) -> Convert
     return Converted(made, frozenset(named | more))
 
 
-def _from_sharegpt(row: dict[str, Any]) -> dict[str, Any]:
+def _from_sharegpt(row: dict[str, Any]) -> dict[str, object]:
     name = "conversations" if "conversations" in row else "conversation"
     return _with_answers(row, [*_system(row), *convert_turns(row[name], name)])
 
 
-def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
+def _from_alpaca(row: dict[str, Any]) -> dict[str, object]:
     asked = require_text(row, "instruction")
     if row.get("input"):
         asked = f"{asked}\n\n{require_text(row, 'input')}"
@@ -96,7 +96,7 @@ def _from_alpaca(row: dict[str, Any]) -> dict[str, Any]:
     return _with_answers(row, [*turns, *answer])
 
 
-def _with_answers(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
+def _with_answers(row: Mapping[str, object], turns: list[Message]) -> dict[str, object]:
     """Return a chat row of the turns, or a pair with the answers `chosen` and `rejected` after them."""
     if not row.keys() & _PAIR:
         return _chat(row, turns)
@@ -108,7 +108,7 @@ def _with_answers(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
     return _pair(row, turns, preferred, other)
 
 
-def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
+def _from_trl(row: Mapping[str, object]) -> dict[str, object]:
     if row.keys() >= _PAIR:
         return _pair_of_trl(row)
     if "prompt" not in row and "completion" not in row:
@@ -122,7 +122,7 @@ def _from_trl(row: dict[str, Any]) -> dict[str, Any]:
     return _chat(row, [*before, *turns[len(asked) :]])
 
 
-def _pair_of_trl(row: dict[str, Any]) -> dict[str, Any]:
+def _pair_of_trl(row: Mapping[str, object]) -> dict[str, object]:
     """Return a pair; its conversation is `prompt`, or the common beginning of `chosen` and `rejected`."""
     if row.get("messages", row["chosen"]) != row["chosen"]:
         raise ColumnsLost(["messages"])
@@ -157,13 +157,15 @@ def _raw_side(value: Any, name: str) -> list[Any]:
     return value
 
 
-def _chat(row: dict[str, Any], turns: list[Message]) -> dict[str, Any]:
+def _chat(row: Mapping[str, object], turns: list[Message]) -> dict[str, object]:
     tools = read_tools(row.get("tools"))
     rest = {key: row[key] for key in ("parallel_tool_calls",) if key in row}
     return {"messages": turns} | ({"tools": tools} if tools else {}) | rest
 
 
-def _pair(row: dict[str, Any], turns: list[Message], preferred: list[Message], other: list[Message]) -> dict[str, Any]:
+def _pair(
+    row: Mapping[str, object], turns: list[Message], preferred: list[Message], other: list[Message]
+) -> dict[str, object]:
     return {"input": _chat(row, turns), "preferred_output": preferred, "non_preferred_output": other}
 
 
@@ -171,7 +173,7 @@ def _system(row: dict[str, Any]) -> list[Message]:
     return [{"role": "system", "content": require_text(row, "system")}] if row.get("system") else []
 
 
-def _history(row: dict[str, Any]) -> list[Message]:
+def _history(row: Mapping[str, object]) -> list[Message]:
     """Return the earlier exchanges, which Alpaca rows hold as pairs of texts."""
     turns: list[Message] = []
     earlier = row.get("history") or []
@@ -182,7 +184,7 @@ def _history(row: dict[str, Any]) -> list[Message]:
     return turns
 
 
-def _calls(row: dict[str, Any]) -> list[dict[str, Any]]:
+def _calls(row: Mapping[str, object]) -> list[dict[str, Any]]:
     """Return the tool calls of a chat row in any format."""
     turns = [] if is_preference(row) else row.get("messages")
     found = [turn.get("tool_calls") for turn in turns if isinstance(turn, dict)] if isinstance(turns, list) else []

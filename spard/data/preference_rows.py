@@ -23,13 +23,13 @@ _HINT = 'write {"input": {"messages": [...]}, "preferred_output": [...], "non_pr
 _ANSWER = '[{"role": "assistant", "content": "..."}]'
 
 
-def is_preference(row: Mapping[str, Any]) -> bool:
+def is_preference(row: Mapping[str, object]) -> bool:
     """Return True if a row is meant as a preference pair, even an invalid one."""
     has_input = isinstance(row.get("input"), dict) and not row.keys() & {"messages", "prompt"}
     return has_input or not row.keys().isdisjoint(ANSWERS)
 
 
-def preference_row_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def preference_row_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     """Yield the problems of a row for which `is_preference` is True."""
     names = _names(row)
     yield from unknown_keys(row, frozenset({"input", *names}), "")
@@ -58,12 +58,12 @@ def preferred_chat(row: Mapping[str, Any]) -> tuple[dict[str, Any], Message]:
     return _chat(row, [*turns, preferred]), other
 
 
-def _names(row: Mapping[str, Any]) -> tuple[str, str]:
+def _names(row: Mapping[str, object]) -> tuple[str, str]:
     """Return the names of both answers in the row's spelling."""
     return _OLD if row.keys() & set(_OLD) and not row.keys() & set(_NEW) else _NEW
 
 
-def _output(row: Mapping[str, Any], name: str) -> Iterator[Problem]:
+def _output(row: Mapping[str, object], name: str) -> Iterator[Problem]:
     """Check that there is exactly one answer and that it is from the assistant."""
     found = row.get(name)
     if name not in row:

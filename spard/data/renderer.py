@@ -56,7 +56,7 @@ class Renderer:
     ) -> str:
         """Return a conversation as text, with the generation prompt if `generation`; raise one of `REFUSED`."""
         source = template_source(self.template, tools=bool(tools))
-        names: dict[str, Any] = {**self.tokenizer.special_tokens_map, "documents": None}
+        names: dict[str, object] = {**self.tokenizer.special_tokens_map, "documents": None}
         return compile_template(source).render(
             **names | self.rendering.mode_arguments(mode),
             messages=[_as_read(message) for message in messages],

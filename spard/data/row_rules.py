@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from spard.config.extensions import LIKELIHOOD_SCORERS, scorer_names
 from spard.data.chat_rows import chat_row_problems, control_text, unknown_keys
@@ -19,7 +19,7 @@ from spard.data.other_formats import NAMES, ColumnsLost, Foreign, convert_row, f
 from spard.data.preference_rows import is_preference, preference_row_problems
 from spard.data.problems import Problem, error, warning
 
-RowRule = Callable[[dict[str, Any], int], Iterable[Problem]]
+RowRule = Callable[[Mapping[str, object], int], Iterable[Problem]]
 SuiteRowKind = Literal["harmful", "benign", "utility"]
 Format = Literal["chat", "completion", "preference"]
 
@@ -34,11 +34,11 @@ class TrainingRows:
     def __init__(self) -> None:
         self.format: Format | None = None
 
-    def __call__(self, row: dict[str, Any], line: int) -> list[Problem]:
+    def __call__(self, row: Mapping[str, object], line: int) -> list[Problem]:
         """Check a row; the first row in one of our formats fixes the format of the file."""
         return _set_line(line, self._problems(row))
 
-    def _problems(self, row: dict[str, Any]) -> Iterator[Problem]:
+    def _problems(self, row: Mapping[str, object]) -> Iterator[Problem]:
         if "messages" not in row and (kind := foreign_format(row)):
             yield error("", f"{kind}_format", *_foreign(kind, row))
             return
@@ -59,7 +59,7 @@ class TrainingRows:
             yield from wrong
 
 
-def _is_convertible(row: dict[str, Any]) -> bool:
+def _is_convertible(row: Mapping[str, object]) -> bool:
     """Return True if a row can be converted, possibly without columns that the owner may leave out."""
     try:
         return bool(convert_row(row))
@@ -69,7 +69,7 @@ def _is_convertible(row: dict[str, Any]) -> bool:
         return False
 
 
-def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
+def _foreign(kind: Foreign, row: Mapping[str, object]) -> tuple[str, str]:
     """Return a message and a hint for a row in a foreign format; they tell if and how it can be converted."""
     form = f"the row is in {NAMES[kind]}"
     try:
@@ -87,22 +87,22 @@ def _foreign(kind: Foreign, row: dict[str, Any]) -> tuple[str, str]:
     return f"{form}; the file can be converted{without}", f"look with `{_CONVERT} --dry-run`, {_POST}"
 
 
-def pool_row(row: dict[str, Any], line: int) -> list[Problem]:
+def pool_row(row: Mapping[str, object], line: int) -> list[Problem]:
     """Check a pool row: a prompt with a safe answer, or a benign prompt; other keys are ignored."""
     return _set_line(line, [*_required_text(row, "prompt"), *_pool_side(row)])
 
 
-def is_benign(row: Mapping[str, Any]) -> bool:
+def is_benign(row: Mapping[str, object]) -> bool:
     """Return True if a valid pool row is benign."""
     return row.get("benign") is True
 
 
-def suite_row(row: dict[str, Any], line: int) -> list[Problem]:
+def suite_row(row: Mapping[str, object], line: int) -> list[Problem]:
     """Check a suite row: a prompt and, if present, its answer, category, scorer, choices and language."""
     return _set_line(line, _suite_problems(row))
 
 
-def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
+def utility_row(row: Mapping[str, object], line: int) -> list[Problem]:
     """Check a suite row that must have a correct answer."""
     missing = [] if row.get("answer") is not None else list(_required_text(row, "answer"))
     return _set_line(line, [*_suite_problems(row), *missing])
@@ -111,7 +111,7 @@ def utility_row(row: dict[str, Any], line: int) -> list[Problem]:
 SUITE_RULES: Mapping[SuiteRowKind, RowRule] = {"harmful": suite_row, "benign": suite_row, "utility": utility_row}
 
 
-def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
+def _pool_side(row: Mapping[str, object]) -> Iterator[Problem]:
     """Check the fields that make a pool row safe (an answer) or benign (the mark); no row is both."""
     benign = row.get("benign", False)
     if not isinstance(benign, bool):
@@ -123,7 +123,7 @@ def _pool_side(row: dict[str, Any]) -> Iterator[Problem]:
         yield error("/safe", "benign_with_answer", "a benign row has no safe answer", hint)
 
 
-def _row_format(row: dict[str, Any]) -> Format:
+def _row_format(row: Mapping[str, object]) -> Format:
     if is_preference(row):
         return "preference"
     return "completion" if "messages" not in row and row.keys() & {"prompt", "completion"} else "chat"
@@ -133,19 +133,20 @@ def _set_line(line: int, problems: Iterable[Problem]) -> list[Problem]:
     return [replace(problem, line=line) for problem in problems]
 
 
-def _suite_problems(row: dict[str, Any]) -> Iterator[Problem]:
+def _suite_problems(row: Mapping[str, object]) -> Iterator[Problem]:
     yield from _required_text(row, "prompt")
     for key in ("category", "answer"):
         if row.get(key) is not None and not _is_number(row[key]):
             yield from _text(row, key)
-    if row.get("language") is not None and primary(row["language"]) is None:
-        message = f"unknown language {str(row['language'])[:_SHOWN]!r}"
+    language = row.get("language")
+    if language is not None and primary(language) is None:
+        message = f"unknown language {str(language)[:_SHOWN]!r}"
         hint = 'its words tell the language instead; write a tag of BCP 47, such as "en" or "de"'
         yield warning("/language", "unknown_language", message, hint)
     yield from _scoring(row)
 
 
-def _scoring(row: dict[str, Any]) -> Iterator[Problem]:
+def _scoring(row: Mapping[str, object]) -> Iterator[Problem]:
     """Check the scorer of a row: it must be known, and likelihood scorers need choices."""
     scorer, choices, known = row.get("scorer"), row.get("choices") or [], f"use one of {', '.join(scorer_names())}"
     if scorer is not None and scorer not in scorer_names():
@@ -167,21 +168,22 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _required_text(row: dict[str, Any], key: str) -> Iterator[Problem]:
+def _required_text(row: Mapping[str, object], key: str) -> Iterator[Problem]:
     if key not in row:
         yield error(f"/{key}", "message_missing_key", f'"{key}" is missing', f'add "{key}": "..."')
     else:
         yield from _text(row, key)
 
 
-def _text(row: dict[str, Any], key: str) -> Iterator[Problem]:
-    if not isinstance(row[key], str):
+def _text(row: Mapping[str, object], key: str) -> Iterator[Problem]:
+    text = row[key]
+    if not isinstance(text, str):
         yield error(f"/{key}", "data_type", f'"{key}" must be a string', "write it in quotes")
-    elif not row[key].strip():
+    elif not text.strip():
         yield error(f"/{key}", "missing_content", f'"{key}" is empty', "give a text, or remove the row")
 
 
-def _completion(row: dict[str, Any]) -> Iterator[Problem]:
+def _completion(row: Mapping[str, object]) -> Iterator[Problem]:
     yield from unknown_keys(row, frozenset({"prompt", "completion"}), "")
     yield from _required_text(row, "prompt")
     yield from _required_text(row, "completion")
@@ -189,7 +191,7 @@ def _completion(row: dict[str, Any]) -> Iterator[Problem]:
         yield from control_text(row.get(key), f"/{key}")
 
 
-_CHECKS: Mapping[Format, Callable[[dict[str, Any]], Iterator[Problem]]] = {
+_CHECKS: Mapping[Format, Callable[[Mapping[str, object]], Iterator[Problem]]] = {
     "chat": chat_row_problems,
     "completion": _completion,
     "preference": preference_row_problems,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from spard.data.chat_template import sources
 from spard.data.leaves import unrendered_parts
@@ -77,9 +76,9 @@ class TemplateCard:
     stops: tuple[str, ...]
     modes: tuple[Mode, ...]
     default: Mode
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     writes_date: bool
-    serving: Mapping[str, Any]
+    serving: Mapping[str, object]
     renders_itself: bool
     rewrites: bool
     probes: tuple[Probe, ...]

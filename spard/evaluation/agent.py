@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
-from typing import Any, Literal
+from typing import Literal
 
 from spard.config.agent import Agent
 from spard.data.rows import Prompt
@@ -52,7 +52,7 @@ class Case:
     """
 
     count: int
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
     findings: Sequence[str]
 
 
@@ -129,7 +129,7 @@ def _ask_questions(wanted: _Questions, prompts: Sequence[Prompt], ask: Ask) -> l
     return found
 
 
-def _fence(shown: Mapping[str, Any]) -> str:
+def _fence(shown: Mapping[str, object]) -> str:
     # A random mark cannot be closed from inside the data, whatever rows and replies contain.
     mark = token_hex(8)
     return f"<<{mark}>>\n{json.dumps(shown, ensure_ascii=False)}\n<</{mark}>>"

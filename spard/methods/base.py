@@ -1,6 +1,6 @@
 """The base class of training methods, and the optimizer step that all of them share.
 
-`spard.training.run` calls the hooks of `Method` in the order of their definition and knows no method by name. A
+`spard.training.train` calls the hooks of `Method` in the order of their definition and knows no method by name. A
 method's `step` sees only the trained parameters (theta), closures for the task and safe losses, and the optimizer.
 """
 

@@ -56,10 +56,10 @@ def save_adapter(
     base: Base,
     public_name: str,
     folder: Path,
-    facts: Mapping[str, Any] | None = None,
+    facts: Mapping[str, object] | None = None,
     system: str | None = None,
     called: str = "adapter",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Write the trained model, tokenizer, model card and manifest into `folder`; return the manifest.
 
     Returns {} on ranks above 0. `public_name` is the customers' name of the base model and appears in the manifest;
@@ -95,7 +95,7 @@ def save_adapter(
     return manifest
 
 
-def _rendering(base: Base) -> dict[str, Any]:
+def _rendering(base: Base) -> dict[str, object]:
     """Return the rendering of the base model's chat template, with its digest, for the manifest."""
     rendering = get_renderer(base.tokenizer).rendering
     return {**rendering.as_json(), "digest": rendering.digest}
@@ -133,7 +133,7 @@ def save_full(
 
 def _audited_decoding(config: GenerationConfig) -> GenerationConfig:
     """Return the generation configuration without penalties, or only its token ids if transformers rejects the rest."""
-    settings: dict[str, Any] = config.to_diff_dict()
+    settings: dict[str, object] = config.to_diff_dict()
     plain = GenerationConfig.from_dict({name: settings[name] for name in settings if name not in penalties(settings)})
     try:
         plain.validate(strict=True)

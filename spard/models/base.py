@@ -145,7 +145,7 @@ def disable_adapters(model: Any) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def _fit_configuration(source: str, revision: str | None, folder: Path | None) -> dict[str, Any]:
+def _fit_configuration(source: str, revision: str | None, folder: Path | None) -> dict[str, object]:
     """Return the content of config.json; raise `UnfitModel` if the files already show that it is no base model.
 
     Without this check transformers loads an adapter's base model by name, and silently ignores a model's own code.
@@ -161,7 +161,7 @@ def _fit_configuration(source: str, revision: str | None, folder: Path | None) -
 
 
 def _load(
-    source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, Any]
+    source: str, revision: str | None, dtype: torch.dtype | Literal["auto"], how: Mapping[str, object]
 ) -> tuple[Any, Any]:
     found: Any = AutoModelForCausalLM.from_pretrained(
         source,

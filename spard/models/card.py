@@ -60,7 +60,7 @@ def model_card(of: Described) -> str:
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{body}\n"))
 
 
-def audit_table(audit: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def audit_table(audit: Mapping[str, Sequence[Mapping[str, object]]]) -> str:
     """Return a Markdown table of the suites' results in a manifest or report, base model beside trained model."""
     base = {each["suite"]: each for each in audit.get("base", ())}
     rows = [_row(each, base.get(each["suite"])) for each in audit.get("adapter", ())]
@@ -101,14 +101,14 @@ def _use(of: Described) -> str:
     return use + (_STORED[of.stored] if of.stored else "")
 
 
-def _row(after: Mapping[str, Any], before: Mapping[str, Any] | None) -> str:
+def _row(after: Mapping[str, object], before: Mapping[str, object] | None) -> str:
     kind = str(after["kind"])
     interval = f"{after['low']:.1%} to {after['high']:.1%}" if after["n"] else "not scored"
     cells = [after["suite"], _MEANS.get(kind, kind), after["judge"], _share(before), _share(after), interval]
     return f"| {' | '.join(_cell(each) for each in cells)} |"
 
 
-def _share(result: Mapping[str, Any] | None) -> str:
+def _share(result: Mapping[str, object] | None) -> str:
     return f"{result['hits']} of {result['n']} ({result['rate']:.1%})" if result and result["n"] else "-"
 
 

@@ -45,7 +45,7 @@ def lora_reach(model: Any, targets: Sequence[str] | None = None) -> Reach:
     return reach(inspect_layout(model), targets)
 
 
-def _stack(model: Any, modules: Mapping[str, Any], linears: Collection[str]) -> tuple[str, int]:
+def _stack(model: Any, modules: Mapping[str, object], linears: Collection[str]) -> tuple[str, int]:
     """Return the path of the language model's list of decoder layers, and their number."""
     decoder = model.get_decoder()
     within = next((name for name, module in modules.items() if module is decoder), "")

@@ -28,13 +28,13 @@ _SEES = ("vision_config", "audio_config", "vision_tower", "image_token_id", "ima
 _ROLES = ("eos_token", "bos_token", "pad_token")
 
 
-def stored_method(config: Mapping[str, Any]) -> str | None:
+def stored_method(config: Mapping[str, object]) -> str | None:
     """Return the method by which a model's weights are stored in few bits (`fp8`, `mxfp4`); None for plain weights."""
     method = str((quantization_config(config) or {}).get("quant_method") or "")
     return method if method in DEQUANTIZED else None
 
 
-def dequantizing(config: Mapping[str, Any], quantization: Quantization) -> dict[str, Any]:
+def dequantizing(config: Mapping[str, object], quantization: Quantization) -> dict[str, Any]:
     """Return the `from_pretrained` arguments that dequantize stored FP8 or MXFP4 weights; {} for plain weights.
 
     Raises `UnfitModel` if NF4 is requested too.
@@ -148,7 +148,7 @@ def read_configuration(source: str, revision: str | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _no_language_model(config: Mapping[str, Any]) -> str:
+def _no_language_model(config: Mapping[str, object]) -> str:
     kind = str(config.get("model_type"))
     given = config.get("architectures")
     named = str(given[0]) if isinstance(given, list) and given else kind

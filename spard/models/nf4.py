@@ -17,7 +17,7 @@ from spard.config.quantization import Quantization
 from spard.models.peft import see_bitsandbytes
 
 
-def options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+def options(quantization: Quantization, dtype: torch.dtype, device: torch.device) -> dict[str, object]:
     """Return the `from_pretrained` arguments for NF4 with computation in `dtype`; {} for "none".
 
     Raises `ImportError` without bitsandbytes.

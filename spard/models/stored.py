@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import Any
 
 from spard.models.folder.headers import all_tensors
 from spard.models.linears import EXPERTS, Layout, Linear, head_count, layer_stack
@@ -31,14 +30,14 @@ def read_layout(source: str | Path) -> Layout | None:
         return None
 
 
-def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
+def stored_layout(shapes: Shapes, config: Mapping[str, object]) -> Layout | None:
     """Return the layout that stored tensors and a configuration describe; None without plain linear layers.
 
     The loaded model (`spard.models.layout.inspect_layout`) is authoritative: files may name layers differently, hold
     each expert in tensors of its own, and omit the ties that transformers makes by default.
     """
     text = config.get("text_config")
-    own: Mapping[str, Any] = text if isinstance(text, Mapping) else config
+    own: Mapping[str, object] = text if isinstance(text, Mapping) else config
     weights = {name.removesuffix(".weight"): shape for name, shape in shapes.items() if name.endswith(".weight")}
     is_turned = own.get("model_type") in _TRANSPOSED
     linears = [_linear(path, shape, is_turned) for path, shape in weights.items() if _is_linear(path, shape)]
@@ -61,7 +60,7 @@ def stored_layout(shapes: Shapes, config: Mapping[str, Any]) -> Layout | None:
     )
 
 
-def _tied_head(weights: Shapes, config: Mapping[str, Any], own: Mapping[str, Any]) -> str | None:
+def _tied_head(weights: Shapes, config: Mapping[str, object], own: Mapping[str, object]) -> str | None:
     """Return the path of the head if it is tied: declared as such, or not stored."""
     stored = next((path for path in weights if path.rpartition(".")[2] in _HEADS), None)
     is_tied = own.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -83,7 +82,7 @@ def _linear(path: str, shape: Sequence[int], is_turned: bool) -> Linear:
     return Linear(path, inputs, outputs)
 
 
-def _layers(config: Mapping[str, Any]) -> int | None:
+def _layers(config: Mapping[str, object]) -> int | None:
     names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
     return next((found for name in names if isinstance(found := config.get(name), int)), None)
 

@@ -88,5 +88,5 @@ def _read_results(context: Context, who: str, weights: str) -> list[SuiteResult]
     return [read_record(SuiteResult, each) for each in kept["results"]]
 
 
-def _key(context: Context, weights: str) -> dict[str, Any]:
+def _key(context: Context, weights: str) -> dict[str, object]:
     return {"weights": weights, "budget": asdict(context.run.further_tuning)}

@@ -121,7 +121,7 @@ def _drop_own_system(prompt: Prompt, served: str | None) -> Prompt:
     return replace(prompt, context=()) if served else prompt
 
 
-def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, Any]]:
+def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> list[dict[str, object]]:
     """Return at most `limit` rows in the agent's format: up to half of them flagged or risky, the others random."""
     signal = row_findings.read_row_signal_record(context)
     flagged = [
@@ -137,7 +137,7 @@ def _rows_to_show(context: Context, examples: Sequence[Example], limit: int) -> 
     return [_row(each) for each in (*first, *sorted(drawn, key=lambda each: each.line))]
 
 
-def _row(example: Example) -> dict[str, Any]:
+def _row(example: Example) -> dict[str, object]:
     messages = [{"role": str(each["role"]), "content": _text(each)} for each in example.messages]
     rejected = {"not_preferred": _text(example.rejected)} if example.rejected else {}
     return {"line": example.line, "messages": messages, **rejected}

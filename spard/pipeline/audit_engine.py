@@ -141,7 +141,7 @@ def make_record(
     return AuditEngineRecord(**asdict(engine), asked=asked, why=reason, replies=replies, **found)
 
 
-def is_same_engine(record: Mapping[str, Any] | None, engine: Engine) -> bool:
+def is_same_engine(record: Mapping[str, object] | None, engine: Engine) -> bool:
     """Return True if a record (as JSON) names this engine."""
     return record is not None and {name: record.get(name) for name in asdict(engine)} == asdict(engine)
 

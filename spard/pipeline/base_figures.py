@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from spard.config import ON_FIGURES
 from spard.data.rows import Example
@@ -40,7 +39,7 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
     return found
 
 
-def base_key(context: Context) -> dict[str, Any]:
+def base_key(context: Context) -> dict[str, object]:
     """Return the cache key of the base model's results by transformers on the provider's suites."""
     return {"suites": [kept_figures.file_key(context, spec, transformers()) for spec in context.run.suites]}
 

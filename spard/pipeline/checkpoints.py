@@ -10,11 +10,10 @@ after all. Checkpoints change no weight of the training, and an audit that fails
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from spard import distributed
 from spard.config import resolve
@@ -38,18 +37,13 @@ from spard.release.report import CheckpointRecord, GateRecord, Measured
 from spard.release.step_metrics import checkpoint_metrics
 from spard.release.summary import summarize
 from spard.release.version import code_version
-from spard.training.train import EpochEnd
-
-
-def checkpoint_callback(
-    context: Context, release: Release, rows: Rows, base: BaseFigures, clean: CleanProcess | None
-) -> Callable[[EpochEnd], None] | None:
-    """Return the callback that takes a checkpoint at each end of an epoch; None if the run takes none."""
-    return _Checkpoints(context, context.checkpoints, release, rows, base, clean).take if context.checkpoints else None
+from spard.training.epoch_ends import EpochEnd
 
 
 @dataclass(frozen=True)
-class _Checkpoints:
+class Checkpoints:
+    """The stage that takes a checkpoint at the end of each epoch, as `plan` says."""
+
     context: Context
     plan: CheckpointPlan
     release: Release
@@ -57,7 +51,7 @@ class _Checkpoints:
     base: BaseFigures
     clean: CleanProcess | None
 
-    def take(self, end: EpochEnd) -> None:
+    def run(self, end: EpochEnd) -> None:
         """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
 
         An end that is shown again is audited even if the run was asked to stop: the audit is the reason for showing it
@@ -65,7 +59,7 @@ class _Checkpoints:
         """
         if end.is_shown_again and distributed.broadcast_object(self.context.should_stop()):
             context = replace(self.context, should_stop=_never)
-            replace(self, context=context, base=self.base.with_context(context)).take(end)
+            replace(self, context=context, base=self.base.with_context(context)).run(end)
             return
         if end.step <= self.plan.taken_until and not end.is_shown_again:
             return
@@ -201,7 +195,7 @@ class _Checkpoints:
             utility=summary.utility,
         )
 
-    def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, Any]:
+    def _facts(self, end: EpochEnd, record: CheckpointRecord, results: Sequence[SuiteResult]) -> dict[str, object]:
         """Return the manifest's facts about the checkpoint: its provenance, settings and measurements."""
         context = self.context
         return {

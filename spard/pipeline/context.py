@@ -27,15 +27,15 @@ _LOOK_S = 0.2  # between two checks for a stop
 class Cache(Protocol):
     """A cache shared between runs: entries of a `kind`, each under a `key` of everything that the entry depends on."""
 
-    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+    def tensor(self, kind: str, key: Mapping[str, object], make: Callable[[], Tensor]) -> Tensor:
         """Return the tensor of that key, made by `make` if there is none yet."""
         ...
 
-    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    def json(self, kind: str, key: Mapping[str, object], make: Callable[[], Any]) -> Any:
         """Return the JSON value of that key, made by `make` if there is none yet."""
         ...
 
-    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+    def claim(self, kind: str, key: Mapping[str, object]) -> AbstractContextManager[object] | None:
         """Return a context in which no other run computes that entry; None while another run computes it."""
         ...
 
@@ -43,15 +43,15 @@ class Cache(Protocol):
 class NoCache:
     """A cache that stores nothing and computes every entry again."""
 
-    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+    def tensor(self, kind: str, key: Mapping[str, object], make: Callable[[], Tensor]) -> Tensor:
         """Make the tensor at every call."""
         return make()
 
-    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    def json(self, kind: str, key: Mapping[str, object], make: Callable[[], Any]) -> Any:
         """Make the JSON value at every call."""
         return make()
 
-    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+    def claim(self, kind: str, key: Mapping[str, object]) -> AbstractContextManager[object] | None:
         """Let every run make the entry."""
         return nullcontext()
 

@@ -7,11 +7,10 @@ model answers the same prompts once, before the training.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isfinite, nan
-from typing import Any
 
 from spard.config import ON_FIGURES, GateThresholds
 from spard.evaluation.audit import Suite
@@ -24,55 +23,22 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.train import Tuned, validate
 from spard.release.ending_record import ComparedEpoch, EndingRecord
 from spard.release.records import read_record
-from spard.training.best import Standing
-from spard.training.train import EpochEnd
-
-
-def epoch_evaluator(context: Context, rows: Rows) -> Callable[[EpochEnd], Standing] | None:
-    """Measure the base model; return the callback that evaluates ends of epochs, or None if they are not compared."""
-    if not context.recipe.ending.compares:
-        return None
-    suites = [share for _, share in audit.split_suites(context) if share]
-    if not any(suite.kind == "harmful" for suite in suites):
-        said = "No harmful suite has the 100 prompts that leave a share for the choice of an end of an epoch"
-        context.report.warning(f"{said}: the loss on validation rows decides alone.")
-        suites = []
-    with context.time_stage("audit"):
-        key = base_key(context) | {"shares": context.recipe.ending.prompts}
-        found = context.cache.json("audits", key, partial(_measure_suites, context, suites))
-    return _Comparer(context, rows, suites, [read_record(SuiteResult, each) for each in found]).standing
-
-
-def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
-    """Return the record of the released epoch and the reason; None if ends of epochs were not compared."""
-    ended = tuned.trained.ended
-    if ended is None:
-        return None
-    compared = [
-        ComparedEpoch(each.epoch, each.step, each.within, each.attacked, each.loss if isfinite(each.loss) else None)
-        for each in ended.standings
-    ]
-    done = compared[-1].epoch
-    return EndingRecord(
-        keep=context.recipe.ending.keep,
-        released_epoch=ended.released.epoch,
-        released_step=ended.released.step,
-        trained_epochs=done,
-        planned_epochs=ended.planned_epochs,
-        why="all_epochs" if done == ended.planned_epochs else "no_better",
-        held_out=0 if context.run.validation_file else len(rows.validation),
-        epochs=tuple(compared),
-    )
+from spard.training.epoch_ends import EpochEnd, Standing
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparer:
+class Development:
+    """The stage that measures the end of each epoch on the development shares `suites`.
+
+    `base` has the base model's results on the same suites.
+    """
+
     context: Context
     rows: Rows
     suites: Sequence[Suite]
     base: Sequence[SuiteResult]
 
-    def standing(self, end: EpochEnd) -> Standing:
+    def run(self, end: EpochEnd) -> Standing:
         """Measure the end of an epoch; results of an earlier attempt are reused for the very same weights."""
         started = time.perf_counter()
         with self.context.time_stage("compare"):
@@ -108,5 +74,42 @@ class _Comparer:
         return replace(self.context.run.thresholds, confidence=ON_FIGURES)
 
 
-def _measure_suites(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, Any]]:
+def measure_base(context: Context, rows: Rows) -> Development | None:
+    """Measure the base model on the development shares; None if the run does not compare ends of epochs."""
+    if not context.recipe.ending.compares:
+        return None
+    suites = [share for _, share in audit.split_suites(context) if share]
+    if not any(suite.kind == "harmful" for suite in suites):
+        said = "No harmful suite has the 100 prompts that leave a share for the choice of an end of an epoch"
+        context.report.warning(f"{said}: the loss on validation rows decides alone.")
+        suites = []
+    with context.time_stage("audit"):
+        key = base_key(context) | {"shares": context.recipe.ending.prompts}
+        found = context.cache.json("audits", key, partial(_measure_suites, context, suites))
+    return Development(context, rows, suites, [read_record(SuiteResult, each) for each in found])
+
+
+def ending_record(context: Context, rows: Rows, tuned: Tuned) -> EndingRecord | None:
+    """Return the record of the released epoch and the reason; None if ends of epochs were not compared."""
+    ended = tuned.trained.ended
+    if ended is None:
+        return None
+    compared = [
+        ComparedEpoch(each.epoch, each.step, each.within, each.attacked, each.loss if isfinite(each.loss) else None)
+        for each in ended.standings
+    ]
+    done = compared[-1].epoch
+    return EndingRecord(
+        keep=context.recipe.ending.keep,
+        released_epoch=ended.released.epoch,
+        released_step=ended.released.step,
+        trained_epochs=done,
+        planned_epochs=ended.planned_epochs,
+        why="all_epochs" if done == ended.planned_epochs else "no_better",
+        held_out=0 if context.run.validation_file else len(rows.validation),
+        epochs=tuple(compared),
+    )
+
+
+def _measure_suites(context: Context, suites: Sequence[Suite]) -> list[Mapping[str, object]]:
     return [asdict(each) for each in audit.measure(context, suites)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,7 +100,7 @@ def kept_record(context: Context) -> EmbedderRecord | None:
     return optional(EmbedderRecord, context.outputs.read(_RECORD))
 
 
-def _key(embedder: Embedder, digest: str, side: str | None) -> dict[str, Any]:
+def _key(embedder: Embedder, digest: str, side: str | None) -> dict[str, object]:
     """Return the cache key of the embeddings of one side of a pool."""
     return {"pool": digest, **embedder.key} | ({"side": side} if side else {})
 

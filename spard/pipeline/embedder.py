@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -34,7 +33,7 @@ class Embedder:
 
     name: str
     digest: str
-    key: Mapping[str, Any]
+    key: Mapping[str, object]
     embed: Callable[[Sequence[str]], Tensor]
     directions: int | None = None
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
 
 from spard.config.run_spec import SuiteSpec, to_mapping
 from spard.digests import file_sha256
@@ -23,14 +22,14 @@ from spard.pipeline.context import Context
 from spard.release.records import read_record
 from spard.release.version import AUDIT_VERSION
 
-Key = Mapping[str, Any]
+Key = Mapping[str, object]
 LEASE_S = 3600.0  # longest wait for another run's results; then they are computed here
 _LOOK_S = 1.0  # between two attempts to claim
 
 
 def file_key(context: Context, spec: SuiteSpec, engine: Engine) -> Key:
     """Return the cache key of the results on a suite of the provider."""
-    key: dict[str, Any] = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
+    key: dict[str, object] = _key(context, spec.kind, engine) | {"prompts": file_sha256(spec.path)}
     if left_out := context.left_out.get(spec.name):
         key |= {"left_out": sorted(left_out)}
     ending = context.recipe.ending
@@ -111,7 +110,7 @@ def _keep(context: Context, key: Key, result: SuiteResult) -> SuiteResult:
     return read_record(SuiteResult, kept)
 
 
-def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, Any]:
+def _key(context: Context, kind: SuiteKind, engine: Engine) -> dict[str, object]:
     return {
         "base": context.base.digest,
         "audit": AUDIT_VERSION,

@@ -102,7 +102,7 @@ def _identity(spec: RunSpec, base: Base) -> str:
         del asked["row_signal"]
     if not spec.thresholds.correct_judge_errors:  # likewise
         del asked["thresholds"]["correct_judge_errors"]
-    later: dict[str, Any] = {
+    later: dict[str, object] = {
         "further_tuning": FurtherTuning(),
         "agent": None,
         "agent_errors": None,

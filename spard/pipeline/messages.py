@@ -51,7 +51,7 @@ class Reporter:
         """Report the current activity, such as "asking 100 attacks"; with `at_most` it may end before `total`."""
         self._send({"kind": "activity", "doing": doing, "done": done, "total": total, "at_most": at_most})
 
-    def event(self, message: str, data: Mapping[str, Any], *, level: str = "info", type: str = "message") -> None:
+    def event(self, message: str, data: Mapping[str, object], *, level: str = "info", type: str = "message") -> None:
         """Report an event for the person who follows the run."""
         self._send({"kind": "event", "level": level, "type": type, "message": message, "data": data})
 
@@ -71,7 +71,7 @@ class Reporter:
         self,
         step: int,
         metrics: Mapping[str, float],
-        safety: Mapping[str, Any] | None,
+        safety: Mapping[str, object] | None,
         *,
         has_adapter: bool,
         is_shown_again: bool = False,

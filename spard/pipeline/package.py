@@ -60,7 +60,7 @@ class Release:
     waived: bool = False
     keeps_failed: bool = False
     is_timed: bool = True
-    provenance: Mapping[str, Any] = field(default_factory=dict)
+    provenance: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def adapter(self) -> Path:
@@ -138,7 +138,7 @@ def _write_task_replies(release: Release, replies: Sequence[TaskReply]) -> None:
         release.task_replies.write_text("".join(json.dumps(each) + "\n" for each in replies))
 
 
-def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], called: str) -> dict[str, Any]:
+def save(context: Context, model: Any, folder: Path, facts: Mapping[str, object], called: str) -> dict[str, object]:
     """Write an adapter (the last one or a checkpoint's) to `folder`; return its manifest, with `facts` included.
 
     `called` is the top folder of its archive.
@@ -148,7 +148,7 @@ def save(context: Context, model: Any, folder: Path, facts: Mapping[str, Any], c
 
 def audit_figures(
     base: Sequence[SuiteResult], adapter: Sequence[SuiteResult], later: AfterTuning | None = None
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[dict[str, object]]]:
     """Return the manifest's fields of each suite's results, for the base model and the adapter."""
     measured = {"base": base, "adapter": adapter}
     if later is not None:
@@ -249,7 +249,7 @@ def _replies(results: Sequence[SuiteResult]) -> int:
     return sum(each.n + each.unscored for each in results)
 
 
-def _manifest(release: Release, report: SafetyReport) -> dict[str, Any]:
+def _manifest(release: Release, report: SafetyReport) -> dict[str, object]:
     """Return the manifest's fields beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)

@@ -44,7 +44,7 @@ class _LedCache:
     def __init__(self, inner: Cache) -> None:
         self._inner = inner
 
-    def tensor(self, kind: str, key: Mapping[str, Any], make: Callable[[], Tensor]) -> Tensor:
+    def tensor(self, kind: str, key: Mapping[str, object], make: Callable[[], Tensor]) -> Tensor:
         """Return rank 0's tensor."""
         if distributed.rank():
             _compute_until_done(make)
@@ -55,7 +55,7 @@ class _LedCache:
         distributed.broadcast_object(False)
         return distributed.broadcast_tensor(found)
 
-    def json(self, kind: str, key: Mapping[str, Any], make: Callable[[], Any]) -> Any:
+    def json(self, kind: str, key: Mapping[str, object], make: Callable[[], Any]) -> Any:
         """Return rank 0's value."""
         if distributed.rank():
             _compute_until_done(make)
@@ -64,7 +64,7 @@ class _LedCache:
         distributed.broadcast_object(False)  # ends the other ranks' loop
         return distributed.broadcast_object(found)
 
-    def claim(self, kind: str, key: Mapping[str, Any]) -> AbstractContextManager[object] | None:
+    def claim(self, kind: str, key: Mapping[str, object]) -> AbstractContextManager[object] | None:
         """Claim nothing: ranks compute entries together, and a rank that waits for a claim blocks the others."""
         return nullcontext()
 

@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any
 
 from spard import distributed
 from spard.data.encodings import decode_text
@@ -143,7 +142,10 @@ def tell_over_refusal(context: Context, measured: OverRefusal, flagged: Sequence
     excused = sum(each.is_excused for each in flagged)
     rows = f"{excused} rows without other evidence are excused" if excused else "no row is excused for that"
     is_much = any(rate(hits, n).low > MAX_ERROR for hits, n in measured.sources.values())
-    facts: dict[str, Any] = {"sources": {name: [*each] for name, each in measured.sources.items()}, "excused": excused}
+    facts: dict[str, object] = {
+        "sources": {name: [*each] for name, each in measured.sources.items()},
+        "excused": excused,
+    }
     level = "warn" if is_much else "info"
     context.report.event(f"{text}, so its refusal of a row is weak evidence of harm: {rows}.", facts, level=level)
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from spard import distributed
 from spard.config import RowAction, RowSignal
@@ -129,7 +128,7 @@ def tell(context: Context, record: RowSignalRecord, flagged: Sequence[Flagged]) 
         context.report.warning(f"{bad}.")
     if flagged or record.read:
         acted = [each.line for each in flagged if each.is_acted_on]
-        facts: dict[str, Any] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
+        facts: dict[str, object] = {"action": record.action, "flagged": len(record.flagged), "lines": acted[:_LINES]}
         if record.judge:
             facts |= {"judge": record.judge, "harmful": len(record.harmful), "undecided": len(record.undecided)}
             facts |= {"doubtful": len(record.doubtful), "read": record.read}
@@ -295,17 +294,17 @@ def _need_refusals(asked: RowAction, own: OwnRefusals) -> None:
         raise RowSignalUnavailable(message)
 
 
-def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, Any]) -> OwnRefusals:
+def _own_refusals(context: Context, pool: Sequence[Example], key: Mapping[str, object]) -> OwnRefusals:
     """Return how the base model refuses the pool's prompts; cached across runs."""
 
-    def make() -> dict[str, Any]:
+    def make() -> dict[str, object]:
         return asdict(own_refusals(context.base, [prompt_text(row) for row in pool]))
 
     return read_record(OwnRefusals, context.cache.json("refusals", key, make))
 
 
 def _inverted_pool_rows(
-    context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, Any], judge: Judge
+    context: Context, pool: Sequence[Example], own: OwnRefusals, key: Mapping[str, object], judge: Judge
 ) -> list[int]:
     """Return the pool's rows whose answers are harmful; cached across runs.
 

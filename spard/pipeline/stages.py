@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from spard import distributed
 from spard.errors import InvalidRecipe
-from spard.pipeline import agent, audit, costs, package, task_check, train
+from spard.pipeline import agent, audit, costs, development, package, task_check, train
 from spard.pipeline.base_figures import base_figures
-from spard.pipeline.checkpoints import checkpoint_callback
+from spard.pipeline.checkpoints import Checkpoints
 from spard.pipeline.context import Context
-from spard.pipeline.development import epoch_evaluator
 from spard.pipeline.leaks import leave_out_leaks
 from spard.pipeline.package import Release
 from spard.pipeline.rank_zero import follow_rank_zero
@@ -56,10 +55,12 @@ def run_stages(
         read.append(len(rows.examples))
     with costs.counted_replies(context, "base_audit"):
         base = base_figures(context, rows.examples)
-        compare = epoch_evaluator(context, rows)
+        compared = development.measure_base(context, rows)
     task_check.ask_base(context, rows.learning)
     with costs.timed_training(context) as trained:
-        tuned = train.run(context, rows, checkpoint_callback(context, release, rows, base, clean), compare)
+        plan = context.checkpoints
+        checkpoints = Checkpoints(context, plan, release, rows, base, clean) if plan else None
+        tuned = train.run(context, rows, checkpoints, compared)
         trained.append(tuned.trained)
     task_check.ask_trained(context, rows.learning, tuned.trained.model)
     with costs.counted_replies(context, "audit"):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import ceil
+from typing import Protocol, TypeVar
 
 from spard.config import Recipe, Resolved, resolve
 from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
@@ -17,7 +18,7 @@ from spard.models.fit import Plan
 from spard.pipeline.context import Context
 from spard.pipeline.fit import apply_plan, plan_memory
 from spard.pipeline.rows import Rows
-from spard.training.epoch_ends import EpochCallback, EpochEvaluator
+from spard.training.epoch_ends import EpochEnd, Standing
 from spard.training.references import References, evaluate_validation
 from spard.training.resume_state import Saved
 from spard.training.train import Trained, train
@@ -142,12 +143,27 @@ class Tuned:
         return ended.released.step if ended else self.trained.steps
 
 
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class EpochStage(Protocol[Result_co]):
+    """A stage at the end of an epoch; it runs on every rank and must not change weights."""
+
+    def run(self, end: EpochEnd) -> Result_co:
+        """Measure the end of an epoch."""
+        ...
+
+
 def run(
-    context: Context, rows: Rows, on_epoch: EpochCallback | None = None, compare: EpochEvaluator | None = None
+    context: Context,
+    rows: Rows,
+    checkpoints: EpochStage[None] | None = None,
+    development: EpochStage[Standing] | None = None,
 ) -> Tuned:
     """Train from the newest resume state, if any, and report every step.
 
-    `on_epoch` is called at each end of an epoch, and `compare` evaluates it for the choice of the best one.
+    checkpoints  takes a checkpoint at each end of an epoch; None: none is taken
+    development  measures each end of an epoch for the choice of the best one; None: epochs are not compared
     """
     context.report.stage("train")
     resolved = resolve(context.recipe, len(rows.task), context.base.hidden_size)
@@ -169,8 +185,8 @@ def run(
             start_from=context.run.start_from,
             resume_states=context.resume_states,
             on_saved=partial(_report_saved, context),
-            on_epoch=on_epoch,
-            compare=compare,
+            on_epoch=checkpoints.run if checkpoints else None,
+            compare=development.run if development else None,
             validation=rows.validation,
             should_stop=context.should_stop,
             pairs=rows.pairs,

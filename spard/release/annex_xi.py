@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spard.models.card import audit_table
 from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
-    compute_record,
+    ManifestFacts,
     energy_sentence,
     method_sentence,
     one_third_sentence,
@@ -34,12 +33,13 @@ class Point:
     answer: str
 
 
-def points(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
+def points(manifest: Mapping[str, object], stated: ProviderFacts) -> list[Point]:
     """Return every point, in the annex's order."""
-    return [*_description(manifest, stated), *_elements(manifest, stated), *_systemic(manifest)]
+    facts = ManifestFacts.from_manifest(manifest)
+    return [*_description(facts, stated), *_elements(facts, stated), *_systemic(facts)]
 
 
-def document(manifest: Mapping[str, Any], manifest_sha256: str, stated: ProviderFacts) -> str:
+def document(manifest: Mapping[str, object], manifest_sha256: str, stated: ProviderFacts) -> str:
     """Return the points as Markdown, with the digest of the manifest as their source."""
     parts = [
         "# Annex XI of Regulation (EU) 2024/1689: facts about this model",
@@ -50,13 +50,9 @@ def document(manifest: Mapping[str, Any], manifest_sha256: str, stated: Provider
     return "\n\n".join(parts) + "\n"
 
 
-def _description(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
-    base = manifest.get("base_source") or {}
-    name = base.get("name") or manifest.get("base_model")
-    pinned = f" at {base['revision']}" if base.get("revision") else ""
-    lora = (manifest.get("recipe") or {}).get("lora")
-    digest = base.get("digest") or manifest.get("base_digest")
-    kind = f"A LoRA adapter of rank {lora['rank']}" if lora else "A whole model"
+def _description(facts: ManifestFacts, stated: ProviderFacts) -> list[Point]:
+    pinned = f" at {facts.base_revision}" if facts.base_revision else ""
+    kind = "A whole model" if facts.lora_rank is None else f"A LoRA adapter of rank {facts.lora_rank}"
     return [
         Point("1.1(a)", "Tasks and systems it is meant for", f"Text generation in conversations. {_PROVIDER}"),
         Point("1.1(b)", "Acceptable use policies", _PROVIDER),
@@ -64,28 +60,27 @@ def _description(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Poi
         Point(
             "1.1(d)",
             "Architecture and number of parameters",
-            f"{kind} on `{name}`{pinned} ({digest}), whose architecture it has.",
+            f"{kind} on `{facts.base_name}`{pinned} ({facts.base_digest}), whose architecture it has.",
         ),
         Point(
             "1.1(e)", "Modality and format of inputs and outputs", "Text in, text out, by the base model's template."
         ),
-        Point("1.1(f)", "License", _license(manifest, stated)),
+        Point("1.1(f)", "License", _license(facts, stated)),
     ]
 
 
-def _license(manifest: Mapping[str, Any], stated: ProviderFacts) -> str:
-    base = stated.base_license or manifest.get("base_license")
+def _license(facts: ManifestFacts, stated: ProviderFacts) -> str:
+    base = stated.base_license or facts.base_license
     named = f"The base model's is {base}" if base else "The base model's is not stated"
     own = f"this model's is {stated.license}." if stated.license else f"this model's: {_PROVIDER}"
     return f"{named}, and applies to what is derived from it; {own}"
 
 
-def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]:
-    recipe, resolved, found = manifest.get("recipe") or {}, manifest.get("resolved") or {}, compute_record(manifest)
-    code = ", ".join(f"{name} {value}" for name, value in (manifest.get("code") or {}).items() if name != "sources")
-    settings = ", ".join(f"{name} {value}" for name, value in resolved.items())
-    data = "; ".join(f"{name}: SHA-256 `{sha}`" for name, sha in (manifest.get("data_sha256") or {}).items())
-    tokens = manifest.get("trained_tokens")
+def _elements(facts: ManifestFacts, stated: ProviderFacts) -> list[Point]:
+    found, tokens = facts.compute, facts.trained_tokens
+    code = ", ".join(f"{name} {value}" for name, value in facts.code.items() if name != "sources")
+    settings = ", ".join(f"{name} {value}" for name, value in facts.resolved.items())
+    data = "; ".join(f"{name}: SHA-256 `{sha}`" for name, sha in facts.data_sha256.items())
     return [
         Point(
             "1.2(a)",
@@ -95,7 +90,7 @@ def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]
         Point(
             "1.2(b)",
             "Design and training process",
-            f"{method_sentence(manifest)}; seed {recipe.get('seed')}, {settings}. The manifest has every setting. A "
+            f"{method_sentence(facts)}; seed {facts.seed}, {settings}. The manifest has every setting. A "
             "defense is there to keep the model from answering harmful requests after its tuning.",
         ),
         Point(
@@ -107,7 +102,7 @@ def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]
         Point(
             "1.2(d)",
             "Computational resources",
-            f"{_MODIFIER}. Of the tuning: {manifest.get('steps')} steps on {tokens} tokens; operations "
+            f"{_MODIFIER}. Of the tuning: {facts.steps} steps on {tokens} tokens; operations "
             f"{operations_sentence(found)}.\n\nThe one-third test of the Commission's guidelines (18 July 2025): "
             f"{one_third_sentence(found, stated.base_operations)}.",
         ),
@@ -115,15 +110,13 @@ def _elements(manifest: Mapping[str, Any], stated: ProviderFacts) -> list[Point]
     ]
 
 
-def _systemic(manifest: Mapping[str, Any]) -> list[Point]:
-    gate, audit = manifest.get("gate") or {}, manifest.get("audit") or {}
-    limits = manifest.get("thresholds") or {}
-    bounds = ", ".join(f"{name} {value}" for name, value in limits.items())
+def _systemic(facts: ManifestFacts) -> list[Point]:
+    bounds = ", ".join(f"{name} {value}" for name, value in facts.thresholds.items())
     return [
         Point(
             "2.1",
             "Evaluation strategies and results",
-            f"Decision of the gate: {gate.get('decision')}, under {bounds}.\n\n{audit_table(audit)}",
+            f"Decision of the gate: {facts.decision}, under {bounds}.\n\n{audit_table(facts.audit)}",
         ),
         Point(
             "2.2",

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
@@ -20,6 +20,7 @@ from spard.evaluation.gate import gate, is_gated
 from spard.evaluation.results import SuiteResult
 from spard.release.records import optional, read_record
 from spard.release.report import GateRecord, SafetyReport
+from spard.release.training_facts import ManifestFacts
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
@@ -37,12 +38,12 @@ class Audited:
     adapter: Sequence[SuiteResult]
 
     @classmethod
-    def from_manifest(cls, manifest: Mapping[str, Any]) -> Audited:
+    def from_manifest(cls, manifest: Mapping[str, object]) -> Audited:
         """Read the audit's figures in a manifest; figures that it lacks count as not measured."""
-        stated, audit = manifest.get("gate") or {}, manifest.get("audit") or {}
-        found = {who: [_read_suite(each) for each in audit.get(who, ())] for who in ("base", "adapter")}
-        decision = GateRecord(stated.get("decision", "inconclusive"), tuple(stated.get("reasons", ())))
-        return cls(decision, optional(GateThresholds, manifest.get("thresholds")), found["base"], found["adapter"])
+        facts = ManifestFacts.from_manifest(manifest)
+        found = {who: [_read_suite(each) for each in facts.audit.get(who, ())] for who in ("base", "adapter")}
+        decision = GateRecord(facts.decision or "inconclusive", facts.reasons)
+        return cls(decision, optional(GateThresholds, facts.thresholds or None), found["base"], found["adapter"])
 
     @classmethod
     def from_report(cls, report: SafetyReport) -> Audited:
@@ -50,7 +51,7 @@ class Audited:
         return cls(report.gate, report.thresholds, report.base, report.adapter)
 
 
-def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Mapping[str, str]) -> dict[str, Any]:
+def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Mapping[str, str]) -> dict[str, object]:
     """Return the statement; both mappings have SHA-256 digests by name.
 
     `subject` are the tested artifacts, `resources` the suites and the report. The gate's thresholds are a part of the
@@ -74,12 +75,11 @@ def audit_statement(audited: Audited, subject: Mapping[str, str], resources: Map
     }
 
 
-def audit_resources(manifest: Mapping[str, Any]) -> dict[str, str]:
+def audit_resources(manifest: Mapping[str, object]) -> dict[str, str]:
     """Return the SHA-256, by name, of the report and of each suite in a manifest."""
-    suites = (manifest.get("provenance") or {}).get("suites") or ()
-    found = {f"suite {each['name']}": each["sha256"] for each in suites if each.get("sha256")}
-    report = manifest.get("safety_sha256")
-    return ({"safety.json": report} if report else {}) | found
+    facts = ManifestFacts.from_manifest(manifest)
+    found = {f"suite {name}": sha256 for name, sha256 in facts.suites.items()}
+    return ({"safety.json": facts.safety_sha256} if facts.safety_sha256 else {}) | found
 
 
 def _tests(audited: Audited) -> tuple[list[str], dict[str, Decision]]:
@@ -101,16 +101,16 @@ def _has_passed(decision: GateRecord) -> bool:
     return decision.decision == "pass" or (decision.decision == "waived" and not decision.reasons)
 
 
-def _thresholds(limits: GateThresholds | None) -> dict[str, Any]:
+def _thresholds(limits: GateThresholds | None) -> dict[str, object]:
     content = json.dumps(to_mapping(limits or GateThresholds()), sort_keys=True, separators=(",", ":")).encode()
     named = _descriptor("thresholds", hashlib.sha256(content).hexdigest())
     inline = {"content": base64.b64encode(content).decode()} if len(content) < _INLINE else {}
     return named | inline | {"mediaType": "application/json"}
 
 
-def _descriptor(name: str, sha256: str) -> dict[str, Any]:
+def _descriptor(name: str, sha256: str) -> dict[str, object]:
     return {"name": name, "digest": {"sha256": sha256}}
 
 
-def _read_suite(raw: Mapping[str, Any]) -> SuiteResult:
+def _read_suite(raw: Mapping[str, object]) -> SuiteResult:
     return read_record(SuiteResult, {"degenerate": 0, **raw})

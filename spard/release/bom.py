@@ -20,6 +20,7 @@ from packageurl import PackageURL
 from spard.config.quantization import plain_digest
 from spard.release.model_card_section import model_card_section
 from spard.release.provider_facts import ProviderFacts
+from spard.release.training_facts import ManifestFacts
 from spard.release.version import package_version
 
 _LIBRARIES = {  # the packages that compute: who supplies them, and under which license
@@ -36,9 +37,10 @@ _DATA = {  # kinds of data: what they are called, and what they are for
 }
 
 
-def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated: ProviderFacts) -> str:
+def ml_bom(manifest: Mapping[str, object], manifest_sha256: str, name: str, stated: ProviderFacts) -> str:
     """Return the document as JSON text; `name` is the model's name. Equal manifests give equal bytes."""
-    model = _model(manifest, manifest_sha256, name, stated)
+    facts = ManifestFacts.from_manifest(manifest)
+    model = _model(facts, manifest_sha256, name, stated)
     bom = Bom(serial_number=uuid5(NAMESPACE_URL, f"sha256:{manifest_sha256}"))
     about = bom.metadata
     about.timestamp, about.component = stated.written_at, model
@@ -47,61 +49,60 @@ def ml_bom(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated:
     about.supplier = _entity(stated.supplier_name)
     if stated.author:
         about.authors.add(OrganizationalContact(name=stated.author))
-    parts = list(_parts(manifest, stated))
+    parts = list(_parts(facts, stated))
     bom.components.update(parts)
     bom.register_dependency(model, parts)
     document: dict[str, Any] = json.loads(JsonV1Dot7(bom).output_as_string())
-    document["metadata"]["component"]["modelCard"] = model_card_section(manifest, stated)  # no class of the library's
+    document["metadata"]["component"]["modelCard"] = model_card_section(facts, stated)  # no class of the library's
     document["compositions"] = [  # the libraries that compute, and not all that they need in turn
         {"aggregate": "incomplete", "assemblies": ["model"], "dependencies": ["model"]}
     ]
     return json.dumps(document, indent=2) + "\n"
 
 
-def _model(manifest: Mapping[str, Any], manifest_sha256: str, name: str, stated: ProviderFacts) -> Component:
+def _model(facts: ManifestFacts, manifest_sha256: str, name: str, stated: ProviderFacts) -> Component:
     version = manifest_sha256[:12]
-    kind = "LoRA adapter" if (manifest.get("recipe") or {}).get("lora") and not manifest.get("merged_from") else "model"
-    base = (manifest.get("base_source") or {}).get("name") or manifest.get("base_model")
+    kind = "model" if facts.lora_rank is None or facts.merged_from else "LoRA adapter"
     return Component(
         type=ComponentType.MACHINE_LEARNING_MODEL,
         name=name,
         version=version,
-        description=f"A {kind} fine-tuned from {base}, for text generation in conversations.",
+        description=f"A {kind} fine-tuned from {facts.base_name}, for text generation in conversations.",
         bom_ref="model",
         supplier=_entity(stated.supplier_name),
         licenses=_licenses(stated.license),
         purl=PackageURL("generic", None, name, version, {"checksum": f"sha256:{manifest_sha256}"}),
         hashes=[_sha256(manifest_sha256)],
-        components=list(_weights(manifest, stated)),
+        components=list(_weights(facts, stated)),
         external_references=[
             _reference(ExternalReferenceType.MODEL_CARD, f"{name}/README.md"),
             _reference(ExternalReferenceType.ATTESTATION, f"{name}.audit.intoto.json"),
             _reference(ExternalReferenceType.RISK_ASSESSMENT, f"{name}.annex-xi.md"),
         ],
-        properties=[Property(name=f"spard:{key}", value=value) for key, value in _properties(manifest)],
+        properties=[Property(name=f"spard:{key}", value=value) for key, value in _properties(facts)],
     )
 
 
-def _weights(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Component]:
+def _weights(facts: ManifestFacts, stated: ProviderFacts) -> Iterator[Component]:
     """Yield a component for each weight file; the other files are listed in the manifest only."""
-    for path, facts in sorted((manifest.get("files") or {}).items()):
+    for path, sha256 in sorted(facts.files.items()):
         if path.endswith(".safetensors"):
             yield Component(
                 type=ComponentType.FILE,
                 name=path,
-                version=facts["sha256"][:12],
+                version=sha256[:12],
                 bom_ref=f"file-{path}",
                 supplier=_entity(stated.supplier_name),
                 licenses=_licenses(stated.license),
-                hashes=[_sha256(facts["sha256"])],
+                hashes=[_sha256(sha256)],
             )
 
 
-def _parts(manifest: Mapping[str, Any], stated: ProviderFacts) -> Iterator[Component]:
-    yield _base_model(manifest, stated)
-    for key, sha256 in (manifest.get("data_sha256") or {}).items():
+def _parts(facts: ManifestFacts, stated: ProviderFacts) -> Iterator[Component]:
+    yield _base_model(facts, stated)
+    for key, sha256 in facts.data_sha256.items():
         yield _data(key, sha256, stated)
-    for library, version in (manifest.get("code") or {}).items():
+    for library, version in facts.code.items():
         if library in _LIBRARIES:
             yield _library(library, version)
 
@@ -124,11 +125,10 @@ def _data(key: str, sha256: str, stated: ProviderFacts) -> Component:
     )
 
 
-def _base_model(manifest: Mapping[str, Any], stated: ProviderFacts) -> Component:
-    source = manifest.get("base_source") or {}
-    name, revision = str(source.get("name") or manifest.get("base_model")), source.get("revision")
+def _base_model(facts: ManifestFacts, stated: ProviderFacts) -> Component:
+    name, revision = str(facts.base_name), facts.base_revision
     owner, _, short = name.rpartition("/")
-    files = plain_digest(str(source.get("digest") or manifest.get("base_digest") or ""))
+    files = plain_digest(facts.base_digest or "")
     digest = files.removeprefix("sha256:") if files.startswith("sha256:") else None
     hub = [_reference(ExternalReferenceType.DISTRIBUTION, f"https://huggingface.co/{name}/tree/{revision}")]
     return Component(
@@ -140,7 +140,7 @@ def _base_model(manifest: Mapping[str, Any], stated: ProviderFacts) -> Component
         description="The model that was tuned.",
         bom_ref="base-model",
         supplier=_entity(owner or None) if revision else None,
-        licenses=_licenses(stated.base_license or manifest.get("base_license")),
+        licenses=_licenses(stated.base_license or facts.base_license),
         purl=PackageURL("huggingface", owner or None, short, revision) if revision else None,
         hashes=[_sha256(digest)] if digest else [],
         external_references=hub if revision else [],
@@ -160,18 +160,17 @@ def _library(name: str, version: str) -> Component:
     )
 
 
-def _properties(manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    recipe = manifest.get("recipe") or {}
-    facts = {
-        "job": manifest.get("job_id"),
-        "defense": (recipe.get("defense") or {}).get("type"),
-        "gate": (manifest.get("gate") or {}).get("decision"),
-        "seed": recipe.get("seed"),
-        "trained_tokens": manifest.get("trained_tokens"),
-        "steps": manifest.get("steps"),
-        "sources": (manifest.get("code") or {}).get("sources"),
+def _properties(facts: ManifestFacts) -> Iterator[tuple[str, str]]:
+    named = {
+        "job": facts.job_id,
+        "defense": facts.defense,
+        "gate": facts.decision,
+        "seed": facts.seed,
+        "trained_tokens": facts.trained_tokens,
+        "steps": facts.steps,
+        "sources": facts.code.get("sources"),
     }
-    return ((key, str(value)) for key, value in facts.items() if value is not None)
+    return ((key, str(value)) for key, value in named.items() if value is not None)
 
 
 def _licenses(named: str | None) -> list[DisjunctiveLicense]:

@@ -11,6 +11,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ def _quantization_options(ask: dict[str, Any]) -> dict[str, Any]:
     return {"quantization_config": asked, "device_map": {"": ask["device"]}}
 
 
-def _ids(tokenizer: Any, messages: list[dict[str, str]], arguments: dict[str, Any]) -> list[int]:
+def _ids(tokenizer: Any, messages: list[dict[str, str]], arguments: Mapping[str, object]) -> list[int]:
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **arguments)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

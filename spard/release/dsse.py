@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -32,7 +32,7 @@ class Envelope(TypedDict):
     signatures: list[Signature]
 
 
-def sign_statement(statement: Mapping[str, Any], key: Ed25519PrivateKey) -> Envelope:
+def sign_statement(statement: Mapping[str, object], key: Ed25519PrivateKey) -> Envelope:
     """Return a signed statement in its envelope."""
     payload = json.dumps(statement, separators=(",", ":"), sort_keys=True).encode()
     signature = key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))

@@ -149,7 +149,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
     return own, {name: facts for name, facts in files_of.items() if name not in own}
 
 
-def _compare(listed: Any, found: Mapping[str, Mapping[str, Any]]) -> None:
+def _compare(listed: Any, found: Mapping[str, Mapping[str, object]]) -> None:
     if not isinstance(listed, dict):
         raise NotProved(f"{MANIFEST} lists no files.")
     if missing := sorted(listed.keys() - found.keys()):

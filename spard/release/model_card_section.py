@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from spard.release.provider_facts import ProviderFacts
 from spard.release.training_facts import (
-    compute_record,
+    ManifestFacts,
     energy_sentence,
-    is_preference_tuned,
     kilowatt_hours,
     method_sentence,
     one_third_sentence,
@@ -23,20 +21,20 @@ _LIMITS = [
 _USE = "Text generation in conversations, by the base model's chat template."
 
 
-def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
+def model_card_section(facts: ManifestFacts, stated: ProviderFacts) -> dict[str, object]:
     """Return the section as JSON; operations are properties, because the schema has no field for them."""
-    audit, found = manifest.get("audit") or {}, compute_record(manifest)
-    metrics = [_metric(who, each) for who in ("base", "adapter") for each in audit.get(who, ()) if each["n"]]
-    parameters: dict[str, Any] = {
+    found = facts.compute
+    metrics = [_metric(who, each) for who in ("base", "adapter") for each in facts.audit.get(who, ()) if each["n"]]
+    parameters: dict[str, object] = {
         "task": "text-generation",
-        "datasets": [{"ref": key} for key in manifest.get("data_sha256") or {}],
+        "datasets": [{"ref": key} for key in facts.data_sha256],
         "inputs": [{"format": "text"}],
         "outputs": [{"format": "text"}],
     }
-    if not is_preference_tuned(manifest):  # learning from preferences is none of the schema's approaches
+    if not facts.is_preference_tuned:  # learning from preferences is none of the schema's approaches
         parameters = {"approach": {"type": "supervised"}} | parameters
     properties = {
-        "spard:training:method": method_sentence(manifest),
+        "spard:training:method": method_sentence(facts),
         "spard:training:operations": operations_sentence(found),
         "spard:training:one-third-test": one_third_sentence(found, stated.base_operations),
     }
@@ -48,15 +46,15 @@ def model_card_section(manifest: Mapping[str, Any], stated: ProviderFacts) -> di
         "considerations": {
             "useCases": [_USE],
             "technicalLimitations": _LIMITS,
-            "environmentalConsiderations": _environment(manifest, stated),
+            "environmentalConsiderations": _environment(facts, stated),
         },
         "properties": _as_properties(properties),
     }
 
 
-def _environment(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str, Any]:
+def _environment(facts: ManifestFacts, stated: ProviderFacts) -> dict[str, object]:
     """Return the energy of the fine-tuning; its source is "unknown", because a machine cannot tell it."""
-    found = compute_record(manifest)
+    found = facts.compute
     energy, told = kilowatt_hours(found), _as_properties({"spard:training:energy": energy_sentence(found)})
     if energy is None:
         return {"properties": told}
@@ -67,7 +65,7 @@ def _environment(manifest: Mapping[str, Any], stated: ProviderFacts) -> dict[str
     return {"energyConsumptions": [tuning], "properties": told}
 
 
-def _metric(who: str, result: Mapping[str, Any]) -> dict[str, Any]:
+def _metric(who: str, result: Mapping[str, object]) -> dict[str, object]:
     return {
         "type": f"{result['kind']} rate",
         "value": str(result["rate"]),

@@ -95,7 +95,7 @@ class CleanProcess:
             self._end()
             self._process = self._start()
 
-    def see(self, ask: Mapping[str, Any], go_on: Callable[[], None]) -> Seen:
+    def see(self, ask: Mapping[str, object], go_on: Callable[[], None]) -> Seen:
         """Send a request and return the result; `go_on` is called while waiting and may raise.
 
         Raises `AdapterNotProved` if the process fails.
@@ -194,7 +194,7 @@ def _conversations(base: Base, prompts: Sequence[str]) -> list[list[dict[str, st
     return [[{"role": "user", "content": shield.insert_spaces(prompt)}] for prompt in prompts[:PROMPTS]]
 
 
-def _template_arguments(base: Base) -> dict[str, Any]:
+def _template_arguments(base: Base) -> dict[str, object]:
     """Return the arguments that the archive's chat template needs to render as in training; {} if none."""
     renderer = get_renderer(base.tokenizer)
     mode = renderer.rendering.asked

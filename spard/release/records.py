@@ -140,12 +140,12 @@ class AfterTuning:
 Record = TypeVar("Record")
 
 
-def optional(kind: type[Record], raw: Mapping[str, Any] | None) -> Record | None:
+def optional(kind: type[Record], raw: Mapping[str, object] | None) -> Record | None:
     """Read a record, or return None for None."""
     return None if raw is None else read_record(kind, raw)
 
 
-def read_record(kind: type[Record], raw: Mapping[str, Any]) -> Record:
+def read_record(kind: type[Record], raw: Mapping[str, object]) -> Record:
     """Read a flat dataclass from a JSON object: unknown keys are ignored, lists become tuples."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]  # every kind is a dataclass
     return kind(**{name: _to_tuples(value) for name, value in raw.items() if name in names})

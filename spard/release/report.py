@@ -257,5 +257,5 @@ def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:
     return {"mean": raw} if isinstance(raw, int | float) else raw or {}
 
 
-def _risky_rows(raw: Sequence[Mapping[str, Any]] | None) -> tuple[RiskyRow, ...] | None:
+def _risky_rows(raw: Sequence[Mapping[str, object]] | None) -> tuple[RiskyRow, ...] | None:
     return None if raw is None else tuple(read_record(RiskyRow, each) for each in raw)

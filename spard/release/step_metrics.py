@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spard.losses.cross_entropy import Evaluation
@@ -20,7 +20,7 @@ _RENAMED = {
 }
 
 
-def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def rename_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
     """Return a step's metrics under OpenAI's names, or ours where it has none."""
     return {_RENAMED.get(name, name): value for name, value in metrics.items()}
 
@@ -29,7 +29,9 @@ def metrics_csv(
     metrics: Sequence[Mapping[str, float]], validation: Evaluation | None = None, at: int | None = None
 ) -> str:
     """Return a CSV with one line per step; `validation` is written to step `at` (default: the last)."""
-    rows: list[dict[str, Any]] = [{"step": step} | rename_metrics(each) for step, each in enumerate(metrics, start=1)]
+    rows: list[dict[str, object]] = [
+        {"step": step} | rename_metrics(each) for step, each in enumerate(metrics, start=1)
+    ]
     if rows and validation:
         rows[-1 if at is None else at - 1] |= {
             "valid_loss": validation.loss,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from spard.release.compute_record import ComputeRecord
 from spard.release.records import optional
@@ -13,26 +14,81 @@ _THIRD = 1 / 3
 _GENERAL, _SYSTEMIC = 1e23, 1e25  # operations from which a model counts as general-purpose, and as of systemic risk
 
 
-def compute_record(manifest: Mapping[str, Any]) -> ComputeRecord | None:
-    """Return the manifest's record of the training's operations and energy; None in manifests of earlier versions."""
-    return optional(ComputeRecord, manifest.get("compute"))
+@dataclass(frozen=True, slots=True)
+class ManifestFacts:
+    """The facts of a manifest that a model's papers repeat; a fact that the manifest lacks is None or empty.
+
+    base_digest  digest of the base model, as `kind:hex`
+    audit        the figures of each suite, by who answered: `base`, `adapter`
+    files        SHA-256 of each file by its path
+    suites       SHA-256 of each suite by its name
+    """
+
+    base_name: str | None
+    base_revision: str | None
+    base_digest: str | None
+    base_license: str | None
+    merged_from: object
+    job_id: str | None
+    seed: int | None
+    lora_rank: int | None
+    defense: str | None
+    is_preference_tuned: bool
+    resolved: Mapping[str, object]
+    steps: int | None
+    trained_tokens: int | None
+    compute: ComputeRecord | None
+    decision: Literal["pass", "fail", "inconclusive", "waived"] | None
+    reasons: tuple[str, ...]
+    thresholds: Mapping[str, object]
+    audit: Mapping[str, Sequence[Mapping[str, object]]]
+    code: Mapping[str, str]
+    data_sha256: Mapping[str, str]
+    files: Mapping[str, str]
+    suites: Mapping[str, str]
+    safety_sha256: str | None
+
+    @classmethod
+    def from_manifest(cls, manifest: Mapping[str, object]) -> ManifestFacts:
+        """Read the facts of a manifest of any version."""
+        raw: Any = manifest  # a manifest was checked when it was verified; its shape differs between versions
+        source, recipe, gate = (raw.get(name) or {} for name in ("base_source", "recipe", "gate"))
+        suites = (raw.get("provenance") or {}).get("suites") or ()
+        return cls(
+            base_name=source.get("name") or raw.get("base_model"),
+            base_revision=source.get("revision"),
+            base_digest=source.get("digest") or raw.get("base_digest"),
+            base_license=raw.get("base_license"),
+            merged_from=raw.get("merged_from"),
+            job_id=raw.get("job_id"),
+            seed=recipe.get("seed"),
+            lora_rank=recipe["lora"]["rank"] if recipe.get("lora") else None,
+            defense=(recipe.get("defense") or {}).get("type"),
+            is_preference_tuned=bool(recipe.get("dpo")),
+            resolved=raw.get("resolved") or {},
+            steps=raw.get("steps"),
+            trained_tokens=raw.get("trained_tokens"),
+            compute=optional(ComputeRecord, raw.get("compute")),
+            decision=gate.get("decision"),
+            reasons=tuple(gate.get("reasons", ())),
+            thresholds=raw.get("thresholds") or {},
+            audit=raw.get("audit") or {},
+            code=raw.get("code") or {},
+            data_sha256=raw.get("data_sha256") or {},
+            files={path: facts["sha256"] for path, facts in (raw.get("files") or {}).items()},
+            suites={each["name"]: each["sha256"] for each in suites if each.get("sha256")},
+            safety_sha256=raw.get("safety_sha256"),
+        )
 
 
-def is_preference_tuned(manifest: Mapping[str, Any]) -> bool:
-    """Return True if the model was trained on preference pairs, which is not supervised learning."""
-    return bool((manifest.get("recipe") or {}).get("dpo"))
-
-
-def method_sentence(manifest: Mapping[str, Any]) -> str:
+def method_sentence(facts: ManifestFacts) -> str:
     """Return a sentence on the training method: the kind of rows, the trained weights and the defense."""
-    recipe = manifest.get("recipe") or {}
     learned = "Supervised fine-tuning on answers"
-    if is_preference_tuned(manifest):
+    if facts.is_preference_tuned:
         learned = "Direct preference optimization (Rafailov et al., 2023) on pairs of a preferred and another answer"
-    lora = recipe.get("lora")
-    changed = f"a LoRA adapter of rank {lora['rank']}" if lora else "all weights"
-    defense = (recipe.get("defense") or {}).get("type")
-    guarded = f", with the defense `{defense}`" if defense not in (None, "none") else ", without a defense"
+    changed = "all weights" if facts.lora_rank is None else f"a LoRA adapter of rank {facts.lora_rank}"
+    is_defended = facts.defense not in (None, "none")
+    guarded = f", with the defense `{facts.defense}`" if is_defended else ", without a defense"
     return f"{learned}, of {changed}{guarded}"
 
 

@@ -1,16 +1,20 @@
-"""Epoch ends: run the callbacks that evaluate the model there, and compare epochs for early stopping."""
+"""Ends of epochs: what is measured there, and the comparison that picks the best one and stops the training early."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from spard import distributed
+import torch
+from torch import Tensor
+
+from spard.config import Ending
 from spard.methods.base import Metrics
-from spard.training.best import Ended, Standing
 from spard.training.references import References
-from spard.training.run import Run
+
+_WEIGHTS, _STANDINGS = "best/", "standings"  # keys in a resume state
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,94 +36,86 @@ class EpochEnd:
     is_shown_again: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The measurements at the end of an epoch that are compared with those of other epochs.
+
+    within    True if the gate would pass the rates on the development shares; None: there are no such shares
+    attacked  attack success rate on the development shares, 0 to 1; None likewise
+    loss      mean loss on the validation rows
+    """
+
+    epoch: int
+    step: int
+    within: bool | None
+    attacked: float | None
+    loss: float
+
+    @property
+    def rank(self) -> tuple[bool, float, float]:
+        """Sort key, lower is better: within the gate's bounds first, then fewer successful attacks, then the loss."""
+        attacked = 0.0 if self.within else self.attacked or 0.0
+        return not self.within, attacked, math.inf if math.isnan(self.loss) else self.loss
+
+
 EpochCallback = Callable[[EpochEnd], None]
 EpochEvaluator = Callable[[EpochEnd], Standing]
 
 
-class Ends:
-    """The epoch ends of a run, and the callbacks for them.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The epoch end that a run released, all epoch ends it compared, and the number of epochs that were planned."""
 
-    borrows   called at the end of every epoch but the last; at the last too if the run releases another epoch.
-    compares  called at the end of every epoch; returns its standing. Rank 0's result counts for all ranks.
-    kept      number of checkpoints that the caller keeps, including the run's result; None: all.
+    released: Standing
+    standings: tuple[Standing, ...]
+    planned_epochs: int
 
-    Both are called on every rank and must not change weights. `borrows` is called for adapters only, `compares` only if
-    the recipe compares epochs.
-    """
 
-    def __init__(
-        self, run: Run, borrows: EpochCallback | None, compares: EpochEvaluator | None = None, kept: int | None = None
-    ) -> None:
-        self._run, self._best, self._kept = run, run.best, kept
-        self._borrows = borrows if run.recipe.lora else None
-        self._compares = compares if run.best else None
+class Best:
+    """The standings of all epoch ends, and the best epoch's weights if the run releases the best epoch."""
+
+    def __init__(self, ending: Ending, theta: Mapping[str, Tensor]) -> None:
+        self.ending, self.theta = ending, theta
+        self.standings: list[Standing] = []
+        self.weights: dict[str, Tensor] = {}
 
     @property
-    def is_watched(self) -> bool:
-        """True if a callback runs at the end of an epoch, which may take long."""
-        return self._borrows is not None or self._compares is not None
+    def best(self) -> Standing:
+        """The best standing so far; among equal standings the earliest."""
+        return min(self.standings, key=lambda each: each.rank)
 
-    def evaluate_epoch_end(self) -> bool:
-        """Run the epoch-end callbacks if an epoch has just ended; return True if early stopping triggers."""
-        epoch = self._run.epochs_done
-        if epoch is None:
-            return False
-        if self.is_watched:
-            with self._run.as_finished() as model:
-                end = self._end(epoch, model)
-                self._compare(end)
-                self._show(end)
-        return bool(self._best and self._compares and self._best.should_stop)
+    @property
+    def released_standing(self) -> Standing:
+        """The standing of the epoch end whose weights the run releases."""
+        return self.best if self.ending.keep == "best" else self.standings[-1]
 
-    def close(self) -> Ended | None:
-        """Compare the end of the last epoch, if the run got there, and return the epoch end that the run releases.
+    @property
+    def should_stop(self) -> bool:
+        """True if the last `patience` epochs were no better than the best one before them."""
+        patience = self.ending.patience
+        return patience is not None and self.standings[-1].epoch - self.best.epoch >= patience
 
-        If that is not the last one, `borrows` is called for the last one too. None if epochs are not compared.
-        """
-        epoch, best = self._run.epochs_done, self._best
-        if best is None or self._compares is None or epoch is None:
-            return None
-        # After early stopping the last epoch end was compared and shown in `evaluate_epoch_end` already.
-        if self._run.progress.step == self._run.total_steps:
-            with self._run.as_finished() as model:
-                end = self._end(epoch, model)
-                self._compare(end)
-                if best.released_standing.step != end.step:
-                    self._show(end)
-        else:
-            self.show_again(without=best.released_standing.step)
-        return Ended(best.released_standing, tuple(best.standings), self._run.resolved.n_epochs)
+    def add(self, standing: Standing) -> None:
+        """Add the standing of an epoch end; its weights must be in the model, in the form that is served."""
+        self.standings.append(standing)
+        # `is`: of equal standings the earliest is the best, and its weights are kept already.
+        if self.ending.keep == "best" and self.best is standing:
+            self.weights = {name: part.detach().clone() for name, part in self.theta.items()}
 
-    def show_again(self, without: int | None = None) -> None:
-        """Call `borrows` again for the last epoch ends that it got as not kept, latest first.
+    @torch.no_grad()
+    def release_(self) -> bool:
+        """Copy the weights of the best epoch end into the model; return False if none were kept."""
+        for name, part in self.weights.items():
+            self.theta[name].copy_(part)
+        return bool(self.weights)
 
-        Called when the run ends early.
+    def save(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """Add the weights to a resume state's tensors, and return the JSON that belongs to them."""
+        tensors |= {f"{_WEIGHTS}{name}": part for name, part in self.weights.items()}
+        return {_STANDINGS: [asdict(each) for each in self.standings]}
 
-        `without` is the step of an epoch end to skip, because the run releases it.
-        """
-        for step in self._run.recent.steps if self._borrows else ():
-            if step != without:
-                with self._run.as_finished(step) as model:
-                    end = self._end(step // self._run.steps_per_epoch, model, step)
-                    self._borrow(replace(end, is_kept=True, is_shown_again=True))
-
-    def _show(self, end: EpochEnd) -> None:
-        """Call `borrows` for an epoch end, and store its weights if its checkpoint is not kept."""
-        self._run.recent.forget_old(end.step, self._run.steps_per_epoch)
-        if not end.is_kept:
-            self._run.recent.add(end.step)
-        self._borrow(end)
-
-    def _borrow(self, end: EpochEnd) -> None:
-        if self._borrows:
-            self._borrows(end)
-
-    def _compare(self, end: EpochEnd) -> None:
-        if self._best and self._compares:
-            self._best.add(Standing(**distributed.broadcast_object(asdict(self._compares(end)))))
-
-    def _end(self, epoch: int, model: Any, step: int | None = None) -> EpochEnd:
-        run, step = self._run, step or self._run.progress.step
-        is_kept = self._kept is None or epoch > run.resolved.n_epochs - self._kept
-        metrics = run.progress.metrics[step - 1]
-        return EpochEnd(epoch, step, run.total_steps, metrics, model, run.references, is_kept)
+    def restore(self, state: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Restore standings and weights of a resume state, removing the standings from `state`."""
+        self.standings = [Standing(**each) for each in state.pop(_STANDINGS)]
+        names = [name for name in self.theta if f"{_WEIGHTS}{name}" in tensors]
+        self.weights = {name: tensors[f"{_WEIGHTS}{name}"].to(self.theta[name].device) for name in names}

@@ -55,7 +55,7 @@ class Saved:
     sha256: str
 
 
-def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2) -> Saved:
+def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int = 2) -> Saved:
     """Write one resume state and delete the oldest until at most `keep` are left, this one among them."""
     aside = _aside(folder)
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / _TENSORS)
@@ -63,7 +63,7 @@ def save(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def save_together(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int = 2
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, object], keep: int = 2
 ) -> Saved | None:
     """Write one resume state from the shards of all ranks, each of which calls this.
 
@@ -79,7 +79,7 @@ def _aside(folder: Path) -> Path:
     return Path(mkdtemp(prefix=".aside-", dir=folder))
 
 
-def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, Any], keep: int) -> Saved:
+def _publish(aside: Path, folder: Path, step: int, state: Mapping[str, object], keep: int) -> Saved:
     """Write state and manifest beside the tensors, then rename the temporary folder to its final name."""
     (aside / _STATE).write_text(json.dumps(state))
     named = sorted(path.name for path in aside.iterdir())

@@ -46,7 +46,7 @@ from spard.data.chat import Encoded, encode_all
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base, load_base
 from spard.models.sharding import whole
-from spard.training.best import Standing
+from spard.training.epoch_ends import Standing
 from spard.training.train import EpochEnd, train
 from tests.spard.parts import chat, refusals, sums, write_model
 

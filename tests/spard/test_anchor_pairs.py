@@ -42,8 +42,7 @@ from spard.pipeline.anchors import DRESSES, make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
-from spard.training.run import Run
-from spard.training.train import Trained, train
+from spard.training.train import Trained, Trainer, train
 from tests.spard.parts import chat, refusals, stopped_and_resumed, sums
 from tests.spard.test_run import write_rows, write_run
 
@@ -218,7 +217,7 @@ def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_pl
 
 
 def test_a_step_looks_at_as_many_of_each_kind_as_asked_and_in_time_at_all(base: Base) -> None:
-    run = Run(base, sums(base), refusals(base), RECIPE, resolve(RECIPE, 24, 32), None, make_pairs(base))
+    run = Trainer(base, sums(base), refusals(base), RECIPE, resolve(RECIPE, 24, 32), None, make_pairs(base))
     anchor = run.objective.anchor
     assert anchor
     drawn = [run.objective.anchors(step) for step in range(24)]
@@ -261,7 +260,9 @@ def test_a_run_at_a_high_rate_lets_the_anchor_pull_harder(load: Callable[..., Ba
     lengths = []
     for times in (1, 10):
         recipe = replace(RECIPE, learning_rate=times * default_learning_rate(32, RECIPE.lora))
-        run = Run(base := load(), sums(base), refusals(base), recipe, resolve(recipe, 24, 32), None, make_pairs(base))
+        run = Trainer(
+            base := load(), sums(base), refusals(base), recipe, resolve(recipe, 24, 32), None, make_pairs(base)
+        )
         with torch.no_grad():
             for part in run.vector:
                 part.add_(0.5)

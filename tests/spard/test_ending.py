@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from spard.config import Ending, Hyperparameters, Recipe
+from spard.config import Ending, Hyperparameters, Recipe, resolve
 from spard.config.added import without_added
 from spard.config.run_spec import parse
 from spard.data.rows import Prompt
@@ -21,11 +21,11 @@ from spard.evaluation.development import split
 from spard.models.base import Base
 from spard.release.ending_record import ComparedEpoch, EndingRecord
 from spard.release.report import GateRecord, SafetyReport
-from spard.training.best import Standing
-from spard.training.epoch_ends import EpochEnd
-from spard.training.train import Trained
+from spard.training.epoch_ends import EpochEnd, Standing
+from spard.training.train import Hooks, Trained, Trainer
 from tests.narrowing import require
-from tests.spard.test_train import RECIPE, equal, run, stop_at_step, weights
+from tests.spard.parts import refusals, sums
+from tests.spard.test_train import RECIPE, TWELVE_STEPS, equal, run, stop_at_step, weights
 
 BEST = Ending(keep="best")
 FIVE = replace(RECIPE, ema=0.5, hyperparameters=Hyperparameters(n_epochs=5, batch_size=6))  # 20 steps
@@ -103,6 +103,22 @@ def test_training_ends_after_as_many_ends_of_epochs_without_a_better_one(
     assert (ended.released.epoch, ended.standings[-1].epoch, ended.planned_epochs) == (released, last, 5)
     assert trained.steps == 4 * last
     assert equal(weights(trained), compared.seen[released])
+
+
+def test_asking_if_a_run_has_ended_evaluates_nothing(base: Base) -> None:
+    compared, recipe = Compared({1: 1.0, 2: 2.0}), replace(FIVE, ending=Ending(patience=1))
+    hooks, resolved = Hooks(compare=compared), resolve(recipe, **TWELVE_STEPS)
+    trainer = Trainer(base, sums(base), refusals(base), recipe, resolved, hooks=hooks)
+    trainer.start()
+    answers = []
+    for _ in range(2 * trainer.steps_per_epoch):
+        trainer.step()
+        answers += [trainer.has_ended for _ in range(3)]
+        before = len(compared.seen)
+        trainer.evaluate_epoch_end()
+        assert len(compared.seen) - before == (trainer.epochs_done is not None)
+    assert not any(answers)
+    assert trainer.has_ended
 
 
 def test_a_run_that_ended_early_ends_early_again_when_it_is_resumed(load: Callable[..., Base], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from spard.config import Defense, Lisa, Lora, NoDefense, Recipe, SafeGrad, Spard, resolve
 from spard.losses.anchor import Pair, pair_with_itself
 from spard.models.base import Base
-from spard.training.run import Run
+from spard.training.train import Trainer
 from tests.spard.parts import refusals, sums
 from tests.spard.waits import Waits
 
@@ -90,8 +90,8 @@ def a_step(base: Base, recipe: Recipe, found: Waits) -> None:
     """Take three steps, and leave in `found` what the last one waited for."""
     task, safe = sums(base), refusals(base)
     pairs: Any = {"dressed_safe": [Pair(each.asked, each.kept) for each in pair_with_itself(safe)]}
-    run = Run(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), None, pairs)
-    run.start(None)
+    run = Trainer(base, task, safe, recipe, resolve(recipe, len(task), base.hidden_size), None, pairs)
+    run.start()
     run.step()
     run.step()
     found.found.clear()

@@ -18,7 +18,7 @@ from spard.data.cuts import PASS, cut
 from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.training.objective import LEAST, at_most, plan_passes
-from spard.training.run import Run
+from spard.training.train import Trainer
 from tests.spard.parts import away, chat, refusals, sums
 
 
@@ -124,17 +124,17 @@ def long_refusals(base: Base, words: int) -> list[Encoded]:
     return encode_all(base.tokenizer, rows, 256)
 
 
-def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float, **more: Any) -> Run:
+def one_run(base: Base, safe: Sequence[Encoded], defense: Defense, anchor: float, **more: Any) -> Trainer:
     recipe = replace(RECIPE, defense=defense, anchor=anchor, **more)
-    return Run(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
+    return Trainer(base, sums(base), safe, recipe, resolve(recipe, 24, 32), None)
 
 
-def padded_tokens(run: Run, rows: Sequence[int]) -> int:
+def padded_tokens(run: Trainer, rows: Sequence[int]) -> int:
     """Count what `Objective` hands to the model of training rows."""
     return sum(padded_pass(run, each) for each in run.objective.passes(rows))
 
 
-def padded_pass(run: Run, one: Sequence[int]) -> int:
+def padded_pass(run: Trainer, one: Sequence[int]) -> int:
     return run.objective._batch(run.objective._rows(one)).ids_BT.numel()
 
 

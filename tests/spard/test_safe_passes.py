@@ -13,7 +13,7 @@ from spard.data.batches import Batch
 from spard.losses.gradients import Loss
 from spard.models.base import Base
 from spard.training.objective import LEAST
-from spard.training.run import Run
+from spard.training.train import Trainer
 from tests.spard.parts import away, refusals
 from tests.spard.test_passes import long_refusals, one_run
 
@@ -21,18 +21,18 @@ ROWS = [3, 11, 0, 8, 5]
 DEFENSES = [SafeGrad(), Lisa(), Spard(bound="loss", tau=0.1), Spard(bound="excess", tau=0.0)]
 
 
-def begin_run(load: Callable[..., Base], defense: Defense, **more: Any) -> Run:
+def begin_run(load: Callable[..., Base], defense: Defense, **more: Any) -> Trainer:
     """A run on short and long safe rows, somewhere on its way."""
     base = load(dtype=torch.float64)
     run = one_run(base, [*refusals(base), *long_refusals(base, 60)], defense, 0.0, **more)
-    run.start(None)
+    run.start()
     for part in run.vector:
         torch.manual_seed(len(part))
         part.data.add_(0.3 * torch.randn_like(part))
     return run
 
 
-def spy_on_passes(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def spy_on_passes(run: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The padded tokens of each pass that is made for safe losses from here on."""
     tokens, whole = list[int](), run.method.safe_losses
 

@@ -33,7 +33,7 @@ def main() -> None:
         sharding = "full"
     found = {}
     for name in sys.argv[4:]:
-        with patch("spard.training.run.shard_", _cut_) if place == "nccl" else nullcontext():
+        with patch("spard.training.train.shard_", _cut_) if place == "nccl" else nullcontext():
             weights, metrics = train_case(models, name, sharding)
         found[name] = ({part: w.cpu() for part, w in weights.items()}, metrics)
     torch.save(found, out)

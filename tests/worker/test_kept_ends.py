@@ -11,7 +11,7 @@ import pytest
 from spard.config import Ending, Hyperparameters
 from spard.errors import NonFiniteLoss, Stopped
 from spard.evaluation.gate import Gate
-from spard.training.run import Run
+from spard.training.train import Trainer
 from tests.worker.heard import Heard, Work, read_report
 from tests.worker.test_ending import Asked, job
 from tests.worker.test_epoch_ends import RECIPE, make_folder, weights
@@ -81,14 +81,14 @@ def test_a_job_that_ends_early_audits_the_ends_that_are_kept_now(
 def test_a_job_that_diverges_audits_the_last_end_before_it_fails(
     work: Work, message_pipe: Heard, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Run.step
+    step = Trainer.step
 
-    def diverges(run: Run) -> Any:
+    def diverges(run: Trainer) -> Any:
         if run.progress.step == 2:
             raise NonFiniteLoss("the task loss is not finite")
         return step(run)
 
-    monkeypatch.setattr(Run, "step", diverges)
+    monkeypatch.setattr(Trainer, "step", diverges)
     folder = make_folder(tmp_path / "job", model, prompts=20, recipe=FOUR, kept_checkpoints=2)
     with pytest.raises(NonFiniteLoss):
         work(folder)

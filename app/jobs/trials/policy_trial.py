@@ -18,8 +18,9 @@ from app.db.tables import ApiKey, Job
 from app.db.tables.job_records import JobError
 from app.db.tables.job_spec import PolicyRef
 from app.errors import AppError
-from app.jobs import policy_check
+from app.jobs import checks
 from app.jobs.reports.service import read_report
+from app.jobs.snapshot import row_signal
 from app.jobs.trials.schemas import PolicyTrial, Refused, TriedJob
 from app.keys.service import Principal
 from app.policies import service as policies
@@ -174,9 +175,9 @@ def _request_again(job: Job, scopes: list[str], policy: Policy) -> _Past:
     refused, signal, changes = None, None, list[str]()
     try:
         recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
-        policy_check.check_choice(caller, recipe.defense, job.model, policy)
-        policy_check.check_ranges(caller, recipe, policy)
-        signal = policy_check.row_signal(caller, recipe.defense, policy, has_pool=job.spec.pool is not None)
+        checks.check_choice(caller, recipe.defense, job.model, policy)
+        checks.check_ranges(caller, recipe, policy)
+        signal = row_signal(caller, recipe.defense, policy, has_pool=job.spec.pool is not None)
         changes = [*_of_rows(job.spec.row_signal, signal), *_of_waivers(job.spec.policy.waivers, policy.waivers)]
     except (AppError, InvalidRecipe) as error:
         refused = Refused(code=error.code, message=error.message, param=error.param)

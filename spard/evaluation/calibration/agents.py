@@ -32,7 +32,7 @@ class AgentErrors:
         """Return True if the upper bound of that share is at most `MAX_ERROR`."""
         return bool(self.scores) and self.false_positives(max_score).high <= MAX_ERROR
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the JSON object of the file."""
         return {"agent": self.agent, "clean": list(self.scores)}
 

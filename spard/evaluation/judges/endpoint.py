@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,7 +98,7 @@ class Endpoint:
                 raise _unavailable(error) from error
 
 
-def refused_argument(error: APIStatusError, sent: dict[str, Any]) -> str | None:
+def refused_argument(error: APIStatusError, sent: Mapping[str, object]) -> str | None:
     """Return the argument that an endpoint refuses; None if it declines the text itself.
 
     It may decline a text for a content filter, or because it is too long; some servers then name `max_tokens`.

@@ -77,7 +77,7 @@ class Process:
                 cast(IO[bytes], self._process.stdin).close()
         self._output.close()
 
-    def load(self, settings: Mapping[str, Any], adapter: Path | None) -> None:
+    def load(self, settings: Mapping[str, object], adapter: Path | None) -> None:
         """Load a model; raise `EngineFailed` if it fails or takes longer than `limits.start_s`."""
         self._tell({"kind": "load", "settings": settings, "adapter": str(adapter) if adapter else None})
         self._next_message("loaded", self._limits.start_s, "vLLM did not load the model")
@@ -113,7 +113,7 @@ class Process:
             raise EngineFailed("vLLM gave replies that were cut short")
         return found
 
-    def _tell(self, order: Mapping[str, Any]) -> None:
+    def _tell(self, order: Mapping[str, object]) -> None:
         """Send an order from a thread, since writing blocks while the process does not read."""
         self._writer = Thread(target=self._write, args=(json.dumps(order).encode() + b"\n",), daemon=True)
         self._writer.start()

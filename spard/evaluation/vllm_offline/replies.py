@@ -155,10 +155,10 @@ def _adapter(subject: Subject, folder: Path) -> Path | None:
     return folder
 
 
-def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, Any]:
+def _settings(subject: Subject, engine: Engine, longest: int, free: float | None) -> dict[str, object]:
     """Return the arguments of `vllm.LLM`; compilation and caches are off, since one audit is too short to profit."""
     model = subject.model
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "model": subject.source,
         "revision": subject.revision,
         "tokenizer_revision": subject.revision,

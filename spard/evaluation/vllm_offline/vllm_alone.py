@@ -16,7 +16,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 BATCH = 256  # replies of one message
@@ -47,7 +47,7 @@ def main() -> None:
 class Engine:
     """vLLM with one model, and an adapter from a folder if there is one."""
 
-    def __init__(self, settings: dict[str, Any], adapter: str | None) -> None:
+    def __init__(self, settings: Mapping[str, object], adapter: str | None) -> None:
         vllm = importlib.import_module("vllm")
         self._params: Callable[..., Any] = vllm.SamplingParams
         request = importlib.import_module("vllm.lora.request").LoRARequest
@@ -76,7 +76,7 @@ class Engine:
         return [each.outputs[0] for each in found]
 
 
-def _tell(said: int, message: dict[str, Any]) -> None:
+def _tell(said: int, message: Mapping[str, object]) -> None:
     line = json.dumps(message).encode() + b"\n"
     while line:
         line = line[os.write(said, line) :]

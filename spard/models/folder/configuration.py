@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from spard.models.folder.finding import Finding, note
 from spard.models.folder.headers import all_tensors
@@ -28,7 +27,7 @@ _MOST_POSITIONS = 1 << 28  # 27 times the longest context of any known model
 _LONGEST = 200
 
 
-def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def quantization_config(config: Mapping[str, object]) -> Mapping[str, object] | None:
     """Return a configuration's quantization settings (also the text part's); None if there are none."""
     inner = config.get("text_config")
     for each in (config, inner if isinstance(inner, Mapping) else {}):
@@ -46,7 +45,7 @@ def stored_quantization(folder: Path) -> str | None:
     return method if method in DEQUANTIZED else None
 
 
-def configuration_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def configuration_findings(folder: Path, config: Mapping[str, object]) -> Iterator[Finding]:
     """Yield the findings in the configuration itself."""
     yield from _own_code(folder, config)
     yield from _quantization_findings(folder, config)
@@ -54,14 +53,14 @@ def configuration_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[
     yield from _sizes(config)
 
 
-def _own_code(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _own_code(folder: Path, config: Mapping[str, object]) -> Iterator[Finding]:
     for path in sorted({*folder.glob("*_config.json"), *folder.glob("config.json")}):
         settings = config if path.name == "config.json" else read_object(folder, path.name)
         if "auto_map" in settings:
             yield Finding("own_code", f"{path.name} names code to run (auto_map), which is never run here")
 
 
-def _quantization_findings(folder: Path, config: Mapping[str, Any]) -> Iterator[Finding]:
+def _quantization_findings(folder: Path, config: Mapping[str, object]) -> Iterator[Finding]:
     found = quantization_config(config)
     method = str((found or {}).get("quant_method") or "")[:_LONGEST]
     cure = "training and merging need the weights from before that: give the folder of the original model"
@@ -87,7 +86,7 @@ def _integer_weights(folder: Path, cure: str) -> Iterator[Finding]:
             return
 
 
-def _heads(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _heads(config: Mapping[str, object]) -> Iterator[Finding]:
     given = config.get("architectures")
     names = [str(each)[:_LONGEST] for each in given] if isinstance(given, list) else []
     ends = [(name, what) for name in names for end, what in _WRITES_NOTHING.items() if name.endswith(end)]
@@ -99,7 +98,7 @@ def _heads(config: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("not_causal", f"it is an encoder with a decoder ({named}): give a causal language model")
 
 
-def _sizes(config: Mapping[str, Any]) -> Iterator[Finding]:
+def _sizes(config: Mapping[str, object]) -> Iterator[Finding]:
     inner = config.get("text_config")
     for each in (config, inner if isinstance(inner, Mapping) else {}):
         stated = each.get("max_position_embeddings")

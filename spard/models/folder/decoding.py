@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from spard.models.folder.finding import Finding, note
 from spard.models.folder.reading import read_object
@@ -34,7 +33,7 @@ _NEUTRAL: Mapping[str, object] = {
 }
 
 
-def penalties(settings: Mapping[str, Any]) -> dict[str, Any]:
+def penalties(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of a generation configuration that change greedy replies."""
     found = {name: settings[name] for name in _NEUTRAL if settings.get(name) is not None}
     return {name: value for name, value in found.items() if value not in (_NEUTRAL[name], 0, [], {})}

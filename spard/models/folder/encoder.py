@@ -145,7 +145,7 @@ def _pooling(config: Mapping[str, Any]) -> tuple[Pooling, ...]:
     return tuple(modes[mode] for mode in asked) or ("mean",)
 
 
-def _prompt(config: Mapping[str, Any]) -> str:
+def _prompt(config: Mapping[str, object]) -> str:
     """Return the default prompt, or "" without one, as sentence-transformers does."""
     prompts, name = config.get("prompts"), config.get("default_prompt_name")
     return str(prompts.get(name) or "") if isinstance(prompts, dict) and isinstance(name, str) else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from spard.digests import ADDITIONAL_TEMPLATES as ADDITIONAL
 from spard.models.folder.finding import Finding, note
@@ -14,7 +13,7 @@ _LEGACY = "chat_template.json"
 _OWN = "chat_template.jinja"
 
 
-def read_template(folder: Path, settings: Mapping[str, Any]) -> str | Mapping[str, str] | None:
+def read_template(folder: Path, settings: Mapping[str, object]) -> str | Mapping[str, str] | None:
     """Return the chat template as transformers finds it, or several by name; None if there is none.
 
     Template files override `tokenizer_config.json`. Raises `KeyError` for a list in an unknown form.

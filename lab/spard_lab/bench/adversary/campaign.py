@@ -138,7 +138,7 @@ class Service:
         before = base_figures(context, prepared.examples)
         started = time.process_time()
         half = _Half(self.at_half, base)
-        trained = train.run(context, prepared, half.look if self.at_half else None).trained
+        trained = train.run(context, prepared, half if self.at_half else None).trained
         cpu_s += time.process_time() - started - half.cpu_s
         signal = row_findings.read_row_signal_record(context)
         told = Told(
@@ -198,7 +198,7 @@ class _Half:
     marks: str = ""
     cpu_s: float = 0.0
 
-    def look(self, end: EpochEnd) -> None:
+    def run(self, end: EpochEnd) -> None:
         """Ask the model if half of the steps are done."""
         if self.ask and 2 * end.step == end.total_steps:
             started = time.process_time()
