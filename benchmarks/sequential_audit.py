@@ -22,7 +22,7 @@ OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults and a
 RATES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)
 SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
     "500 plain attacks": ("plain", "harmful", 500, None),
-    "60 attacks in a dress": (f"{IN_DRESS}1", "mined", 60, 2),
+    "60 attacks in a disguise": (f"{IN_DRESS}1", "mined", 60, 2),
     "500 harmless requests": ("benign", "benign", 500, None),
 }
 

@@ -1,7 +1,7 @@
-"""Writes docs/api.md: every call with its fields and an example for the official Python client, or for curl.
+"""Writes docs/api.md: every call with its fields, and examples for the official Python client and for curl.
 
 Addresses, fields and descriptions come from the OpenAPI document, examples from tools/api_calls.toml. Types and bounds
-stay in the OpenAPI document.
+stay in the OpenAPI document, and lines that follow one pattern are on the page once.
 """
 
 from __future__ import annotations
@@ -48,8 +48,12 @@ client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="sk-spard-...")
 export SPARD_BASE_URL=http://127.0.0.1:8000/v1 SPARD_API_KEY=sk-spard-...
 ```
 
-Every call has a line for the Python client, and one for curl if it sends something. The others go by this pattern,
-with `-X` for other methods than `GET`:
+A call has a line for the Python client if the client has a method for it, and one for curl if it sends something. All
+other lines follow these patterns; curl needs `-X` for other methods than `GET`:
+
+```python
+client.get("/files/file-abc123/validation", cast_to=object)
+```
 
 ```bash
 curl "$SPARD_BASE_URL/files" -H "Authorization: Bearer $SPARD_API_KEY"
@@ -124,6 +128,10 @@ class Call:
             parts += ['-H "Content-Type: application/json"', f"-d '{body}'"]
         return " \\\n  ".join(parts)
 
+    def has_method(self) -> bool:
+        """Return True if the official Python client has a method for this call."""
+        return self.name in _examples()["sdk"]
+
     def has_body(self) -> bool:
         """Return True if the example sends a body or a form, which its curl line has to spell out."""
         return self.name in _examples()["body"] or self.name in _examples()["form"]
@@ -154,8 +162,9 @@ def _section(call: Call, same: str) -> str:
     words = str(call.operation.get("description") or "").strip().partition("\n\n")[0]
     words += "" if "security" in call.operation else f" {_NO_KEY}"
     words += f" The body is that of `{same}`." if same and call.body() else ""
+    python = f"\n```python\n{call.python()}\n```\n" if call.has_method() else ""
     curl = f"\n```bash\n{call.curl()}\n```\n" if call.has_body() else ""
-    return f"\n### {call.name}\n\n{words}\n{_fields(call, same)}\n```python\n{call.python()}\n```\n{curl}"
+    return f"\n### {call.name}\n\n{words}\n{_fields(call, same)}{python}{curl}"
 
 
 def _fields(call: Call, same: str) -> str:

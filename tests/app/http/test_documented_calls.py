@@ -1,6 +1,7 @@
 """Every line of docs/api.md reaches its address and is understood there: the Python client's and curl's.
 
-The page spells out curl's line where something is sent. The other lines follow one pattern, and are run here too.
+The page spells out the client's line where the client has a method, and curl's where something is sent. The other lines
+follow two patterns on the page, and are run here too.
 """
 
 from __future__ import annotations
@@ -111,11 +112,15 @@ def test_lines_for_curl(provider_with_model: TestClient, change: Change) -> None
 def test_the_page_has_these_lines() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     blocks = set(re.findall(r"^```(?:python|bash)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL))
-    assert {call.python() for call in calls()} <= blocks
-    assert {call.curl() for call in calls() if call.has_body()} <= blocks
-    listing = next(call for call in calls() if call.name == "GET /v1/files")
-    assert listing.curl().replace(" \\\n ", "") in blocks, "the pattern of the other lines"
-    assert all(f"\n### {call.name}\n" in page for call in calls())
+    found = {call.name: call for call in calls()}
+    assert {call.python() for call in found.values() if call.has_method()} <= blocks
+    assert {call.curl() for call in found.values() if call.has_body()} <= blocks
+    patterns = {
+        found["GET /v1/files/{file_id}/validation"].python(),
+        found["GET /v1/files"].curl().replace(" \\\n ", ""),
+    }
+    assert patterns <= blocks
+    assert all(f"\n### {name}\n" in page for name in found)
 
 
 def test_each_field_of_a_body_is_on_the_page() -> None:
