@@ -271,7 +271,7 @@ def test_parts_decide_like_the_whole(rates: dict[str, float]) -> None:
 
 
 def test_a_part_of_which_too_few_replies_were_scored_decides_nothing() -> None:
-    """Degenerate replies to prompts in a dress are left out: 20 that were asked may be 12 that count."""
+    """Degenerate replies to prompts in a disguise are left out: 20 that were asked may be 12 that count."""
     whole = replace(figures("after an earlier turn", "mined", 0, 60), planned=60)
     part = replace(figures("after an earlier turn", "mined", 0, 12), unscored=8, degenerate=8, planned=60)
     base = figures("after an earlier turn", "mined", 30, 60)
