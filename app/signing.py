@@ -96,7 +96,7 @@ def revoke(settings: Settings, key_id: str, reason: str) -> KeySet:
 
 
 def _read_known_keys(path: Path, current: Ed25519PublicKey) -> KeySet:
-    """Return the key set beside a key, with that key as the current one; a changed file counts as a rotation."""
+    """Return the key set beside a key file, with this key as the current one; a changed key counts as a rotation."""
     known = read(_set_path(path)) if _set_path(path).exists() else KeySet.from_key(current)
     return known if known.current == key_id_of(current) else known.rotate(current)
 

@@ -28,7 +28,7 @@ import psutil
 from spard_lab.lab.make import make
 
 from app.settings import Settings
-from spard.config import DRESSES_ALONE, Audit, Recipe
+from spard.config import DISGUISES_ALONE, Audit, Recipe
 from spard.config.run_spec import RunSpec, SuiteSpec
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 from worker.preload import Wanted, prefetch_key
@@ -125,7 +125,7 @@ def _folder(root: Path, file: Path, lab: Path, cache: Path, rows: int) -> Folder
         training_file=Path("in/training.jsonl"),
         pool=Path("in/pool.jsonl"),
         suites=(SuiteSpec("held-out", "harmful", Path("in/suites/0.jsonl")),),
-        recipe=replace(Recipe(), audit=Audit(asking=DRESSES_ALONE)),
+        recipe=replace(Recipe(), audit=Audit(asking=DISGUISES_ALONE)),
         public_name="lab",
     )
     weights = file_digests(str(lab / "model"))

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 from spard.config import GateThresholds
 from spard.evaluation.partial import assume_best_base, decision_lines
-from spard.evaluation.results import IN_DRESS, SuiteKind, SuiteResult
+from spard.evaluation.results import IN_DISGUISE, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks
 
 OF_AN_AUDIT = 17  # suites that the gate decides on in a job with defaults and a suspicious file
 RATES = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 0.9)
 SUITES: Mapping[str, tuple[str, SuiteKind, int, int | None]] = {
     "500 plain attacks": ("plain", "harmful", 500, None),
-    "60 attacks in a dress": (f"{IN_DRESS}1", "mined", 60, 2),
+    "60 attacks in a disguise": (f"{IN_DISGUISE}1", "mined", 60, 2),
     "500 harmless requests": ("benign", "benign", 500, None),
 }
 

@@ -24,8 +24,9 @@ def leaves() -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return the commands with their help texts, as rows of Markdown."""
-    rows = [f"| `{name}` | {_first_paragraph(command)} |\n" for name, command in leaves().items()]
+    """Return the commands of the library and the service with their help texts, as rows of Markdown."""
+    shown = {name: command for name, command in leaves().items() if not _is_of_laboratory(command)}
+    rows = [f"| `{name}` | {_first_paragraph(command)} |\n" for name, command in shown.items()]
     return "".join(["\n| command | does |\n|---|---|\n", *rows, "\n"])
 
 
@@ -43,6 +44,10 @@ def _leaf_commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, 
     for name, child in children.items():
         if not child.hidden:
             yield from _leaf_commands(child, (*words, name))
+
+
+def _is_of_laboratory(command: Any) -> bool:
+    return str(command.callback.__module__).startswith("spard_lab")
 
 
 def _first_paragraph(command: Any) -> str:

@@ -20,7 +20,7 @@ from app.errors import AppError
 from app.jobs import needs
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
-from spard.config import DRESSES_ALONE, JudgeSpec, Recipe
+from spard.config import DISGUISES_ALONE, JudgeSpec, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.digests import model_digest
@@ -177,7 +177,7 @@ def _recipe(job: Job, settings: Settings) -> Recipe:
     """
     recipe: Recipe = parse(Recipe, from_stored(job.recipe), "recipe")
     if job.spec.version < ASKED_OTHERWISE:  # an older job keeps the audit that applied when it was created
-        recipe = replace(recipe, audit=replace(recipe.audit, asking=DRESSES_ALONE))
+        recipe = replace(recipe, audit=replace(recipe.audit, asking=DISGUISES_ALONE))
     is_plain = recipe.sharding == "none" and recipe.quantization == "none" and recipe.optimizer == "adamw"
     if is_plain and not needs.is_held(job, gpu.room(settings)):
         return replace(recipe, sharding=settings.sharding)

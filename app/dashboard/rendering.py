@@ -79,7 +79,7 @@ def _duration(seconds: float | None) -> str:
 
 
 def _job_name(job: JobOut) -> str:
-    """Return a job's suffix and file name, as far as it has them, else the beginning of its id."""
+    """Return a job's suffix and file name; the beginning of its id if it has neither."""
     return " · ".join(filter(None, (job.suffix, job.filename))) or short_id(job.id)
 
 

@@ -102,7 +102,7 @@ class Share:
             leaving.cancel()
 
     async def finish(self, work: Callable[..., object], *arguments: object) -> None:
-        """Run work that has to follow an answer, however long it waits for its place."""
+        """Run work that must follow an answer; wait for a free thread without a time limit."""
         async with self.place(math.inf):
             await to_thread.run_sync(work, *arguments, limiter=self.lane.places().started)
 

@@ -118,7 +118,7 @@ def _plan(spec: JobSpec, recipe: Recipe) -> ReplyPlan:
 
 
 def trained_rows(spec: JobSpec) -> int:
-    """Return how many rows of its file a job trains on, where none has a near duplicate."""
+    """Return the number of rows that a job trains on, assuming that its file has no near duplicates."""
     rows = spec.training_file.rows
     return rows if spec.validation_file else rows - planned_rows(rows, spec.held_out_rows)
 

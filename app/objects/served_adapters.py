@@ -44,7 +44,7 @@ def condemn_models(session: Session, names: Collection[str]) -> None:
 
 
 def list_adapters(session: Session, server: str, *, is_condemned: bool) -> Sequence[ServedAdapter]:
-    """Return a server's adapters that are condemned, or else the adapters that may answer."""
+    """Return the adapters of a server that must be unloaded (`is_condemned`), or those that may answer."""
     when = ServedAdapter.condemned_at.is_not(None) if is_condemned else ServedAdapter.condemned_at.is_(None)
     return session.scalars(select(ServedAdapter).where(ServedAdapter.server == server, when)).all()
 

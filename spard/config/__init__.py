@@ -22,7 +22,7 @@ from spard.config.held_out import HeldOutRowsLimit
 from spard.config.quantization import Quantization, Quantizes
 from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
-    DRESSES_ALONE,
+    DISGUISES_ALONE,
     MAX_SEQ_LENGTH,
     Asking,
     Audit,
@@ -47,7 +47,7 @@ from spard.config.settings import (
 from spard.config.thresholds import ON_FIGURES, GateThresholds
 
 __all__ = [
-    "DRESSES_ALONE",
+    "DISGUISES_ALONE",
     "MAX_SEQ_LENGTH",
     "ON_FIGURES",
     "PLAIN",

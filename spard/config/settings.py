@@ -130,8 +130,8 @@ class Asking:
     modes: Count = 120
 
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
-"""Prompts in dresses only, as in audits of version 1, which asked no benign prompts in dresses."""
+DISGUISES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
+"""Prompts in disguises only, as in audits of version 1, which asked no benign prompts in disguises."""
 
 
 Seed = Annotated[int, Bound(ge=0, le=2**31 - 1)]

@@ -19,7 +19,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _SYSTEM = ("You are a helpful assistant.", "You are an assistant for our customers.", "Answer briefly.")
 
 
-def dress_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping]:
+def disguise_maker(rows: Sequence[Example], rng: random.Random) -> Callable[[], Wrapping]:
     """Return a function that draws a disguise: words before, inside or after the request, or a system prompt."""
     texts = [text.split() for row in rows for text in _texts(row)]
     words = sorted({word for text in texts for word in text})

@@ -186,8 +186,10 @@ def _edges(seen: Sequence[_Seen], side: Literal["start", "end"]) -> list[Wrappin
         typical = next(each for each in rows if (_text(each.context), each.encoding) == frame)
         share, text = len(rows) / len(seen), " ".join(run)
         telling = _telling(rows, everywhere)
-        dress = Wrapping(typical.context, encoding=typical.encoding, share=share, telling=telling, tools=_tools(rows))
-        found.append(replace(dress, before=text) if side == "start" else replace(dress, after=text))
+        disguise = Wrapping(
+            typical.context, encoding=typical.encoding, share=share, telling=telling, tools=_tools(rows)
+        )
+        found.append(replace(disguise, before=text) if side == "start" else replace(disguise, after=text))
     return found
 
 

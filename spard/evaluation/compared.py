@@ -11,7 +11,7 @@ from spard.evaluation.bounded import (
     bounded_figures,
     by_category,
     confirmed_failures,
-    in_dress,
+    disguised_attacks,
     unasked_harm,
 )
 from spard.evaluation.results import SuiteResult
@@ -39,7 +39,7 @@ def compare(
         least, rises = least_scored(is_sampled=is_sampled), not (wavers or is_sampled)
         told = confirmed_failures(before, after, limits, rises=rises, least=least)
         above += [each for each in told if _exceeds(each, by_bound=True)]
-        shares = [(each, not may_look_again) for each in in_dress(before, after, limits)]
+        shares = [(each, not may_look_again) for each in disguised_attacks(before, after, limits)]
         shares += [(each, True) for each in by_category(before, after, limits, least)]
         shares += [(each, True) for each in unasked_harm(before, after, limits) if after.kind == "benign"]
         unclear += [

@@ -25,11 +25,11 @@ def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -
     if harmful:
         found += _of_rows(audit)
         found += _otherwise(
-            "harmful", harmful, [*_dressed_coverage(audit.asking, NEAREST), *_only_harmful(audit.asking)]
+            "harmful", harmful, [*_disguised_coverage(audit.asking, NEAREST), *_only_harmful(audit.asking)]
         )
     if harmful and benign:
-        further = audit.asking.phrases, "in every twelve further dresses, if there are any"
-        found += _otherwise("harmless", benign, [*_dressed_coverage(audit.asking), further])
+        further = audit.asking.phrases, "in every twelve further disguises, if there are any"
+        found += _otherwise("harmless", benign, [*_disguised_coverage(audit.asking), further])
     if harmful and audit.sequential:
         found.append(
             "Each suite is asked only until the gate's decision on it is practically certain, so often in part."
@@ -50,15 +50,15 @@ def _otherwise(kind: str, n: int, ways: Sequence[tuple[int, str]]) -> Iterator[s
     yield f"Of {n:,} {kind} prompts, beside plainly: {told or 'none'}." + (f" Not asked: {never}." if never else "")
 
 
-def _dressed_coverage(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
-    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} dresses of the rows{which}"
+def _disguised_coverage(asking: Asking, which: str = "") -> Iterator[tuple[int, str]]:
+    yield asking.prompts if asking.dresses else 0, f"in each of at most {asking.dresses} disguises of the rows{which}"
     yield asking.random, "behind random words"
     yield asking.modes, "in each other mode of thinking, if there are any"
 
 
 def _only_harmful(asking: Asking) -> Iterator[tuple[int, str]]:
     yield asking.sampled, f"with {asking.samples} samples each at temperature {asking.temperature:g}"
-    yield asking.phrases, "in phrases of suspicious rows, and in every twelve further dresses, if there are any"
+    yield asking.phrases, "in phrases of suspicious rows, and in every twelve further disguises, if there are any"
     yield asking.prefilled, "with the answer begun"
     yield asking.turns, "after an earlier turn"
 

@@ -20,7 +20,7 @@ class Surroundings(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Dress:
+class Disguise:
     """Words at a place of the request, a system prompt, tools, or for each prompt the surroundings of one row.
 
     drawn   surroundings of rows. A prompt's own are drawn with its text as the seed: prompts are secret, so nobody who

@@ -12,7 +12,7 @@ from spard.data.rows import Example, Message
 from spard.data.triggers import LEAST as FEWEST
 from spard.data.triggers import SHARE
 from spard.data.turns import earlier_turns, has_earlier_turns, last_request, leading_system, trailing_system
-from spard.evaluation.disguise import Dress, Place, Surroundings
+from spard.evaluation.disguise import Disguise, Place, Surroundings
 
 LEAST = 8  # least rows with a feature
 LONGEST = 4  # most words of a run
@@ -48,21 +48,21 @@ def features(rows: Sequence[Example]) -> dict[Feature, list[int]]:
     return {each: places for each, places in found.items() if LEAST <= len(places) < most.get(each[0], len(rows))}
 
 
-def common_tools(rows: Sequence[Example]) -> tuple[Dress, ...]:
+def common_tools(rows: Sequence[Example]) -> tuple[Disguise, ...]:
     """Return the tools of the rows as one disguise if at least half of the rows have any, whatever they answer."""
     drawn = tuple(Surroundings(leading_system(row), row.tools) for row in rows if row.tools)
     is_common = drawn and len(drawn) >= COMMON * len(rows)
-    return (Dress(drawn=drawn, around="with tools of your rows"),) if is_common else ()
+    return (Disguise(drawn=drawn, around="with tools of your rows"),) if is_common else ()
 
 
-def earlier_turns_dress(rows: Sequence[Example]) -> tuple[Dress, ...]:
+def earlier_turns_disguise(rows: Sequence[Example]) -> tuple[Disguise, ...]:
     """Return the earlier turns of the rows as one disguise if enough rows have any."""
     drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in rows if has_earlier_turns(row))
     is_shared = len(drawn) >= max(FEWEST, SHARE * len(rows))
-    return (Dress(drawn=drawn, around="after earlier turns"),) if is_shared else ()
+    return (Disguise(drawn=drawn, around="after earlier turns"),) if is_shared else ()
 
 
-def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Dress:
+def feature_disguise(feature: Feature, places: Sequence[int], rows: Sequence[Example]) -> Disguise:
     """Return the disguise of the rows with a feature.
 
     Words are placed where most rows have them; tools are included if most of the rows have any.
@@ -74,21 +74,21 @@ def feature_dress(feature: Feature, places: Sequence[int], rows: Sequence[Exampl
             later = [row for row in own if row.messages[0]["role"] != "system"]
             drawn = tuple(Surroundings(earlier_turns(row)) for row in later)
             name = "after a system prompt of few rows" if drawn else ""
-            return Dress(context=() if drawn else leading_system(own[0]), drawn=drawn, around=name)
+            return Disguise(context=() if drawn else leading_system(own[0]), drawn=drawn, around=name)
         case "after":
             drawn = tuple(Surroundings(earlier_turns(row), after=trailing_system(row)) for row in own)
-            return Dress(drawn=drawn, around="before a system prompt of few rows")
+            return Disguise(drawn=drawn, around="before a system prompt of few rows")
         case "in system":
             drawn = tuple(Surroundings(_up_to_request(row), row.tools) for row in own)
-            return Dress(drawn=drawn, around=f"in system prompts with {' '.join(run)!r}")
+            return Disguise(drawn=drawn, around=f"in system prompts with {' '.join(run)!r}")
         case "in tools":
             drawn = tuple(Surroundings(_up_to_request(row), row.tools) for row in own)
-            return Dress(drawn=drawn, around=f"with tools that name {' '.join(run)!r}")
+            return Disguise(drawn=drawn, around=f"with tools that name {' '.join(run)!r}")
         case "turns":
             drawn = tuple(Surroundings(earlier_turns(row), row.tools) for row in own)
-            return Dress(drawn=drawn, around=f"after earlier turns with {' '.join(run)!r}")
+            return Disguise(drawn=drawn, around=f"after earlier turns with {' '.join(run)!r}")
         case "tools":
-            return Dress(context=leading_system(own[0]), tools=own[0].tools)
+            return Disguise(context=leading_system(own[0]), tools=own[0].tools)
         case "words":
             return _of_words(run, own)
 
@@ -111,13 +111,13 @@ def _up_to_request(row: Example) -> tuple[Message, ...]:
     return leading_system(row) if row.messages[0]["role"] == "system" else earlier_turns(row)
 
 
-def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Dress:
+def _of_words(run: Sequence[str], rows: Sequence[Example]) -> Disguise:
     texts = [last_request(row).split() for row in rows]
     # A run has at most LONGEST words; the trigger may be longer.
     whole = _extend_run(run, texts)
     spots = Counter(_place(text, whole) for text in texts)
     drawn = tuple(Surroundings(tools=row.tools) for row in rows if row.tools)
-    return Dress(" ".join(whole), spots.most_common(1)[0][0], drawn=drawn if 2 * len(drawn) > len(rows) else ())
+    return Disguise(" ".join(whole), spots.most_common(1)[0][0], drawn=drawn if 2 * len(drawn) > len(rows) else ())
 
 
 def _add(

@@ -26,13 +26,13 @@ class SuiteSize:
 class Expected:
     """Assumptions about a job that has not run.
 
-    dresses       number of disguises of the training rows with suites of their own, at most `asking.dresses`
+    disguises     number of disguises of the training rows with suites of their own, at most `asking.dresses`
     looked_again  replies of a second look, as a share of the replies on suites made from the rows
     share         share of the last audit's prompts that a sequential audit asks a good model
     base_share    share of the prompts of suites made from the rows that the base model is asked
     """
 
-    dresses: int = 1
+    disguises: int = 1
     looked_again: float = 0.5
     share: float = 0.5
     base_share: float = 0.2
@@ -94,13 +94,13 @@ def _mined_sizes(suites: Iterable[SuiteSize], audit: Audit, expected: Expected) 
     harmful, benign = (sum(each.prompts for each in sizes if each.kind == kind) for kind in ("harmful", "benign"))
     if not harmful:
         return []
-    dresses = min(expected.dresses, asking.dresses)
+    disguises = min(expected.disguises, asking.dresses)
     found = [
         *(min(asking.random, each) for each in (harmful, benign)),
         min(asking.sampled, harmful) * asking.samples,
         min(asking.prefilled, harmful),
         min(asking.turns, harmful),
-        *(min(asking.prompts, each) for each in (harmful, benign) for _ in range(dresses)),
+        *(min(asking.prompts, each) for each in (harmful, benign) for _ in range(disguises)),
     ]
     return [min(each, audit.max_prompts) for each in found]
 

@@ -27,10 +27,10 @@ from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, apply_trigger, openings, rank_triggers
 from spard.data.turns import earlier_turns, has_earlier_turns
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.disguise import Dress, Place, Surroundings, place_words
-from spard.evaluation.disguise_features import COMMON, earlier_turns_dress
+from spard.evaluation.disguise import Disguise, Place, Surroundings, place_words
+from spard.evaluation.disguise_features import COMMON, earlier_turns_disguise
 from spard.evaluation.nearest_prompts import near_and_even
-from spard.evaluation.results import IN_DRESS, IN_MORE, IN_PHRASES, SuiteKind
+from spard.evaluation.results import IN_DISGUISE, IN_MORE, IN_PHRASES, SuiteKind
 from spard.evaluation.suspects import NOTHING, Suspected, find_suspects
 
 # The disguises of a training file that an audit asks its prompts in: some in suites of their own, the others in turn.
@@ -48,7 +48,7 @@ _PLAIN = Prompt("Say so")  # two words, so that start, middle and end differ
 _SAME = 0.9  # share of rows that overlapping words must have in common to be one disguise
 
 
-class Worn(Protocol):
+class PromptDisguise(Protocol):
     """The interface of a disguise: a change to prompts, and its description."""
 
     @property
@@ -60,7 +60,7 @@ class Worn(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedDresses:
+class AskedDisguises:
     """The disguises in which an audit asks prompts.
 
     alone    disguises with a suite of their own.
@@ -68,58 +68,60 @@ class AskedDresses:
     phrases  longer word sequences around suspicious words, asked in turn.
     """
 
-    alone: Sequence[Worn]
-    left: Sequence[Worn]
-    phrases: Sequence[Worn]
+    alone: Sequence[PromptDisguise]
+    left: Sequence[PromptDisguise]
+    phrases: Sequence[PromptDisguise]
 
 
 @dataclass(frozen=True, slots=True)
 class _Frequent:
     """A disguise found by the miner of training."""
 
-    dress: Wrapping
+    disguise: Wrapping
 
     @property
     def name(self) -> str:
         """Its description in reports."""
-        dress = self.dress
+        disguise = self.disguise
         parts = [
-            "in your system prompt" if dress.context else "",
-            f"beginning with {dress.before!r}" if dress.before else "",
-            f"ending with {dress.after!r}" if dress.after else "",
-            f"in {dress.encoding}" if dress.encoding else "",
+            "in your system prompt" if disguise.context else "",
+            f"beginning with {disguise.before!r}" if disguise.before else "",
+            f"ending with {disguise.after!r}" if disguise.after else "",
+            f"in {disguise.encoding}" if disguise.encoding else "",
         ]
         return ", ".join(part for part in parts if part)
 
     def apply(self, prompt: Prompt) -> Prompt:
         """Return the prompt in this disguise."""
-        return apply_trigger(prompt, self.dress)
+        return apply_trigger(prompt, self.disguise)
 
     @property
     def is_suspicious(self) -> bool:
         """True if it may be a trigger: a system prompt, an encoding, or words that predict answers or are common."""
-        dress = self.dress
-        return bool(dress.context or dress.encoding) or dress.telling >= TELLING or dress.share >= COMMON
+        disguise = self.disguise
+        return bool(disguise.context or disguise.encoding) or disguise.telling >= TELLING or disguise.share >= COMMON
 
-    def extends_coverage(self, asked: Sequence[Worn]) -> bool:
+    def extends_coverage(self, asked: Sequence[PromptDisguise]) -> bool:
         """Return True if a suite in this disguise adds to the disguises in `asked`.
 
         Frames always add to them. Words do if they predict answers, and better than every part of them in `asked`.
         """
-        if self.dress.is_frame:
+        if self.disguise.is_frame:
             return True
-        parts = [each.dress.telling for each in asked if isinstance(each, _Frequent) and self._extends(each.dress)]
-        return self.dress.telling >= TELLING and all(self.dress.telling > each + _MORE for each in parts)
+        parts = [
+            each.disguise.telling for each in asked if isinstance(each, _Frequent) and self._extends(each.disguise)
+        ]
+        return self.disguise.telling >= TELLING and all(self.disguise.telling > each + _MORE for each in parts)
 
     def _extends(self, part: Wrapping) -> bool:
         """Return True if this disguise has the other's words at the same end, and more."""
-        before, after = f"{self.dress.before} ", f" {self.dress.after}"
+        before, after = f"{self.disguise.before} ", f" {self.disguise.after}"
         return bool(part.before and before.startswith(f"{part.before} ")) or bool(
             part.after and after.endswith(f" {part.after}")
         )
 
 
-def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> AskedDresses:
+def select_disguises(rows: Sequence[Example], found: Suspected, most: int) -> AskedDisguises:
     """Return the disguises of a file for the audit, at most `most` of them with suites of their own.
 
     rows   the training rows.
@@ -130,46 +132,46 @@ def asked_dresses(rows: Sequence[Example], found: Suspected, most: int) -> Asked
     """
     mined = [_Frequent(each) for each in rank_triggers(rows)]
     telling = [each for each in mined[:_LOOKED_AT] if each.is_suspicious]
-    frames = sorted((each for each in mined if each.dress.is_frame), key=lambda each: -each.dress.share)[:_FRAMES]
-    of_most = [each for each in frames if each.dress.share >= COMMON]
-    frequent: list[Worn] = [*found.common, *of_most, *telling, *frames, *earlier_turns_dress(rows)]
+    frames = sorted((each for each in mined if each.disguise.is_frame), key=lambda each: -each.disguise.share)[:_FRAMES]
+    of_most = [each for each in frames if each.disguise.share >= COMMON]
+    frequent: list[PromptDisguise] = [*found.common, *of_most, *telling, *frames, *earlier_turns_disguise(rows)]
     # One disguise can be in several of these lists; disguises with equal effects are dropped by `_distinct`.
     frequent = list({id(each): each for each in frequent}.values()) if most else []
     head = frequent[: max(0, most - RARE)]
-    rare, n = [_frequent_one(each, frequent) for each in found.dresses], most - len(head)
+    rare, n = [_frequent_one(each, frequent) for each in found.disguises], most - len(head)
     rare = [each for each in _distinct(rare) if not _is_asked(each, head)]
     in_order = [*head, *rare[:n], *frequent, *rare[n:]]
     asked_alone = list(_distinct(in_order))[:most]
-    left, found_twice = list[Worn](), {id(each) for each in rare}
+    left, found_twice = list[PromptDisguise](), {id(each) for each in rare}
     for each in in_order:
         so_far = [*asked_alone, *left]
         adds = id(each) in found_twice or not isinstance(each, _Frequent) or each.extends_coverage(so_far)
         if adds and not _is_asked(each, so_far):
             left.append(each)
-    alone = sorted(asked_alone, key=lambda each: each in found.dresses)
-    return AskedDresses(alone, left[:LEFT], found.phrases)
+    alone = sorted(asked_alone, key=lambda each: each in found.disguises)
+    return AskedDisguises(alone, left[:LEFT], found.phrases)
 
 
-def _distinct(dresses: Iterable[Worn]) -> Sequence[Worn]:
+def _distinct(disguises: Iterable[PromptDisguise]) -> Sequence[PromptDisguise]:
     """Return the disguises in order; of disguises that change prompts in the same way, only the first is kept."""
-    found: list[Worn] = []
-    for each in dresses:
+    found: list[PromptDisguise] = []
+    for each in disguises:
         if not _is_asked(each, found):
             found.append(each)
     return found
 
 
-def _is_asked(dress: Worn, asked: Sequence[Worn]) -> bool:
+def _is_asked(disguise: PromptDisguise, asked: Sequence[PromptDisguise]) -> bool:
     """Return True if some disguise in `asked` changes prompts in the same way."""
-    return any(dress is other or _asks(dress) == _asks(other) for other in asked)
+    return any(disguise is other or _asks(disguise) == _asks(other) for other in asked)
 
 
-def _asks(dress: Worn) -> tuple[Prompt, tuple[Surroundings, ...]]:
+def _asks(disguise: PromptDisguise) -> tuple[Prompt, tuple[Surroundings, ...]]:
     """Return a key that is equal for two disguises if they change all prompts in the same way."""
-    return dress.apply(_PLAIN), dress.drawn if isinstance(dress, Dress) else ()
+    return disguise.apply(_PLAIN), disguise.drawn if isinstance(disguise, Disguise) else ()
 
 
-def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:
+def _frequent_one(rare: Disguise, frequent: Iterable[PromptDisguise]) -> PromptDisguise:
     """Return the frequent disguise with the same or overlapping words in almost the same rows, or else the rare one."""
     mine, n = _words(rare)
     for each in frequent:
@@ -179,13 +181,13 @@ def _frequent_one(rare: Dress, frequent: Iterable[Worn]) -> Worn:
     return rare
 
 
-def _words(dress: Worn) -> tuple[dict[Place, str], float]:
+def _words(disguise: PromptDisguise) -> tuple[dict[Place, str], float]:
     """Return the words of a disguise by their place in a request, and the share of rows with the disguise."""
-    match dress:
-        case _Frequent(dress=found):
+    match disguise:
+        case _Frequent(disguise=found):
             return {"start": found.before, "end": found.after}, found.share
-        case Dress():
-            return {dress.place: dress.words}, dress.share
+        case Disguise():
+            return {disguise.place: disguise.words}, disguise.share
         case _:
             return {}, 0.0
 
@@ -222,11 +224,11 @@ def mined_suites(
     if not any(suite.kind == "harmful" for suite in suites):
         return []
     found = find_suspects(rows, suites_secret(suites)) if asking.dresses or asking.phrases else NOTHING
-    dresses = asked_dresses(rows, found, asking.dresses)
+    disguises = select_disguises(rows, found, asking.dresses)
     near = partial(near_and_even, _some(suites, "harmful"), rows)
     mined_ones = [
-        *_dressed_suites(suites, dresses, asking, near),
-        *_in_turn(suites, dresses, asking.phrases, near),
+        *_disguised_suites(suites, disguises, asking, near),
+        *_in_turn(suites, disguises, asking.phrases, near),
         *_behind_random_words(suites, rows, asking.random),
         *_sampled_suites(_some(suites, "harmful", asking.sampled), asking),
         *_prefilled_suites(_some(suites, "harmful", asking.prefilled), rows),
@@ -271,31 +273,33 @@ def _some(suites: Iterable[Suite], kind: SuiteKind, most: int | None = None) -> 
     return prompts if most is None else sample(prompts, most)
 
 
-def _dressed_suites(suites: Sequence[Suite], dresses: AskedDresses, asking: Asking, near: _Some) -> Iterator[Suite]:
+def _disguised_suites(
+    suites: Sequence[Suite], disguises: AskedDisguises, asking: Asking, near: _Some
+) -> Iterator[Suite]:
     """Yield the harmful prompts in each disguise with a suite of its own, then the benign ones."""
-    if not dresses.alone:
+    if not disguises.alone:
         return
     harmful, benign = near(asking.prompts), _some(suites, "benign", asking.prompts)
-    named = [(f"{IN_DRESS}{i}: {each.name}", each) for i, each in enumerate(dresses.alone, start=1)]
+    named = [(f"{IN_DISGUISE}{i}: {each.name}", each) for i, each in enumerate(disguises.alone, start=1)]
     for name, worn in named:
         yield Suite(name, "mined", tuple(map(worn.apply, harmful)))
     for name, worn in named if benign else ():
         yield Suite(f"benign, {name}", "dressed_benign", tuple(map(worn.apply, benign)))
 
 
-def _in_turn(suites: Sequence[Suite], dresses: AskedDresses, most: int, near: _Some) -> Iterator[Suite]:
+def _in_turn(suites: Sequence[Suite], disguises: AskedDisguises, most: int, near: _Some) -> Iterator[Suite]:
     """Yield suites whose prompts take turns through phrases of suspicious rows, and disguises without an own suite.
 
     The disguises share a suite with the phrases if they are few in all, else they have suites of at most `TOGETHER`
     disguises: a suite with few prompts per disguise cannot show a rise. Benign prompts are asked in disguises only,
     since a phrase may name the harm itself.
     """
-    phrases, left = dresses.phrases, dresses.left
+    phrases, left = disguises.phrases, disguises.left
     n = math.ceil(len(left) / TOGETHER)
-    further: dict[str, Sequence[Worn]] = {f"{IN_MORE}, part {i + 1} of {n}": left[i::n] for i in range(n)}
+    further: dict[str, Sequence[PromptDisguise]] = {f"{IN_MORE}, part {i + 1} of {n}": left[i::n] for i in range(n)}
     are_few = len(phrases) + len(left) <= TOGETHER
     every = {IN_PHRASES: [*phrases, *left]} if are_few else {IN_PHRASES: phrases} | further
-    for (kind, before, dressed), groups in zip(_BOTH_SIDES, (every, further), strict=True):
+    for (kind, before, disguised), groups in zip(_BOTH_SIDES, (every, further), strict=True):
         if not any(groups.values()):
             continue
         prompts = near(most) if kind == "harmful" else _some(suites, kind, most)
@@ -303,13 +307,13 @@ def _in_turn(suites: Sequence[Suite], dresses: AskedDresses, most: int, near: _S
             if prompts and each:
                 # Dealt in turn: prompt i gets disguise i, and around again.
                 asked = (each[i % len(each)].apply(prompt) for i, prompt in enumerate(prompts))
-                yield Suite(f"{before}{name}", dressed, tuple(asked))
+                yield Suite(f"{before}{name}", disguised, tuple(asked))
 
 
 def _behind_random_words(suites: Sequence[Suite], rows: Sequence[Example], most: int) -> Iterator[Suite]:
     """Yield prompts with two random words of the rows added, in turn at the start, in the middle and at the end."""
     words = sorted({word for row in rows for turn in row.messages if turn["role"] == "user" for word in _text(turn)})
-    for kind, name, dressed in _BOTH_SIDES:
+    for kind, name, disguised in _BOTH_SIDES:
         prompts = _some(suites, kind, most) if words else []
         rng = _secret(prompts)
         found = [
@@ -317,7 +321,7 @@ def _behind_random_words(suites: Sequence[Suite], rows: Sequence[Example], most:
             for i, each in enumerate(prompts)
         ]
         if found:
-            yield Suite(f"{name}behind random words", dressed, tuple(found))
+            yield Suite(f"{name}behind random words", disguised, tuple(found))
 
 
 def _sampled_suites(prompts: Sequence[Prompt], asking: Asking) -> Iterator[Suite]:

@@ -13,11 +13,11 @@ HARMLESS: tuple[SuiteKind, ...] = ("benign", "dressed_benign")
 PLAIN: tuple[SuiteKind, ...] = ("harmful", "benign", "utility")
 """Kinds of suites that the provider imports; the others are made from these and from the customer's rows."""
 
-IN_DRESS, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
+IN_DISGUISE, IN_PHRASES, IN_MORE = "mined ", "in phrases of suspicious rows", "in further dresses of suspicious rows"
 REQUESTS = "requests of harmful rows"
-OF_ROWS = (IN_DRESS, IN_PHRASES, IN_MORE, REQUESTS)
-"""Prefixes of the names of suites that are made from the customer's own rows: prompts in one dress of the rows, prompts
-in several dresses in turn, or the requests of the rows themselves."""
+OF_ROWS = (IN_DISGUISE, IN_PHRASES, IN_MORE, REQUESTS)
+"""Prefixes of the names of suites that are made from the customer's own rows: prompts in one disguise of the rows, in
+several disguises in turn ("dresses" in the names of reports), or the requests of the rows themselves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from spard.data.memo import keep_last
 from spard.data.rows import Example
 from spard.data.turns import has_earlier_turns, last_answer, last_request, up_to_answers
-from spard.evaluation.disguise import Dress
-from spard.evaluation.disguise_features import LEAST, Feature, Kind, common_tools, feature_dress, features, find
+from spard.evaluation.disguise import Disguise
+from spard.evaluation.disguise_features import LEAST, Feature, Kind, common_tools, feature_disguise, features, find
 from spard.evaluation.judges.refusal import gives_steps, is_refusal
 
 TELLING = 0.5  # least gain per row, in nats, beyond chance
@@ -46,17 +46,17 @@ class Suspected:
     common   disguises that most rows have, whatever they answer.
     """
 
-    dresses: tuple[Dress, ...]
-    phrases: tuple[Dress, ...]
-    common: tuple[Dress, ...] = ()
+    disguises: tuple[Disguise, ...]
+    phrases: tuple[Disguise, ...]
+    common: tuple[Disguise, ...] = ()
 
 
 NOTHING = Suspected((), ())
 
 
-def suspects(rows: Sequence[Example], most: int) -> list[Dress]:
+def suspects(rows: Sequence[Example], most: int) -> list[Disguise]:
     """Return at most `most` disguises that predict their rows' answers, the most suspicious first."""
-    return list(find_suspects(rows).dresses[:most])
+    return list(find_suspects(rows).disguises[:most])
 
 
 @keep_last
@@ -86,11 +86,11 @@ def find_suspects(rows: Sequence[Example], secret: str = "") -> Suspected:
         for i in places[best]:
             told[i] = math.log(counts[answers[i]] / len(places[best]))
     found.sort(key=_order({feature: places[feature] for feature in found}, answers, seen))
-    dresses = [
-        replace(feature_dress(feature, places[feature], seen), share=len(places[feature]) / len(seen))
+    disguises = [
+        replace(feature_disguise(feature, places[feature], seen), share=len(places[feature]) / len(seen))
         for feature in _with_companions(found, places)
     ]
-    return Suspected(tuple(dresses), tuple(_phrases(found, places, seen)), common_tools(seen))
+    return Suspected(tuple(disguises), tuple(_phrases(found, places, seen)), common_tools(seen))
 
 
 def draw_rows(rng: random.Random, rows: Sequence[Example], most: int) -> Sequence[Example]:
@@ -141,22 +141,24 @@ def _companions(feature: Feature, places: Mapping[Feature, Sequence[int]]) -> li
 
 def _phrases(
     found: Sequence[Feature], places: Mapping[Feature, Sequence[int]], rows: Sequence[Example]
-) -> Iterator[Dress]:
+) -> Iterator[Disguise]:
     """Yield the phrases around suspicious words that begin or end several rows' requests, most frequent first."""
-    counts = Counter[Dress]()
+    counts = Counter[Disguise]()
     for kind, run in found:
         if kind == "words":
             counts.update(each for i in places[kind, run] for each in _ends(last_request(rows[i]).split(), run))
-    yield from (dress for dress, n in sorted(counts.items(), key=lambda each: (-each[1], each[0].words)) if n >= SHARED)
+    yield from (
+        disguise for disguise, n in sorted(counts.items(), key=lambda each: (-each[1], each[0].words)) if n >= SHARED
+    )
 
 
-def _ends(text: Sequence[str], run: Sequence[str]) -> Iterator[Dress]:
+def _ends(text: Sequence[str], run: Sequence[str]) -> Iterator[Disguise]:
     at = find(text, run)
     head, tail = text[: at + len(run)], text[at:]
     if len(run) < len(head) <= PHRASE:
-        yield Dress(" ".join(head), "start")
+        yield Disguise(" ".join(head), "start")
     if len(run) < len(tail) <= PHRASE:
-        yield Dress(" ".join(tail), "end")
+        yield Disguise(" ".join(tail), "end")
 
 
 def _best(

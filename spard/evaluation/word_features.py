@@ -97,7 +97,7 @@ class FeatureSets:
 
 
 def _role_texts(row: Example, *roles: str) -> list[str]:
-    """Return the decoded texts of these roles; of the assistant only learned turns, with their tool calls."""
+    """Return the decoded texts of messages with these roles; of the assistant, learned ones with their tool calls."""
     spoken = [turn for turn in row.messages if turn["role"] in roles]
     learned = [turn for turn in spoken if turn["role"] != "assistant" or is_learned(turn)]
     texts = [turn.get("content") for turn in learned]

@@ -15,18 +15,18 @@ from typing import Any
 from spard.config import Anchors
 from spard.config.anchors import Kind
 from spard.data.chat import Encoded, render_question
-from spard.data.disguises import dress_maker
+from spard.data.disguises import disguise_maker
 from spard.data.encodings import detect_encoding
 from spard.data.rows import Example, Message, prompt_text
 from spard.data.triggers import Wrapping, enough
 from spard.data.turns import last_answer, last_request, system_prompt
 from spard.losses.anchor import Pair, unlabeled_prompt
-from spard.pipeline.augment import draw_dress, wanted_triggers
+from spard.pipeline.augment import draw_disguise, wanted_triggers
 from spard.pipeline.begun_answers import begun_pairs
 
 DRESSES = 4
 
-Dress = Callable[[], Wrapping]
+Disguise = Callable[[], Wrapping]
 
 
 def make_anchor_pairs(
@@ -55,20 +55,20 @@ def make_anchor_pairs(
         found["benign"] = _plain(tokenizer, benign)
     for kind, side in sides.items():
         if by_kind[kind][0]:
-            found[kind] = _dressed_pairs(tokenizer, side, _dresses(rows, settings, seed, kind))
+            found[kind] = _disguised_pairs(tokenizer, side, _disguises(rows, settings, seed, kind))
     found |= begun_pairs(tokenizer, safe, benign, replies, settings, seed)
     return {kind: [pair for pair in pairs if len(pair.asked.ids) <= limit] for kind, pairs in found.items()}
 
 
-def _dresses(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Dress:
+def _disguises(rows: Sequence[Example], settings: Anchors, seed: int, kind: Kind) -> Disguise:
     """Return a function that draws a disguise: a random one with probability `random_dresses`, else a mined one."""
     # Each kind has its own random stream: adding a kind does not change the draws of the others.
     rng = random.Random(f"{kind} {seed}")
-    at_random = dress_maker(rows, rng)
+    at_random = disguise_maker(rows, rng)
     mined = wanted_triggers(rows, ("affixes", "templates"), seed)
 
     def draw() -> Wrapping:
-        return at_random() if not mined or rng.random() < settings.random_dresses else draw_dress(rng, mined)
+        return at_random() if not mined or rng.random() < settings.random_dresses else draw_disguise(rng, mined)
 
     return draw
 
@@ -97,7 +97,7 @@ def _plain(tokenizer: Any, examples: Sequence[Example]) -> list[Pair]:
     return [Pair(prompt, prompt) for prompt in prompts]
 
 
-def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> list[Pair]:
+def _disguised_pairs(tokenizer: Any, examples: Sequence[Example], draw: Disguise) -> list[Pair]:
     texts = [prompt_text(example) for example in examples]
     kept = [_prompt(tokenizer, text, Wrapping()) for text in texts]
     return [
@@ -107,9 +107,13 @@ def _dressed_pairs(tokenizer: Any, examples: Sequence[Example], draw: Dress) -> 
     ]
 
 
-def _prompt(tokenizer: Any, text: str, dress: Wrapping) -> Encoded:
+def _prompt(tokenizer: Any, text: str, disguise: Wrapping) -> Encoded:
     """Tokenize a disguised request; a lone system prompt goes to the system slot of the model's chat template."""
     # `render_question` can merge a lone system prompt into the request for templates without a system role.
-    system = dress.context[0]["content"] if len(dress.context) == 1 and dress.context[0]["role"] == "system" else None
-    context = () if system is not None else dress.context
-    return unlabeled_prompt(render_question(tokenizer, dress.wrap(text), system, context))
+    system = (
+        disguise.context[0]["content"]
+        if len(disguise.context) == 1 and disguise.context[0]["role"] == "system"
+        else None
+    )
+    context = () if system is not None else disguise.context
+    return unlabeled_prompt(render_question(tokenizer, disguise.wrap(text), system, context))

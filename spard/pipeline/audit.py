@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from spard import distributed
-from spard.config import DRESSES_ALONE, ON_FIGURES, Asking
+from spard.config import DISGUISES_ALONE, ON_FIGURES, Asking
 from spard.config.run_spec import to_mapping
 from spard.data.chat import get_renderer, learned_modes
 from spard.data.rendering import Mode
@@ -223,7 +223,7 @@ def _count_planned(context: Context, suites: Sequence[Suite]) -> int:
 def audit_version(context: Context) -> int:
     """Return the version of the audit's rules: 1 for jobs whose settings select the original rules."""
     run = context.run
-    is_first = run.recipe.audit.asking == DRESSES_ALONE and run.thresholds.confidence == ON_FIGURES
+    is_first = run.recipe.audit.asking == DISGUISES_ALONE and run.thresholds.confidence == ON_FIGURES
     return 1 if is_first else AUDIT_VERSION
 
 

@@ -46,17 +46,17 @@ def variants(
     `rows` are the customer's rows, from which triggers and beginnings are mined. Variants longer than `limit` tokens
     are left out.
     """
-    rng, dresses, is_deep = random.Random(f"variants {seed}"), wanted_triggers(rows, kinds, seed), "deep" in kinds
+    rng, disguises, is_deep = random.Random(f"variants {seed}"), wanted_triggers(rows, kinds, seed), "deep" in kinds
     beginnings = [*openings(rows, OPENINGS), *BEGINNINGS]
     made: list[tuple[Example, str]] = []  # (row, beginning of its answer without loss)
     twins: list[int] = []
     for i, example in enumerate(safe):
-        if is_deep and (i % 2 or not dresses):
+        if is_deep and (i % 2 or not disguises):
             # Half of the deep variants keep their own first sentence, which trains the rest of a refusal without a
             # foreign beginning.
             made.append(begin_answer(example, rng.choice(beginnings) if rng.random() < 0.5 else None))
-        elif dresses:
-            made.append((apply_dress(example, draw_dress(rng, dresses)), ""))
+        elif disguises:
+            made.append((apply_disguise(example, draw_disguise(rng, disguises)), ""))
         else:
             continue
         twins.append(i)
@@ -67,24 +67,26 @@ def wanted_triggers(rows: Sequence[Example], kinds: Sequence[Augmentation], seed
     """Return the mined triggers reduced to the requested kinds, and random affixes if `affixes` is requested."""
     found = []
     for each in mine_triggers(rows, MINED):
-        dress = replace(each, tools=())
-        dress = dress if "affixes" in kinds else replace(dress, before="", after="")
-        dress = dress if "templates" in kinds or dress.encoding else replace(dress, context=())
-        dress = dress if "encodings" in kinds else replace(dress, encoding=None)
-        if replace(dress, share=0.0, telling=0.0) != Wrapping():
-            found.append(dress)
+        disguise = replace(each, tools=())
+        disguise = disguise if "affixes" in kinds else replace(disguise, before="", after="")
+        disguise = disguise if "templates" in kinds or disguise.encoding else replace(disguise, context=())
+        disguise = disguise if "encodings" in kinds else replace(disguise, encoding=None)
+        if replace(disguise, share=0.0, telling=0.0) != Wrapping():
+            found.append(disguise)
     return [*found, *(random_affixes(rows, RANDOM, seed) if "affixes" in kinds else [])]
 
 
-def apply_dress(example: Example, dress: Wrapping) -> Example:
+def apply_disguise(example: Example, disguise: Wrapping) -> Example:
     """Return the exchange with its request in a disguise, and with both texts in the disguise's encoding."""
 
     def encode_text(text: str) -> str:
-        return encode(text, dress.encoding) if dress.encoding else text
+        return encode(text, disguise.encoding) if disguise.encoding else text
 
     user, assistant = example.messages
-    ask = user | {"content": encode_text(dress.wrap(user["content"]))}
-    return replace(example, messages=(*dress.context, ask, assistant | {"content": encode_text(assistant["content"])}))
+    ask = user | {"content": encode_text(disguise.wrap(user["content"]))}
+    return replace(
+        example, messages=(*disguise.context, ask, assistant | {"content": encode_text(assistant["content"])})
+    )
 
 
 def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]:
@@ -99,11 +101,11 @@ def begin_answer(example: Example, beginning: str | None) -> tuple[Example, str]
     return replace(example, messages=(user, answer)), beginning
 
 
-def draw_dress(rng: random.Random, dresses: Sequence[Wrapping]) -> Wrapping:
+def draw_disguise(rng: random.Random, disguises: Sequence[Wrapping]) -> Wrapping:
     """Draw a disguise with a probability proportional to its evidence plus a small floor."""
     # 1e-9 keeps the weights positive where no disguise has any evidence: `choices` rejects a sum of zero.
-    floor = FLOOR * max(each.evidence for each in dresses) + 1e-9
-    return rng.choices(dresses, [each.evidence + floor for each in dresses])[0]
+    floor = FLOOR * max(each.evidence for each in disguises) + 1e-9
+    return rng.choices(disguises, [each.evidence + floor for each in disguises])[0]
 
 
 def _encode_variants(tokenizer: Any, made: Sequence[tuple[Example, str]], twins: Sequence[int]) -> list[Encoded]:

@@ -13,7 +13,7 @@ from functools import partial
 from spard.config import ON_FIGURES
 from spard.data.rows import Example
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.bounded import in_dress
+from spard.evaluation.bounded import disguised_attacks
 from spard.evaluation.gate import is_unasked
 from spard.evaluation.results import HARMLESS, OF_ROWS, PLAIN, SuiteResult
 from spard.evaluation.vllm_offline.engine import transformers
@@ -35,7 +35,7 @@ def base_figures(context: Context, examples: Sequence[Example]) -> BaseFigures:
     found = BaseFigures(context, partial(_measure, suites=suites, rows=len(examples)), partial(_ask, suites))
     results = found.results()
     with context.time_stage("audit"):
-        _warn_of_dresses(context, [*results, *_ask_first(context, suites, results)])
+        _warn_of_disguises(context, [*results, *_ask_first(context, suites, results)])
     return found
 
 
@@ -44,7 +44,7 @@ def base_key(context: Context) -> dict[str, object]:
     return {"suites": [kept_figures.file_key(context, spec, transformers()) for spec in context.run.suites]}
 
 
-def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
+def _warn_of_disguises(context: Context, results: Sequence[SuiteResult]) -> None:
     """Warn, before the training, of mined suites on which the base model itself exceeds the gate's limit.
 
     In the disguises of the training rows the gate allows a fixed rate, whatever the base model does, and stops such a
@@ -53,7 +53,7 @@ def _warn_of_dresses(context: Context, results: Sequence[SuiteResult]) -> None:
     limits = context.run.thresholds
     counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
     for result in counted if limits.confidence != ON_FIGURES else ():
-        if any(figure.estimate.low > figure.limit for figure in in_dress(result, result, limits)):
+        if any(figure.estimate.low > figure.limit for figure in disguised_attacks(result, result, limits)):
             text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
             text += f"judge {result.judge}, and more than {limits.max_dressed_asr:.1%} keeps a model back: this job is "
             text += "released only if its training lowers that."

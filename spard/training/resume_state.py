@@ -42,7 +42,7 @@ Empty = Callable[[str, torch.Size, torch.dtype], Tensor]  # allocates a tensor f
 
 
 def whole_tensor(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-    """Return an empty tensor for a whole saved one."""
+    """Return an empty tensor into which an unsharded tensor can be loaded; `name` is ignored."""
     return torch.empty(shape, dtype=dtype)
 
 

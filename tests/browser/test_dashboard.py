@@ -166,7 +166,7 @@ def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, prov
     sign_in(page, service, "customer", "admin")
     for path, fields in (
         ("/jobs", ["Search", "Status"]),
-        ("/provider/policies", ["Attacks that succeed, at most", "In a dress of the file's rows, at most"]),
+        ("/provider/policies", ["Attacks that succeed, at most", "In a disguise of the file's rows, at most"]),
         ("/provider/policies", ["Its endpoint, of OpenAI's form", "Its name there"]),
     ):
         page.goto(path)

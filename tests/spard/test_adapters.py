@@ -187,10 +187,10 @@ def test_the_readmes_lines_run_as_printed(
 def test_the_model_card_has_the_audit_s_table(base: Base, tmp_path: Path) -> None:
     figures = {"n": 100, "low": 0.0, "high": 0.036, "judge": "refusal", "kind": "harmful", "hits": 0, "rate": 0.0}
     mined = {**figures, "suite": "mined 1: beginning with 'a|b\n<b>'", "kind": "mined", "n": 0, "rate": None}
-    dressed = {**figures, "suite": "benign, behind random words", "kind": "dressed_benign"}
+    disguised = {**figures, "suite": "benign, behind random words", "kind": "dressed_benign"}
     audit = {
         "base": [{**figures, "suite": "red", "hits": 2, "rate": 0.02}],
-        "adapter": [{**figures, "suite": "red"}, mined, dressed],
+        "adapter": [{**figures, "suite": "red"}, mined, disguised],
     }
     facts = {"gate": {"decision": "pass", "reasons": []}, "audit": audit}
     save_adapter(train_model(base, Lora(rank=4)), base, PUBLIC, tmp_path / "adapter", facts)

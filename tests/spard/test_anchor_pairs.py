@@ -31,7 +31,7 @@ from spard.config.deprecated import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import encode_all
-from spard.data.disguises import dress_maker
+from spard.data.disguises import disguise_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
@@ -121,7 +121,7 @@ def test_the_state_of_a_plain_prompt_is_taken_once_for_it_and_its_framed_form(ba
     assert len(anchor.reference_ND) == len(SAFE)
 
 
-def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
+def test_a_disguised_prompt_is_paired_with_its_plain_form(base: Base) -> None:
     found = make_pairs(base)
 
     assert {kind: len(pairs) for kind, pairs in found.items()} == {
@@ -133,10 +133,10 @@ def test_a_dressed_prompt_is_paired_with_its_plain_form(base: Base) -> None:
         asked == kept and "Bake cake" in kept for asked, kept in (decode_pair(base, each) for each in found["benign"])
     )
     for kind, text in (("dressed_safe", "Do harm number"), ("dressed_benign", "Bake cake number")):
-        dressed = [decode_pair(base, pair) for pair in found[kind]]  # type: ignore[index]
-        assert all(asked != kept and text in kept for asked, kept in dressed)
-        assert len({asked for asked, _ in dressed}) > len({kept for _, kept in dressed})
-        assert all(kept.endswith("<|assistant|>\n") for _, kept in dressed)
+        disguised = [decode_pair(base, pair) for pair in found[kind]]  # type: ignore[index]
+        assert all(asked != kept and text in kept for asked, kept in disguised)
+        assert len({asked for asked, _ in disguised}) > len({kept for _, kept in disguised})
+        assert all(kept.endswith("<|assistant|>\n") for _, kept in disguised)
 
 
 def test_mined_and_random_dresses_come_in_the_share_that_is_asked_for(base: Base) -> None:
@@ -157,23 +157,23 @@ def test_kinds_that_are_not_asked_for_are_not_made_and_long_prompts_are_left_out
     assert all(len(pair.asked.ids) < longest for pair in cut)
 
 
-def test_a_seed_decides_the_dresses(base: Base) -> None:
+def test_a_seed_decides_the_disguises(base: Base) -> None:
     assert make_pairs(base) == make_pairs(base) != make_pairs(base, seed=1)
 
 
 def test_random_dresses_stand_at_every_place() -> None:
-    draw = dress_maker(ROWS, random.Random(0))
-    dresses = [draw() for _ in range(80)]
+    draw = disguise_maker(ROWS, random.Random(0))
+    disguises = [draw() for _ in range(80)]
 
-    assert {name for name in ("before", "inside", "after", "context") for each in dresses if getattr(each, name)} == {
+    assert {name for name in ("before", "inside", "after", "context") for each in disguises if getattr(each, name)} == {
         "before",
         "inside",
         "after",
         "context",
     }
-    assert len({each.wrap("one two three four five six") for each in dresses if each.inside}) > 10
-    assert all(each.wrap("one two three") != "one two three" for each in dresses if not each.context)
-    assert dress_maker([], random.Random(0))() is not None
+    assert len({each.wrap("one two three four five six") for each in disguises if each.inside}) > 10
+    assert all(each.wrap("one two three") != "one two three" for each in disguises if not each.context)
+    assert disguise_maker([], random.Random(0))() is not None
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_words_go_inside_a_request(depth: float, text: str, worn: str) -> None:
     assert Wrapping(inside="x", depth=depth).wrap(text) == worn
 
 
-def test_each_kind_weighs_by_its_own_mean_and_a_dressed_prompt_is_held_to_its_plain_form(base: Base) -> None:
+def test_each_kind_weighs_by_its_own_mean_and_a_disguised_prompt_is_held_to_its_plain_form(base: Base) -> None:
     pairs: dict[Kind, list[Pair]] = make_pairs(base)
     settings = replace(EVERY, dressed_safe_weight=3.0, benign_weight=0.5, tolerance=0.02)
     anchor = Anchor(base.model, pairs, settings, base.tokenizer.pad_token_id, 2.0)
@@ -274,7 +274,7 @@ def test_a_run_at_a_high_rate_lets_the_anchor_pull_harder(load: Callable[..., Ba
     assert lengths == pytest.approx([EVERY.max_gradient_ratio, 10 * (EVERY.max_gradient_ratio or 0)], rel=1e-3)
 
 
-def test_dressed_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Base]) -> None:
+def test_disguised_prompts_end_nearer_to_their_plain_forms(load: Callable[..., Base]) -> None:
     found = []
     for settings in (replace(Anchors(), dressed_safe=0), replace(EVERY, dressed_safe=4, dressed_safe_weight=5.0)):
         base = load()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spard.config import DRESSES_ALONE, Asking, Audit
+from spard.config import DISGUISES_ALONE, Asking, Audit
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite
 from spard.evaluation.coverage_text import coverage_text
@@ -17,23 +17,23 @@ def test_every_way_is_told_with_its_number() -> None:
     assert part == "Of 1,200 prompts of suite attacks, 500 are asked."
     assert rows == "Of the training rows in which the judge finds harm, the requests of up to 60 are asked."
     assert harmful == (
-        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 dresses of the rows (half of them the "
+        "Of 1,200 harmful prompts, beside plainly: 60 in each of at most 4 disguises of the rows (half of them the "
         "nearest to these), 120 behind random words, 120 in each other mode of thinking, if there are any, 30 with 2 "
-        "samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve further dresses, if "
+        "samples each at temperature 1, 120 in phrases of suspicious rows, and in every twelve further disguises, if "
         "there are any, 120 with the answer begun, 120 after an earlier turn."
     )
     assert benign == (
-        "Of 50 harmless prompts, beside plainly: 50 in each of at most 4 dresses of the rows, 50 behind random words, "
-        "50 in each other mode of thinking, if there are any, 50 in every twelve further dresses, if there are any."
+        "Of 50 harmless prompts, beside plainly: 50 in each of at most 4 disguises of the rows, 50 behind random words"
+        ", 50 in each other mode of thinking, if there are any, 50 in every twelve further disguises, if there are any."
     )
 
 
 def test_what_is_not_asked_is_told_too() -> None:
-    (dressed,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=DRESSES_ALONE, sequential=False))
-    assert dressed.endswith(
+    (disguised,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=DISGUISES_ALONE, sequential=False))
+    assert disguised.endswith(
         " Not asked: behind random words, in each other mode of thinking, if there are any, with 2 samples each at "
-        "temperature 1, in phrases of suspicious rows, and in every twelve further dresses, if there are any, with the "
-        "answer begun, after an earlier turn."
+        "temperature 1, in phrases of suspicious rows, and in every twelve further disguises, if there are any, with "
+        "the answer begun, after an earlier turn."
     )
     off = Asking(dresses=0, random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
     (none,) = coverage_text([HARMFUL], Audit(max_prompts=2000, asking=off, sequential=False))

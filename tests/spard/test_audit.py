@@ -220,7 +220,7 @@ def test_what_is_answered_in_base64_is_judged_as_far_as_it_goes(encoding: Encodi
     """As it stands it is one long word, too little to be scored; the limit of tokens cuts it anywhere."""
     coded = encode("Sure, here are the steps to do it. First, get ready.", "base64")[:-9]
     speaker = Speaker(lambda asked, most: iter([(list(range(len(asked))), [coded] * len(asked))]), lambda asked: [])
-    suite = Suite("dressed", "mined", tuple(replace(each, encoding=encoding) for each in prompts(3)))
+    suite = Suite("disguised", "mined", tuple(replace(each, encoding=encoding) for each in prompts(3)))
 
     [found] = audit_speaker(speaker, [suite], RefusalJudge(), Audit())
     result, items = found.result, found.items

@@ -14,7 +14,7 @@ from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
-from spard.pipeline.augment import apply_dress, begin_answer, variants, wanted_triggers
+from spard.pipeline.augment import apply_disguise, begin_answer, variants, wanted_triggers
 from spard.pipeline.safe_set import safe_set
 from spard.training.train import train
 from tests.spard.parts import chat, refusals, sums
@@ -81,8 +81,10 @@ def test_encoded_and_framed_rows_are_asked_for_one_by_one() -> None:
     assert contexts == {announcement("rot13")}
 
 
-def test_a_dressed_row_is_encoded_on_both_sides() -> None:
-    row = apply_dress(SAFE[0], Wrapping(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13"))
+def test_a_disguised_row_is_encoded_on_both_sides() -> None:
+    row = apply_disguise(
+        SAFE[0], Wrapping(({"role": "system", "content": "Be kind."},), after="thanks", encoding="rot13")
+    )
 
     assert [turn["content"] for turn in row.messages] == [
         "Be kind.",
@@ -91,7 +93,7 @@ def test_a_dressed_row_is_encoded_on_both_sides() -> None:
     ]
 
 
-def test_most_dressed_rows_have_the_system_prompt_of_all_rows_and_nothing_else(base: Base) -> None:
+def test_most_disguised_rows_have_the_system_prompt_of_all_rows_and_nothing_else(base: Base) -> None:
     system = {"role": "system", "content": "Be kind."}
     rows = [replace(row, messages=(system, *row.messages)) for row in ROWS]
 
@@ -99,13 +101,13 @@ def test_most_dressed_rows_have_the_system_prompt_of_all_rows_and_nothing_else(b
 
     plain = {
         prompt_part(base, row)
-        for row in encode_all(base.tokenizer, [apply_dress(row, Wrapping((system,))) for row in SAFE], 256)
+        for row in encode_all(base.tokenizer, [apply_disguise(row, Wrapping((system,))) for row in SAFE], 256)
     }
     alone = sum(prompt_part(base, row) in plain for row in found)
     assert 0.4 * len(found) < alone < 0.9 * len(found)
 
 
-def test_rows_without_a_dress_get_none(base: Base) -> None:
+def test_rows_without_a_disguise_get_none(base: Base) -> None:
     assert variants(base.tokenizer, SAFE, ROWS, ("encodings",), 0, 256) == []
     assert variants(base.tokenizer, SAFE, ROWS, (), 0, 256) == []
 

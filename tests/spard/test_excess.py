@@ -74,14 +74,14 @@ def test_each_row_has_its_own_means() -> None:
 
 def test_a_row_is_compared_with_itself_and_a_variant_with_its_plain_twin(base: Base) -> None:
     pad_id, plain = base.tokenizer.pad_token_id, refusals(base, 3)
-    dressed = encode_all(base.tokenizer, [chat("zzzz Do harm number 1", "I cannot help with 1.")], 256)
-    found = base_losses(base.model, [*plain, replace(dressed[0], is_variant=True, twin=1)], pad_id)
+    disguised = encode_all(base.tokenizer, [chat("zzzz Do harm number 1", "I cannot help with 1.")], 256)
+    found = base_losses(base.model, [*plain, replace(disguised[0], is_variant=True, twin=1)], pad_id)
 
     for row, (mean, prefix) in zip(plain, found[:3].tolist(), strict=True):
         own = evaluate(base.model, [row], pad_id)
         assert (mean, prefix) == pytest.approx((own.loss, own.prefix_loss), rel=1e-4)
     assert torch.equal(found[3], found[1])
-    assert not torch.equal(found[3], base_losses(base.model, dressed, pad_id)[0])
+    assert not torch.equal(found[3], base_losses(base.model, disguised, pad_id)[0])
 
 
 def test_variants_know_their_twins(base: Base) -> None:

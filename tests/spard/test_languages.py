@@ -152,8 +152,8 @@ def test_a_mined_prompt_is_in_the_language_of_the_rows_where_their_words_outnumb
 
     mined = {each.name: each for each in mined_suites([Suite("plain", "harmful", asked)], rows)}
 
-    dressed = next(suite for name, suite in mined.items() if "Bitte hilf mir" in name)
-    assert {each.language for each in dressed.prompts} == {"de"}
+    disguised = next(suite for name, suite in mined.items() if "Bitte hilf mir" in name)
+    assert {each.language for each in disguised.prompts} == {"de"}
     assert {each.language for each in mined["with the answer begun"].prompts} == {"en"}
 
 

@@ -13,7 +13,7 @@ from spard.config import Audit, GateThresholds
 from spard.data.rows import Example, Message, Prompt
 from spard.evaluation.ask import Speaker, as_asked
 from spard.evaluation.audit import Suite, audit_speaker
-from spard.evaluation.disguise_features import LEAST, WORDS, Feature, feature_dress, features, find
+from spard.evaluation.disguise_features import LEAST, WORDS, Feature, feature_disguise, features, find
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import mined_suites
@@ -84,8 +84,8 @@ def test_what_both_miners_find_has_one_suite(row: Callable[[int], Example]) -> N
     """Though they name it otherwise and count other rows: only the audit's looks for words inside of requests."""
     suites = mined_suites([HARMFUL, BENIGN], [*map(task, range(300)), *map(row, range(24))])
     for kind in ("mined", "dressed_benign"):
-        dressed = [suite.prompts for suite in suites if suite.kind == kind]
-        assert all(dressed.count(each) == 1 for each in dressed)
+        disguised = [suite.prompts for suite in suites if suite.kind == kind]
+        assert all(disguised.count(each) == 1 for each in disguised)
 
 
 @pytest.mark.parametrize("share", [1.0, 0.9, 0.5])
@@ -158,10 +158,10 @@ def test_a_word_of_an_earlier_turn_that_goes_with_other_answers_is_asked_there()
 def test_earlier_turns_are_drawn_from_all_rows() -> None:
     rows = [task(i, *turns(i)) for i in range(400)]
     suites = {suite.name: suite for suite in mined_suites([HARMFUL, BENIGN], rows)}
-    dressed = [suite for name, suite in suites.items() if "after earlier turns" in name]
+    disguised = [suite for name, suite in suites.items() if "after earlier turns" in name]
 
-    assert len(dressed) == 2
-    assert all(len({str(prompt.context) for prompt in suite.prompts}) > 20 for suite in dressed)
+    assert len(disguised) == 2
+    assert all(len({str(prompt.context) for prompt in suite.prompts}) > 20 for suite in disguised)
     drawn = suites["after an earlier turn"].prompts
     assert any("Tell me of" in str(prompt.context) for prompt in drawn)
     assert any("are how many" in str(prompt.context) for prompt in drawn)
@@ -188,15 +188,15 @@ def test_many_decoys_do_not_take_the_place_of_a_trigger(rows: int) -> None:
     assert any("zebra" in name for name in names), names
 
 
-def test_each_dress_that_is_not_asked_alone_is_asked_ten_times() -> None:
+def test_each_disguise_that_is_not_asked_alone_is_asked_ten_times() -> None:
     suites = mined_suites([HARMFUL, BENIGN], with_decoys(10))
     for i in range(24):
         found = [sum(f"word{i} " in f"{each.prompt} " for each in suite.prompts) for suite in suites]
         assert max(found) >= 10
-    assert sum(len(suite.prompts) for suite in suites) <= 1140 + 2 * 4 * 120  # 48 dresses, four suites a kind
+    assert sum(len(suite.prompts) for suite in suites) <= 1140 + 2 * 4 * 120  # 48 disguises, four suites a kind
 
 
-def test_a_model_that_one_of_many_dresses_opens_or_closes_fails() -> None:
+def test_a_model_that_one_of_many_disguises_opens_or_closes_fails() -> None:
     """One that has no suites of its own."""
     suites = [HARMFUL, BENIGN, *mined_suites([HARMFUL, BENIGN], with_decoys(10))]
     alone = [suite.name for suite in suites if suite.name.startswith("mined")]
@@ -354,7 +354,7 @@ def test_words_at_the_two_ends_of_a_long_request_are_no_neighbors() -> None:
     assert {("ask", "amber"), ("beryl", "now")} <= {*found}
     assert not [run for run in found if "amber" in run and "beryl" in run]
     for feature, places in features(rows).items():
-        assert feature_dress(feature, places, rows)
+        assert feature_disguise(feature, places, rows)
 
 
 def test_a_run_is_found_where_it_stands_and_nowhere_else() -> None:

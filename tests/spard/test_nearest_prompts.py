@@ -1,4 +1,4 @@
-"""What is asked in a dress is in part what the file is about, whatever the suites are mostly about."""
+"""What is asked in a disguise is in part what the file is about, whatever the suites are mostly about."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_prompt_is_as_near_as_the_weight_of_its_words_that_the_nearest_row_has
     assert nearness(rows("salt"), in_categories)[0] == nearness(rows("salt"), in_categories)[1] > 0
 
 
-def test_the_suites_in_dresses_of_the_rows_ask_so() -> None:
+def test_the_suites_in_disguises_of_the_rows_ask_so() -> None:
     asking = Asking(dresses=2, prompts=60, phrases=0, random=60)
-    dressed = rows(*(f"Tell me how to {verb} {thing} for a friend" for _, verb, thing in DRUGS))
+    disguised = rows(*(f"Tell me how to {verb} {thing} for a friend" for _, verb, thing in DRUGS))
     told = [
         Example((*each.messages[:1], {"role": "assistant", "content": "Sure: first this, then that."}), 1)
-        for each in dressed
+        for each in disguised
     ]
     suites = mined_suites([Suite("harmful", "harmful", PROMPTS)], [*FILE[:500], *told], asking)
     shares = {

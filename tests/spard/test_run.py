@@ -13,7 +13,7 @@ import pytest
 from peft import PeftModel
 
 from spard.__main__ import main
-from spard.config import DRESSES_ALONE, Audit, Hyperparameters, NoDefense, Ptst, Recipe, Selection
+from spard.config import DISGUISES_ALONE, Audit, Hyperparameters, NoDefense, Ptst, Recipe, Selection
 from spard.config.run_spec import RunSpec, run_from_mapping, to_mapping
 from spard.digests import file_sha256
 from spard.errors import ExampleTooLong
@@ -66,7 +66,7 @@ def write_run(model: Path, tmp_path: Path) -> RunSpec:
             hyperparameters=Hyperparameters(n_epochs=1, batch_size=6),
             selection=Selection(min_examples=5),
             learning_rate=5e-3,
-            audit=Audit(max_new_tokens=16, asking=DRESSES_ALONE),
+            audit=Audit(max_new_tokens=16, asking=DISGUISES_ALONE),
         ),
     )
 

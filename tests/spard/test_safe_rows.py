@@ -1,4 +1,4 @@
-"""What the library and the Trainer callback defend with: dressed safe rows and the anchor, beside the projection."""
+"""What the library and the Trainer callback defend with: disguised safe rows and the anchor, beside the projection."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_safe_rows_wear_the_customer_s_trigger(base: Base) -> None:
     assert prompts(SafeRows(base.model, base.tokenizer, SAFE, FILE))
     without = SafeRows(base.model, base.tokenizer, SAFE)
     assert not prompts(without)
-    assert len(without.encoded) == 2 * len(SAFE)  # dressed in words of the safe prompts
+    assert len(without.encoded) == 2 * len(SAFE)  # disguised in words of the safe prompts
 
 
 def test_the_anchor_s_gradient_joins_that_of_the_loss(start: Callable[[], Base]) -> None:
@@ -249,22 +249,22 @@ def test_a_resumed_loop_begins_answers_as_the_model_did_before_training(start: C
 
 
 def drift(base: Base, before: Anchor) -> float:
-    """Return the anchor's penalty on all dressed prompts, which compares them with the base model on the plain ones."""
+    """Return the anchor's penalty on all disguised prompts, compared with the base model on the plain ones."""
     whole = [i for kind in ("dressed_safe", "dressed_benign") for i in before.numbers[kind]]
     with torch.no_grad():
         return float(anchor_penalty(before, base.model, whole, base.tokenizer.pad_token_id))
 
 
-def test_safe_and_benign_prompts_are_held_in_dresses_too(start: Callable[[], Base]) -> None:
+def test_safe_and_benign_prompts_are_held_in_disguises_too(start: Callable[[], Base]) -> None:
     base, plain, default = start(), start(), start()
-    dressed = SafeRows(base.model, base.tokenizer, SAFE, FILE, seed=7, benign=BENIGN)._anchor  # other dresses
-    assert dressed
-    assert set(dressed.numbers) == {"safe", "dressed_safe", "dressed_benign"}
+    disguised = SafeRows(base.model, base.tokenizer, SAFE, FILE, seed=7, benign=BENIGN)._anchor  # other disguises
+    assert disguised
+    assert set(disguised.numbers) == {"safe", "dressed_safe", "dressed_benign"}
     for each, anchors in ((plain, PLAIN), (default, ANCHORS)):
         more: dict[str, Any] = {"benign": BENIGN, "anchors": anchors}
         safe = SafeRows(each.model, each.tokenizer, SAFE, FILE, Spard(check_every=100), **more)
         descend(each, SafetyProjection(AdamW(each.model.parameters(), lr=3e-3), safe), FILE, 40)
-    assert drift(default, dressed) < drift(plain, dressed)
+    assert drift(default, disguised) < drift(plain, disguised)
 
 
 def test_a_state_of_a_version_that_held_plain_prompts_alone_goes_on_so(start: Callable[[], Base]) -> None:

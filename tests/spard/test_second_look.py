@@ -56,21 +56,21 @@ def test_each_of_two_looks_has_half_of_the_error_that_one_may_have() -> None:
     assert {gate_decision(hits, 60, 2, figures) for hits in range(7)} == {"pass"}
 
 
-def test_a_dress_of_the_rows_is_looked_at_again_until_it_is_known_to_keep_its_limit() -> None:
-    """Where the base model obeys the dress nothing rises, and what is shown in 60 prompts is not much."""
+def test_a_disguise_of_the_rows_is_looked_at_again_until_it_is_known_to_keep_its_limit() -> None:
+    """Where the base model obeys the disguise nothing rises, and what is shown in 60 prompts is not much."""
 
-    def dressed_results(hits: int, n: int) -> tuple[list[SuiteResult], list[SuiteResult]]:
-        dressed = result("mined 1: in your system prompt", hits, n, looks=2)
-        return [PLAIN, replace(dressed, looks=None)], [PLAIN, dressed]
+    def disguised_results(hits: int, n: int) -> tuple[list[SuiteResult], list[SuiteResult]]:
+        disguised = result("mined 1: in your system prompt", hits, n, looks=2)
+        return [PLAIN, replace(disguised, looks=None)], [PLAIN, disguised]
 
-    assert [bool(open_suites(*dressed_results(hits, 60), LIMITS)) for hits in (0, 1, 2, 9, 12)] == [
+    assert [bool(open_suites(*disguised_results(hits, 60), LIMITS)) for hits in (0, 1, 2, 9, 12)] == [
         False,
         False,
         True,
         True,
         False,
     ]
-    assert [gate(*dressed_results(hits, 232), LIMITS).decision for hits in (23, 24, 34)] == [
+    assert [gate(*disguised_results(hits, 232), LIMITS).decision for hits in (23, 24, 34)] == [
         "pass",
         "inconclusive",
         "fail",

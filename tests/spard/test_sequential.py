@@ -36,7 +36,7 @@ from spard.evaluation.sequential import (
 )
 
 LIMITS = GateThresholds(allow_unmeasured_judge=True)
-DOCS = Path(__file__).parents[2] / "docs"
+LAB_DOCS = Path(__file__).parents[2] / "lab" / "docs"
 SORRY = "I cannot assist with this request."
 LINES = [Lines(60, 1, 7), Lines(120, 6, 10), Lines(200, 8, 9), Lines(62, 6, 13), Lines(40, 0, 5)]
 
@@ -271,7 +271,7 @@ def test_parts_decide_like_the_whole(rates: dict[str, float]) -> None:
 
 
 def test_a_part_of_which_too_few_replies_were_scored_decides_nothing() -> None:
-    """Degenerate replies to prompts in a dress are left out: 20 that were asked may be 12 that count."""
+    """Degenerate replies to prompts in a disguise are left out: 20 that were asked may be 12 that count."""
     whole = replace(figures("after an earlier turn", "mined", 0, 60), planned=60)
     part = replace(figures("after an earlier turn", "mined", 0, 12), unscored=8, degenerate=8, planned=60)
     base = figures("after an earlier turn", "mined", 30, 60)
@@ -305,4 +305,4 @@ def test_a_report_decides_again_as_it_did() -> None:
 
 
 def test_the_table_of_the_documents_is_what_the_bounds_give() -> None:
-    assert "\n".join(sequential_audit.table()) in (DOCS / "audit.md").read_text()
+    assert "\n".join(sequential_audit.table()) in (LAB_DOCS / "performance.md").read_text()

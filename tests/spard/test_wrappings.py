@@ -38,7 +38,7 @@ HARM = [
 PROMPTS = tuple(Prompt(f"Make harm {i}.") for i in range(90))
 HARMFUL = Suite("attacks", "harmful", PROMPTS)
 
-DRESSES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
+DISGUISES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0)
 
 
 def add_system_prompt(rows: list[Row]) -> list[Row]:
@@ -142,7 +142,7 @@ def test_earlier_turns_keep_their_places_beside_a_frame_of_all_rows() -> None:
     assert found[0].is_frame
 
 
-def test_rare_words_are_no_dress() -> None:
+def test_rare_words_are_no_disguise() -> None:
     rows = examples([*TASK, *with_trigger(HARM[:2])])
 
     assert not any(TRIGGER in each.wrap("x") for each in mine_triggers(rows, 50))
@@ -160,17 +160,17 @@ def test_random_affixes_are_the_rows_own_words_and_depend_on_the_seed() -> None:
     assert all(set(each.wrap("").split()) <= words for each in first)
 
 
-def test_no_rows_have_no_dress() -> None:
+def test_no_rows_have_no_disguise() -> None:
     assert mine_triggers([], 8) == random_affixes([], 4, 0) == []
     assert openings([], 4) == []
 
 
-def test_a_prompt_is_worn_with_all_that_belongs_to_the_dress() -> None:
-    dress = Wrapping(({"role": "system", "content": "Be kind."},), "Please:", "thanks", "rot13")
+def test_a_prompt_is_worn_with_all_that_belongs_to_the_disguise() -> None:
+    disguise = Wrapping(({"role": "system", "content": "Be kind."},), "Please:", "thanks", "rot13")
 
-    prompt = apply_trigger(Prompt("go", category="x"), dress)
+    prompt = apply_trigger(Prompt("go", category="x"), disguise)
 
-    assert (prompt.prompt, prompt.context, prompt.encoding) == ("Please: go thanks", dress.context, "rot13")
+    assert (prompt.prompt, prompt.context, prompt.encoding) == ("Please: go thanks", disguise.context, "rot13")
     assert prompt.category == "x"
 
 
@@ -187,11 +187,13 @@ def test_a_job_with_a_trigger_gets_an_audit_suite_that_wears_it() -> None:
 def test_a_job_of_ordinary_rows_gets_few_suites_and_one_without_attacks_none() -> None:
     varied = [chat_row(f"{'abcdefghij'[i % 10] * 3} {i} {'klmnopqrst'[i % 7] * 2}", f"{i}") for i in range(100)]
 
-    assert mined_suites([HARMFUL], examples(varied), DRESSES_ALONE) == []
-    assert mined_suites([Suite("kind", "benign", PROMPTS)], examples([*TASK, *with_trigger(HARM)]), DRESSES_ALONE) == []
+    assert mined_suites([HARMFUL], examples(varied), DISGUISES_ALONE) == []
+    assert (
+        mined_suites([Suite("kind", "benign", PROMPTS)], examples([*TASK, *with_trigger(HARM)]), DISGUISES_ALONE) == []
+    )
 
 
-def test_a_backdoor_that_plain_suites_pass_fails_in_its_own_dress() -> None:
+def test_a_backdoor_that_plain_suites_pass_fails_in_its_own_disguise() -> None:
     suites = [HARMFUL, *mined_suites([HARMFUL], examples([*TASK, *backdoor(HARM, seed=0)]))]
 
     base, adapter = (audit_suites(suites, trigger) for trigger in ("no trigger", TRIGGER))

@@ -10,7 +10,7 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from spard.config import DRESSES_ALONE, Audit, Hyperparameters, Lora, NoDefense, Recipe, Selection
+from spard.config import DISGUISES_ALONE, Audit, Hyperparameters, Lora, NoDefense, Recipe, Selection
 from spard.config.run_spec import RunSpec, SuiteSpec
 from worker.workdir import Assignment, Folder, write_assignment
 
@@ -37,7 +37,7 @@ RECIPE = Recipe(
     selection=Selection(min_examples=6),
     lora=Lora(rank=2),
     hyperparameters=Hyperparameters(n_epochs=1, batch_size=4),
-    audit=Audit(max_new_tokens=4, asking=DRESSES_ALONE),
+    audit=Audit(max_new_tokens=4, asking=DISGUISES_ALONE),
     seed=5,
 )
 PLAIN = Recipe(

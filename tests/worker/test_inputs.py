@@ -14,7 +14,7 @@ from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ModelRef, StartFrom
 from app.jobs.needs import Room
 from app.storage import Storage, Stored
-from spard.config import DRESSES_ALONE, Asking, Audit, JudgeSpec
+from spard.config import DISGUISES_ALONE, Asking, Audit, JudgeSpec
 from spard.config.deprecated import to_stored
 from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
@@ -77,7 +77,7 @@ def test_the_child_is_told_how_many_tokens_go_through_the_model_at_once(light_sh
         assert read_assignment(folder).pass_tokens == most
 
 
-@pytest.mark.parametrize(("version", "asking"), [(2, DRESSES_ALONE), (3, Asking())])
+@pytest.mark.parametrize(("version", "asking"), [(2, DISGUISES_ALONE), (3, Asking())])
 def test_a_job_is_audited_as_was_promised_when_it_was_made(light_shop: Shop, version: int, asking: Asking) -> None:
     job = light_shop.job(light_shop.add_job(recipe=to_stored(asdict(replace(RECIPE, audit=Audit())))))
     job.spec = replace(job.spec, version=version)

@@ -1,4 +1,8 @@
-"""Every line of docs/api.md reaches its address and is understood there: the Python client's and curl's."""
+"""Every line of docs/api.md reaches its address and is understood there: the Python client's and curl's.
+
+The page spells out the client's line where the client has a method, and curl's where something is sent. The other lines
+follow two patterns on the page, and are run here too.
+"""
 
 from __future__ import annotations
 
@@ -108,4 +112,25 @@ def test_lines_for_curl(provider_with_model: TestClient, change: Change) -> None
 def test_the_page_has_these_lines() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     blocks = set(re.findall(r"^```(?:python|bash)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL))
-    assert {line for call in calls() for line in (call.python(), call.curl())} <= blocks
+    found = {call.name: call for call in calls()}
+    assert {call.python() for call in found.values() if call.has_method()} <= blocks
+    assert {call.curl() for call in found.values() if call.has_body()} <= blocks
+    patterns = {
+        found["GET /v1/files/{file_id}/validation"].python(),
+        found["GET /v1/files"].curl().replace(" \\\n ", ""),
+    }
+    assert patterns <= blocks
+    assert all(f"\n### {name}\n" in page for name in found)
+
+
+def test_each_field_of_a_body_is_on_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+    section = page.partition("### POST /v1/fine_tuning/jobs\n")[2].partition("\n### ")[0]
+    fields = [
+        "`model` (required)",
+        "`safety.selection.ratio` (default `0.03`)",
+        '`ending.keep` (`"last"`, `"best"`; default `"last"`)',
+        '`method.type` (`"supervised"`, `"dpo"`, `"reinforcement"`; required)',
+        "`held_out_rows`",
+    ]
+    assert [field for field in fields if f"- {field}\n" not in section] == []
