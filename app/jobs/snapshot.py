@@ -12,6 +12,7 @@ from structlog.contextvars import get_contextvars
 
 from app.catalog import adapters
 from app.catalog import service as catalog
+from app.catalog.checklist import job_warnings
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
@@ -156,6 +157,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
     validation = _validation(session, caller, ask.validation_file)
     fault = _fault(ask, model, training, validation, settings)
     pool = _pool(session, safety)
+    suites = _suites(session, safety, pool)
     embedder = choose_embedder(caller, safety.selection, model, in_force.content)
     recipe = _recipe(ask, safety, model, start, embedder.name)
     # Decided from the recipe, because the memory that the job needs depends on it.
@@ -167,7 +169,7 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
         training_file=_object_ref(training),
         validation_file=_object_ref(validation) if validation else None,
         pool=_corpus_ref(pool) if pool else None,
-        suites=tuple(_corpus_ref(suite) for suite in _suites(session, safety, pool)),
+        suites=tuple(_corpus_ref(suite) for suite in suites),
         policy=policies.reference(in_force),
         judge=settings.judge.name,
         judge_spec=settings.judge,
@@ -186,7 +188,8 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
     # On the recipe rather than the request, so that defaults are checked too.
     policy_check.check_ranges(caller, recipe, in_force.content)
     of_job = (*_otherwise(ask, settings), *_in_nf4(recipe, model), *_of_pool(recipe, pool))
-    return Frozen(recipe, spec, [*_warnings(training, validation), *of_job], fault)
+    unready = job_warnings(session, model, suites, settings, in_force.content.thresholds)
+    return Frozen(recipe, spec, [*_warnings(training, validation), *of_job, *unready], fault)
 
 
 def _start_and_model(

@@ -102,7 +102,7 @@ def test_nothing_is_imported_of_a_configuration_with_faults(run: Any, tmp_path: 
     command = ("suites", "import", str(config), "--name", "bad", "--kind", "benign")
     config.write_text("prompts: [file://a.txt]\ntests: [b.csv]\n")
     code, printed = run(*command)
-    assert (code, printed.splitlines()[0]) == (1, "2 faults in bad.yaml; nothing is imported.")
+    assert (code, printed.splitlines()[0]) == (1, "spard: 2 faults in bad.yaml; nothing is imported.")
     assert [name in line for name, line in zip(("a.txt", "b.csv"), printed.splitlines()[1:], strict=True)] == [True] * 2
     config.write_text("prompts: ['{{ q | upper }}']\ntests: [{vars: {q: a}}]\n")
     code, printed = run(*command)
