@@ -250,7 +250,7 @@ def _as_rows(file: Path, kind: Kind) -> Iterator[Path]:
         return
     from app.move_in.promptfoo import convert  # PyYAML is slow to import, and `spard --help` does not need it
 
-    found = convert(file, kind.value)
+    found = convert(file, "harmful" if kind is Kind.harmful else "benign" if kind is Kind.benign else "utility")
     if found.faults or not found.rows:
         head = f"{len(found.faults)} faults in {file.name}" if found.faults else f"No test of {file.name} becomes a row"
         raise CommandFailed("\n  ".join([f"{head}; nothing is imported.", *found.findings(), *found.summary()[1:]]))

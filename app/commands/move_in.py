@@ -5,14 +5,17 @@ from __future__ import annotations
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.commands.terminal import Json, say, show_json, show_rows
+from app.move_in import OPENAI
 from app.move_in.mapping import NUMBERS
 
-OPENAI = "https://api.openai.com/v1"
+if TYPE_CHECKING:
+    from app.move_in.api import Source
+
 _HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
 
 Everything is kept in FOLDER, which only you can read; an interrupted command continues where it stopped. OpenAI's key
@@ -27,6 +30,16 @@ class Provider(StrEnum):
     openai = "openai"
     azure = "azure"
     together = "together"
+
+    @property
+    def source(self) -> Source:
+        """The name that the account's client has for it."""
+        sources: dict[Provider, Source] = {
+            Provider.openai: "openai",
+            Provider.azure: "azure",
+            Provider.together: "together",
+        }
+        return sources[self]
 
 
 move_in = typer.Typer(no_args_is_help=True, help=_HELP)
@@ -68,7 +81,7 @@ def read_account(
     from app.move_in.ledger import open_ledger
     from app.move_in.status import next_step, summary
 
-    with account(Place(base_url, source and source.value, api_version), patience) as api:
+    with account(Place(base_url, source.source if source else None, api_version), patience) as api:
         if dry_run:
             return say(read.estimate(read.list_account(api)))
         with open_ledger(folder, is_new=True) as ledger:
@@ -124,7 +137,7 @@ def keep_golden(
                 say(f"{name}: {asking.cost(missing(ledger, asking.GOLDEN, name, plan, again=again), asked)}")
             return
         names = dict(_pair(each, "--deployment") for each in deployment or ())
-        with account(Place(base_url, source and source.value, api_version), patience, names) as api:
+        with account(Place(base_url, source.source if source else None, api_version), patience, names) as api:
             read.same_account(api, ledger)
             done, ask = list[bool](), partial(asking.ask_plan, api, ledger, asking.GOLDEN)
             for name, (plan, asked) in plans.items():

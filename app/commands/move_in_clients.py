@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import typer
 
 from app.commands.client import api_key, service_url
-from app.commands.move_in import OPENAI
 from app.commands.terminal import CommandFailed
+from app.move_in import OPENAI
 from app.move_in.accounts import find_source
 from app.move_in.api import Api, Source, refusal
 from app.move_in.judge import SameJudge

@@ -311,8 +311,8 @@ def _add_rows(found: Conversion, place: str, test: dict[str, Any], templates: Se
             continue
         if template.system:
             found.change(place, "its system message stands before the request in the row")
-        for reason in dict.fromkeys(unused):
-            found.change(place, reason)
+        for each in dict.fromkeys(unused):
+            found.change(place, each)
         found.rows.append(row | answer | labels)
 
 
