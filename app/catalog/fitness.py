@@ -165,10 +165,15 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     return found
 
 
+def is_judge_measured(source: str, settings: Settings, limits: GateThresholds) -> bool:
+    """Return True if the judge may decide on a model: its errors are known, or the policy does without them."""
+    is_known = settings.judge_errors is not None or (Path(source) / _MEASURED).is_file()
+    return is_known or limits.allow_unmeasured_judge
+
+
 def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> list[str]:
     """Return a warning if the judge's errors on a model are unknown, because then no audit can pass."""
-    is_measured = settings.judge_errors is not None or (Path(source) / _MEASURED).is_file()
-    if is_measured or limits.allow_unmeasured_judge:
+    if is_judge_measured(source, settings, limits):
         return []
     name = settings.judge.name
     other = " The refusal judge is a word list for the lab's models: set SPARD_JUDGE=llm for other models."

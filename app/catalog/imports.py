@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from app import objects
 from app.catalog import held_out, service
+from app.catalog.checklist import MIN_ATTACKS
 from app.catalog.profile import benign_warnings
 from app.catalog.schemas import CorpusOut, PoolOut
 from app.catalog.service import HELD_OUT
@@ -31,7 +32,6 @@ from spard.data.jsonl import numbered_rows
 from spard.data.overlap import find_leaks, rows_holding
 from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
 
-MIN_ATTACKS = 20  # with fewer scored prompts the gate is inconclusive
 _SHOWN = 20
 
 

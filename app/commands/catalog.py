@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -220,13 +222,55 @@ def delete_pool(corpus_id: Version, as_json: Json = False) -> None:
 
 @suites.command("import")
 def import_suite(
-    file: Jsonl,
+    file: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A JSONL file, or a promptfoo configuration (.yaml).")
+    ],
     name: Name,
     kind: SuiteKind,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result of the import; store nothing.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Import a suite of rows {"prompt", "answer"?, "category"?, "language"?}."""
-    _show(_send("admin/suites", file, name=name, kind=str(kind)), as_json)
+    """Import a suite of rows {"prompt", "answer"?, "category"?, "language"?}, or of a promptfoo configuration.
+
+    Of a configuration, everything that no row can hold is listed on standard error; no program in it is run.
+    """
+    path = "admin/suites/preview" if dry_run else "admin/suites"
+    with _as_rows(file, kind) as rows:
+        _show(_send(path, rows, name=name, kind=str(kind)), as_json)
+
+
+@contextmanager
+def _as_rows(file: Path, kind: Kind) -> Iterator[Path]:
+    """Yield the file itself, or the rows of a promptfoo configuration, whose summary goes to standard error.
+
+    Raises CommandFailed, with one line for each fault, if a configuration is malformed or none of it becomes a row.
+    """
+    if not _is_promptfoo(file):
+        yield file
+        return
+    from app.move_in.promptfoo import convert  # PyYAML is slow to import, and `spard --help` does not need it
+
+    found = convert(file, "harmful" if kind is Kind.harmful else "benign" if kind is Kind.benign else "utility")
+    if found.faults or not found.rows:
+        head = f"{len(found.faults)} faults in {file.name}" if found.faults else f"No test of {file.name} becomes a row"
+        raise CommandFailed("\n  ".join([f"{head}; nothing is imported.", *found.findings(), *found.summary()[1:]]))
+    for line in found.summary():
+        warn(line)
+    with TemporaryDirectory() as folder:
+        rows = Path(folder, f"{file.stem}.jsonl")
+        rows.write_text("".join(json.dumps(row) + "\n" for row in found.rows), encoding="utf-8")
+        yield rows
+
+
+def _is_promptfoo(file: Path) -> bool:
+    """Return True for YAML, and for a JSON file that is one object with `tests`."""
+    if file.suffix.lower() != ".json":
+        return file.suffix.lower() in (".yaml", ".yml")
+    try:
+        found = json.loads(file.read_bytes())
+    except (ValueError, RecursionError):  # JSON lines, or nothing that could be read as a configuration
+        return False
+    return isinstance(found, dict) and "tests" in found
 
 
 @suites.command("list")

@@ -47,7 +47,7 @@ def start(settings: Settings, host: str, port: int, *, with_worker: bool) -> sub
         process.wait()
         key = f" Its first key was made and is shown only once: {secret}" if secret else ""
         raise CommandFailed(f"The service did not start; {log} ends with:\n{_end(log, begins)}{key}")
-    embedded.announce(settings, secret, url, "here")
+    embedded.announce(settings, secret, url, embedded.unfinished_points(settings), "here")
     say(f"\nIt runs in the background and writes to {log}. Stop it with:\n  spard down --data {settings.data_dir}")
     return process
 

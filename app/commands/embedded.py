@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
 from sqlalchemy.exc import DBAPIError
 
 from app import db
+from app.catalog.checklist import Point, checklist, open_points
 from app.commands.folder_lock import lock_folder
 from app.commands.terminal import CommandFailed, say, say_in_box
 from app.http.connections import BoundedHttp
@@ -38,7 +40,8 @@ def serve(settings: Settings, host: str, port: int, *, with_worker: bool) -> Non
         logs.set_up(settings.log_format)
         if settings.log_format == "text":  # for a person, who reads the box of `announce` instead
             logs.quiet("alembic", "uvicorn.error")
-        announce(settings, prepare(settings), url)
+        secret = prepare(settings)
+        announce(settings, secret, url, unfinished_points(settings))
         _run(settings, listener, with_worker=with_worker)
     say("stopped")
 
@@ -105,8 +108,20 @@ def _url(host: str, port: int) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def announce(settings: Settings, secret: str | None, url: str, where: str = "in another terminal") -> None:
-    """Print the address, a new first key, and the next commands to run; `where` names the terminal for these."""
+def unfinished_points(settings: Settings) -> list[Point]:
+    """Return what the provider has still to do, by the checklist."""
+    engine = db.make_engine(settings.database())
+    try:
+        with db.read(engine) as session:
+            return open_points(checklist(session, settings))
+    finally:
+        engine.dispose()
+
+
+def announce(
+    settings: Settings, secret: str | None, url: str, points: Sequence[Point], where: str = "in another terminal"
+) -> None:
+    """Print the address, a new first key, the unfinished points and the next commands; `where` names their terminal."""
     facts = {
         "address": f"{url}/v1",
         "dashboard": f"{url}/",
@@ -115,14 +130,12 @@ def announce(settings: Settings, secret: str | None, url: str, where: str = "in 
         "data": str(settings.data_dir),
     }
     say_in_box("SPARD is listening", facts)
-    say(
-        f"Go on {where}:\n"
-        f"  export SPARD_BASE_URL={url}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}\n"
-        "  spard models add NAME FOLDER_OR_HUB_ID\n"
-        "  spard pool import POOL.jsonl --name general-safe\n"
-        "  spard suites import SUITE.jsonl --name general-harm --kind harmful\n"
-        "  spard jobs create --model NAME --file TRAIN.jsonl --follow"
-    )
+    say(f"Go on {where}:\n  export SPARD_BASE_URL={url}/v1 SPARD_API_KEY={secret or 'YOUR_KEY'}")
+    if points:
+        say(f"Left to do, as {url}/provider and `spard doctor` show it too:")
+    for point in points:
+        say(f"  {point.state:8} {point.text}\n           {point.cure}")
+    say("Then:\n  spard jobs create --model NAME --file TRAIN.jsonl --follow")
 
 
 def _stop_on_signals(server: uvicorn.Server) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from app.commands.terminal import Json, say, show_json, show_rows
+from app.move_in import OPENAI
 from app.move_in.mapping import NUMBERS
 
-OPENAI = "https://api.openai.com/v1"
+if TYPE_CHECKING:
+    from app.move_in.api import Source
+
 _HELP = """Move fine-tuned models in from OpenAI: read, golden, file, compare.
 
 Everything is kept in FOLDER, which only you can read; an interrupted command continues where it stopped. OpenAI's key
@@ -19,11 +23,37 @@ is read from OPENAI_API_KEY, this service's from SPARD_API_KEY; neither is store
 """
 _COLUMNS = ("job", "status", "model", "golden", "here", "status_here", "model_here", "why")
 
+
+class Provider(StrEnum):
+    """Whose API an account has."""
+
+    openai = "openai"
+    azure = "azure"
+    together = "together"
+
+    @property
+    def source(self) -> Source:
+        """The name that the account's client has for it."""
+        sources: dict[Provider, Source] = {
+            Provider.openai: "openai",
+            Provider.azure: "azure",
+            Provider.together: "together",
+        }
+        return sources[self]
+
+
 move_in = typer.Typer(no_args_is_help=True, help=_HELP)
 
 Folder = Annotated[Path, typer.Argument(help="Folder for the account, the replies and the comparison.")]
 BaseUrl = Annotated[
     str, typer.Option(envvar="OPENAI_BASE_URL", help="The account's API: OpenAI's or a compatible one.")
+]
+SourceName = Annotated[
+    Provider | None, typer.Option("--source", help="Whose API the account has; default: by the host of --base-url.")
+]
+ApiVersion = Annotated[
+    str | None,
+    typer.Option(envvar="OPENAI_API_VERSION", help="Azure's api-version; default: its /openai/v1, without versions."),
 ]
 PatienceS = Annotated[
     float,
@@ -38,15 +68,20 @@ DryRun = Annotated[
 
 @move_in.command("read")
 def read_account(
-    folder: Folder, base_url: BaseUrl = OPENAI, patience: PatienceS = 600, dry_run: DryRun = False
+    folder: Folder,
+    base_url: BaseUrl = OPENAI,
+    source: SourceName = None,
+    api_version: ApiVersion = None,
+    patience: PatienceS = 600,
+    dry_run: DryRun = False,
 ) -> None:
     """Read an account's models, jobs, events, checkpoints and files into a folder; exits 1 if a file is missing."""
-    from app.commands.move_in_clients import account  # slow to import, and `spard --help` does not need it
+    from app.commands.move_in_clients import Place, account  # slow to import, and `spard --help` does not need it
     from app.move_in import read
     from app.move_in.ledger import open_ledger
     from app.move_in.status import next_step, summary
 
-    with account(base_url, patience) as api:
+    with account(Place(base_url, source.source if source else None, api_version), patience) as api:
         if dry_run:
             return say(read.estimate(read.list_account(api)))
         with open_ledger(folder, is_new=True) as ledger:
@@ -76,12 +111,18 @@ def keep_golden(
     seed: Annotated[int | None, typer.Option(help="Sampling seed; not sent unless set.")] = None,
     at_once: AtOnce = 4,
     again: Again = False,
+    deployment: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL=NAME: the deployment or endpoint that answers for an old model, as Azure has them."),
+    ] = None,
     base_url: BaseUrl = OPENAI,
+    source: SourceName = None,
+    api_version: ApiVersion = None,
     patience: PatienceS = 600,
     dry_run: DryRun = False,
 ) -> None:
     """Ask the old models while they still answer, and keep their replies; exits 1 if a model does not answer."""
-    from app.commands.move_in_clients import account
+    from app.commands.move_in_clients import Place, account
     from app.move_in import asking, golden, read
     from app.move_in.ledger import open_ledger
     from app.move_in.replies import missing
@@ -95,7 +136,8 @@ def keep_golden(
             for name, (plan, asked) in plans.items():
                 say(f"{name}: {asking.cost(missing(ledger, asking.GOLDEN, name, plan, again=again), asked)}")
             return
-        with account(base_url, patience) as api:
+        names = dict(_pair(each, "--deployment") for each in deployment or ())
+        with account(Place(base_url, source.source if source else None, api_version), patience, names) as api:
             read.same_account(api, ledger)
             done, ask = list[bool](), partial(asking.ask_plan, api, ledger, asking.GOLDEN)
             for name, (plan, asked) in plans.items():

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.catalog import adapters
 from app.catalog import service as catalog
+from app.catalog.checklist import job_warnings
 from app.catalog.profile import benign_warnings
 from app.db.tables import BaseModelEntry, File
 from app.db.tables.files import FINE_TUNE, PREFERENCE
@@ -311,6 +312,11 @@ def warn_of_recipe(job: Resolved) -> None:
         job.warnings += benign_warnings(job.pool.benign_rows)
 
 
+def warn_of_setup(job: Resolved) -> None:
+    """Warn where no audit of this service can pass the job, or its base model refuses too much, whatever the file."""
+    job.warnings += job_warnings(job.session, job.model, job.suites, job.settings, job.policy.thresholds)
+
+
 CHECKS: tuple[Callable[[Resolved], None], ...] = (
     check_start,  # first: the model decides which settings are possible
     check_method,
@@ -328,5 +334,6 @@ CHECKS: tuple[Callable[[Resolved], None], ...] = (
     warn_of_files,
     warn_of_changes,
     warn_of_recipe,
+    warn_of_setup,
 )
 """Each raises `InvalidRequest` or adds a warning. The first that raises decides the error that the caller gets."""

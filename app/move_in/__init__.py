@@ -2,3 +2,5 @@
 
 It runs on the customer's machine and uses no server code: both APIs are called through the `openai` client.
 """
+
+OPENAI = "https://api.openai.com/v1"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from app.move_in.ledger import MoveInFailed, Record, shown_url, without_keys
 from spard.config.patience import Patience, parse_retry_header
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from openai import APIStatusError, OpenAI
 
 T = TypeVar("T")
+Source = Literal["openai", "azure", "together"]
 MOST_ASKED_S = 300.0  # longest wait that an API's `Retry-After` may ask for
 _JITTER = 0.25
 _TIMEOUTS = (408, 429)
@@ -34,6 +35,8 @@ class Api:
     patience      how long to retry
     tell          called with a line for each wait
     stopping      set when the command is stopped, which ends all waits
+    source        whose API it is
+    deployments   the name under which a model answers, where it is not the model's own, as at Azure
     """
 
     client: OpenAI
@@ -41,6 +44,8 @@ class Api:
     patience: Patience = field(default_factory=lambda: Patience(limit_s=600))
     tell: Callable[[str], None] = lambda line: None
     stopping: Event = field(default_factory=Event)
+    source: Source = "openai"
+    deployments: Mapping[str, str] = field(default_factory=dict)
     _has_answered: bool = False
 
     @property
@@ -83,6 +88,13 @@ class Api:
         """Send a POST and return its JSON object; keywords become headers, as `idempotency_key=` Idempotency-Key."""
         named = {name.replace("_", "-").title(): value for name, value in headers.items()}
         return self._object(lambda: self.client.post(path, body=body, cast_to=object, options={"headers": named}))
+
+    def chat(self, body: Record) -> Record:
+        """Send a chat request in OpenAI's form, with the names that this API has for the model and the limit."""
+        sent = body | {"model": self.deployments.get(body["model"], body["model"])}
+        if self.source == "together" and "max_completion_tokens" in sent:
+            sent["max_tokens"] = sent.pop("max_completion_tokens")
+        return self.post("/chat/completions", sent)
 
     def pages(self, path: str, limit: int) -> Iterator[Record]:
         """Yield all objects of a paginated list."""

@@ -22,7 +22,13 @@ from spard.replacement import replacement
 Record = dict[str, Any]
 """A JSON object as received from an API."""
 
-KEY_VARIABLES = ("OPENAI_API_KEY", "SPARD_API_KEY", "SPARD_JUDGE_API_KEY")
+KEY_VARIABLES = (
+    "OPENAI_API_KEY",
+    "AZURE_OPENAI_API_KEY",
+    "TOGETHER_API_KEY",
+    "SPARD_API_KEY",
+    "SPARD_JUDGE_API_KEY",
+)
 LEDGER = "ledger.sqlite3"
 _SCHEMA = "CREATE TABLE IF NOT EXISTS entries (kind TEXT, key TEXT, value TEXT NOT NULL, PRIMARY KEY (kind, key))"
 _PUT = "INSERT INTO entries VALUES (?, ?, ?) ON CONFLICT (kind, key) DO UPDATE SET value = excluded.value"

@@ -48,7 +48,7 @@ def job_suffix(job: Record) -> str | None:
 
 def notes(job: Record) -> list[str]:
     """Return a note for each setting that is not carried over or has another meaning here."""
-    found = []
+    found = _together_notes(job)
     if _numbers(job, _type(job)).get("learning_rate_multiplier") not in (None, "auto"):
         found.append("learning_rate_multiplier multiplies this service's own rate")
     if job.get("integrations"):
@@ -80,3 +80,17 @@ def _numbers(job: Record, kind: str) -> Record:
     """Return a job's hyperparameters; older jobs, without `method`, have them at the top level."""
     given = ((job.get("method") or {}).get(kind) or {}).get("hyperparameters") or job.get("hyperparameters") or {}
     return {name: given[name] for name in _KNOWN.get(kind, ()) if given.get(name) is not None}
+
+
+def _together_notes(job: Record) -> list[str]:
+    """Return a note for the settings of a job at Together that this service chooses itself."""
+    given: Record = job.get("together") or {}
+    kind: Record = given.get("training_type") or {}
+    names = [name for name in ("learning_rate", "lr_scheduler", "warmup_ratio", "weight_decay") if given.get(name)]
+    names += [name for name in ("lora_r", "lora_alpha") if kind.get(name)]
+    found = [f"not carried over: {', '.join(names)}"] if names else []
+    if kind.get("type") == "Full":
+        found.append("all weights were trained; the new job trains an adapter")
+    if given.get("from_checkpoint"):
+        found.append("it started from a checkpoint; the new job starts from the base model")
+    return found

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.move_in.accounts import History, open_account
 from app.move_in.api import Api, refusal
 from app.move_in.downloads import Download, download, is_whole
 from app.move_in.ledger import Ledger, MoveInFailed, Record
 
 ENDED = ("succeeded", "failed", "cancelled")
 _PURPOSES = ("fine-tune", "fine-tune-results")
-_JOBS, _FILES, _EVENTS, _CHECKPOINTS = 100, 10_000, 100, 100  # objects on a page
+_HISTORY: tuple[History, ...] = ("events", "checkpoints")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,199}")
 
 
@@ -46,10 +47,10 @@ def same_account(api: Api, ledger: Ledger) -> None:
 
 def list_account(api: Api) -> Listed:
     """Request the lists of models, jobs and files."""
-    models = api.get("/models").get("data") or []
-    jobs = [_check_object(job) for job in api.pages("/fine_tuning/jobs", _JOBS)]
-    files = {_check_object(file)["id"]: file for file in api.pages("/files", _FILES)}
-    return Listed(models, jobs, files)
+    account = open_account(api)
+    jobs = [_check_object(job) for job in account.jobs()]
+    files = {_check_object(file)["id"]: file for file in account.files()}
+    return Listed(account.models(), jobs, files)
 
 
 def estimate(listed: Listed) -> str:
@@ -88,9 +89,9 @@ def _read_job(api: Api, ledger: Ledger, job: Record) -> None:
     if (ledger.get("history", key) or {}).get("status") in ENDED:
         return
     history: Record = {"status": job.get("status")}
-    for name, limit in (("events", _EVENTS), ("checkpoints", _CHECKPOINTS)):
+    for name in _HISTORY:
         try:
-            history[name] = list(api.pages(f"/fine_tuning/jobs/{key}/{name}", limit))
+            history[name] = open_account(api).history(key, name)
         except APIStatusError as error:
             history[name], history[f"{name}_refused"] = [], refusal(error)
     ledger.put("history", key, history)

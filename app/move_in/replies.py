@@ -92,7 +92,7 @@ def _answer(api: Api, ask: Ask, prompt: Prompt) -> Record:
     from openai import APIStatusError
 
     try:
-        return {"response": api.post("/chat/completions", ask.body(prompt))}
+        return {"response": api.chat(ask.body(prompt))}
     except APIStatusError as error:
         if error.status_code in _GONE:
             raise ModelGone(refusal(error)["message"]) from None

@@ -91,7 +91,7 @@ def home(sqlite_url: str, tmp_path: Path, model: Path, monkeypatch: pytest.Monke
         keys.ensure_first(session, None)
         session.add(BaseModelEntry(alias="tiny", source=str(model)))
         for kind in ("pool", "harmful"):
-            facts = {"kind": kind, "name": kind, "version": 1, "rows": 9, "bytes": 9, "sha256": kind}
+            facts = {"kind": kind, "name": kind, "version": 1, "rows": 90, "bytes": 9, "sha256": kind}
             session.add(Corpus(storage_key=f"corpora/{kind}", **facts))
     return home
 
@@ -395,12 +395,12 @@ def test_the_engine_is_none_of_a_database_that_is_not_there(home: Home) -> None:
 
 def test_a_service_that_asks_no_harmless_requests_gets_a_note(home: Home) -> None:
     found = [each for each in findings(home) if each.name == "suites"]
-    assert [each.state for each in found] == ["ok", "note"]
-    assert "--kind benign" in found[1].text
+    assert [each.state for each in found] == ["ok", "note", "note"]
+    assert ["--kind benign" in found[1].text, "--kind utility" in found[2].text] == [True, True]
     with home.rows() as session:
         facts = {"kind": "benign", "name": "benign", "version": 1, "rows": 9, "bytes": 9, "sha256": "benign"}
         session.add(Corpus(storage_key="corpora/benign", **facts))
-    assert [each.state for each in findings(home) if each.name == "suites"] == ["ok"]
+    assert [each.state for each in findings(home) if each.name == "suites"] == ["ok", "ok", "note"]
 
 
 def test_the_port_is_that_of_the_service_on_the_folder(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:

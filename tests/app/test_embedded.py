@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 from pydantic import SecretStr
 
-from app.commands.embedded import announce, listen
+from app.commands.embedded import announce, listen, unfinished_points
 from app.main import create_app
 from app.ops.processes import python, safe_path
 from app.settings import Settings
@@ -50,9 +50,10 @@ def test_packages_of_the_current_folder_are_never_ours(strangers: Path) -> None:
 
 
 def test_a_start_names_the_dashboard_and_what_an_audit_needs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sqlite_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    announce(Settings(data_dir=tmp_path), "sk-spard-1", "http://127.0.0.1:8000")
+    settings = Settings(data_dir=tmp_path, database_url=SecretStr(sqlite_url))
+    announce(settings, "sk-spard-1", "http://127.0.0.1:8000", unfinished_points(settings))
     told = capsys.readouterr().out
     assert re.search(r"dashboard\s+http://127\.0\.0\.1:8000/\s", told)
     assert told.index("spard pool import") < told.index("spard suites import") < told.index("spard jobs create")

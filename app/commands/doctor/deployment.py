@@ -18,7 +18,8 @@ from sqlalchemy.orm import Session
 
 from app import db, signing
 from app.catalog import service as catalog
-from app.catalog.fitness import judge_warnings, require_fit
+from app.catalog.checklist import Point, corpus_points, model_points
+from app.catalog.fitness import require_fit
 from app.commands.doctor import stores
 from app.commands.doctor.findings import Finding, note, ok, problem
 from app.db.base import utc_now
@@ -144,7 +145,7 @@ def admin_key(session: Session) -> Finding:
 
 
 def models(session: Session, settings: Settings) -> Iterator[Finding]:
-    """Check that each offered base model is complete, and that the judge's errors on it are known."""
+    """Check that each offered base model is complete, and report the checklist's points of those that are."""
     offered = catalog.base_models(session)
     if not offered:
         yield problem("models", "No base model is offered.", "spard models add NAME FOLDER_OR_HUB_ID")
@@ -153,12 +154,9 @@ def models(session: Session, settings: Settings) -> Iterator[Finding]:
         if fault := _model_fault(entry):
             cure = f"put it back, or offer another: spard models add {entry.alias} FOLDER_OR_HUB_ID"
             yield problem("models", f"{entry.alias}: {fault}", cure)
-        elif judge_warnings(entry.source, settings, limits):
-            text = f"{entry.alias}: nobody measured how often the judge {settings.judge.name} errs, so no gate passes."
-            cure = "spard judge --json > judge.json, and set SPARD_JUDGE_ERRORS=judge.json"
-            yield problem("models", text, cure)
         else:
             yield ok("models", f"{entry.alias} is whole")
+            yield from map(_finding, model_points(session, entry, settings, limits))
 
 
 def _model_fault(entry: BaseModelEntry) -> str | None:
@@ -173,24 +171,14 @@ def _model_fault(entry: BaseModelEntry) -> str | None:
 
 
 def corpora(session: Session) -> Iterator[Finding]:
-    """Check that there is a safety pool, which defenses need, and that there are suites, which audits need."""
-    pool = catalog.pool(session, None)
-    if pool is None:
-        yield problem("pool", "No safety pool is imported.", "spard pool import POOL.jsonl --name general-safe")
-    else:
-        yield ok("pool", f"{pool.name} version {pool.version}, {pool.rows} rows")
-    suites = catalog.current_suites(session)
-    kinds = {each.kind for each in suites}
-    if "harmful" not in kinds:
-        held = catalog.held_out_suite(session, pool) if pool else None
-        text = f"the only attacks are {held.rows} prompts held out of the pool" if held else "the audit asks no attacks"
-        cure = "spard suites import ATTACKS.jsonl --name NAME --kind harmful"
-        yield problem("suites", f"No suite of harmful prompts is imported: {text}.", cure)
-    else:
-        yield ok("suites", f"{len(suites)} current ones: {', '.join(sorted(kinds))}")
-    if suites and "benign" not in kinds:
-        text = "No suite of benign prompts is imported: audits do not measure refusals of harmless requests"
-        yield note("suites", f"{text}; `spard suites import HARMLESS.jsonl --name NAME --kind benign` adds one")
+    """Report the checklist's points of the safety pool, which defenses need, and of the suites, which audits need."""
+    yield from map(_finding, corpus_points(session))
+
+
+def _finding(point: Point) -> Finding:
+    if point.state == "problem":
+        return problem(point.name, point.text, point.cure)
+    return note(point.name, f"{point.text} {point.cure}") if point.state == "note" else ok(point.name, point.text)
 
 
 def work(session: Session, settings: Settings) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from app.catalog.checklist import checklist
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep
 from app.db.tables import JobStatus
@@ -21,7 +22,7 @@ _AT_ONCE = 50
 
 @router.get("")
 def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings: SettingsDep) -> Response:
-    """Show the workers with their GPUs, the queue by project, and the number of open decisions."""
+    """Show what is left to set up, the workers with their GPUs, the queue by project, and open decisions."""
     return page(
         request,
         "provider_fleet",
@@ -29,6 +30,7 @@ def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings
         workers=fleet.workers(session, settings.lease_s),
         queue=fleet.queue(session),
         undecided=fleet.count_undecided(session),
+        points=checklist(session, settings),
     )
 
 

@@ -57,6 +57,8 @@ def offer(provider: TestClient, folder: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(NO_WEIGHTS)
+    (folder / "calibration").mkdir()
+    (folder / "calibration" / "judge.json").write_text("{}")  # a judge that was measured: jobs are warned otherwise
     model = {"alias": "lab/tiny-1", "source": str(folder), "learning_rate": 0.002}
     assert provider.post("/v1/admin/models", json=model).status_code == 200
     files = {"file": ("pool.jsonl", pool() + benign())}

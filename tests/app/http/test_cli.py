@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 from fastapi.testclient import TestClient
 from openai import OpenAI
 
@@ -73,6 +74,40 @@ def test_a_provider_sets_up_and_a_customer_goes_on(run: Any, tmp_path: Path, tra
     assert run("jobs", "adapter", job["id"])[0] == 1
     assert run("jobs", "cancel", job["id"]) == (0, f"{job['id']} cancelled\n")
     assert run("jobs", "follow", job["id"])[0] == 1
+
+
+PROMPTFOO = """
+prompts: ["Capital of {{country}}?"]
+tests:
+  - {vars: {country: France}, assert: [{type: equals, value: Paris}]}
+  - {vars: {country: Peru}, assert: [{type: llm-rubric, value: names Lima}]}
+"""
+
+
+@pytest.mark.parametrize("ending", ["yaml", "json"])
+def test_a_promptfoo_configuration_is_imported_as_a_suite(run: Any, tmp_path: Path, ending: str) -> None:
+    config = tmp_path / f"capitals.{ending}"
+    config.write_text(PROMPTFOO if ending == "yaml" else json.dumps(yaml.safe_load(PROMPTFOO)))
+    command = ("suites", "import", str(config), "--name", "capitals", "--kind", "utility")
+    code, printed = run(*command, "--dry-run")
+    assert (code, "llm-rubric" in printed, "left out: 1 x" in printed) == (0, True, True), printed
+    assert json.loads(run("suites", "list", "--json")[1]) == []
+    assert run(*command)[0] == 0
+    (suite,) = json.loads(run("suites", "list", "--json")[1])
+    assert (suite["name"], suite["kind"], suite["rows"]) == ("capitals", "utility", 1)
+
+
+def test_nothing_is_imported_of_a_configuration_with_faults(run: Any, tmp_path: Path) -> None:
+    config = tmp_path / "bad.yaml"
+    command = ("suites", "import", str(config), "--name", "bad", "--kind", "benign")
+    config.write_text("prompts: [file://a.txt]\ntests: [b.csv]\n")
+    code, printed = run(*command)
+    assert (code, printed.splitlines()[0]) == (1, "spard: 2 faults in bad.yaml; nothing is imported.")
+    assert [name in line for name, line in zip(("a.txt", "b.csv"), printed.splitlines()[1:], strict=True)] == [True] * 2
+    config.write_text("prompts: ['{{ q | upper }}']\ntests: [{vars: {q: a}}]\n")
+    code, printed = run(*command)
+    assert (code, "{{ q | upper }}" in printed) == (1, True)
+    assert json.loads(run("suites", "list", "--json")[1]) == []
 
 
 def test_lists_are_json_for_those_who_ask(run: Any, provider_with_model: TestClient, train: str) -> None:

@@ -38,6 +38,10 @@ class Stub:
     """Its state; tests change it as they like."""
 
     url: str = ""
+    prefix: str = "/v1"
+    header: str = "authorization"  # of the key: `authorization`, or Azure's `api-key`
+    api_version: str | None = None  # Azure's, which each request must name
+    deployments: dict[str, str] = field(default_factory=dict)  # Azure's: the model behind each name
     files: dict[str, Json] = field(default_factory=dict)
     contents: dict[str, bytes] = field(default_factory=dict)
     jobs: dict[str, Json] = field(default_factory=dict)
@@ -148,18 +152,20 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
-            path = unquote(url.path).removeprefix("/v1")
+            path = unquote(url.path).removeprefix(stub.prefix)
             self.answer("GET", path, lambda: stub.get(path, parse_qs(url.query)))
 
         def do_POST(self) -> None:
             data = self.rfile.read(int(self.headers["content-length"]))
-            path = unquote(urlsplit(self.path).path).removeprefix("/v1")
+            path = unquote(urlsplit(self.path).path).removeprefix(stub.prefix)
             if path == "/files":
                 return self.answer("POST", path, lambda: self.upload(data))
             body = json.loads(data)
             stub.bodies.append(body)
-            if path == "/chat/completions":
-                return self.answer("POST", path, lambda: stub.chat(body))
+            if path.endswith("/chat/completions"):
+                named = re.fullmatch("/deployments/([^/]+)/chat/completions", path)
+                asked = body | {"model": stub.deployments.get(named[1] if named else body["model"], body["model"])}
+                return self.answer("POST", path, lambda: stub.chat(asked))
             return self.answer("POST", path, lambda: stub.create(body, self.headers["idempotency-key"] or "none"))
 
         def upload(self, data: bytes) -> Json:
@@ -174,7 +180,9 @@ def _handler(stub: Stub) -> type[BaseHTTPRequestHandler]:
 
         def answer(self, method: str, path: str, right: Callable[[], Json | bytes | None]) -> None:
             stub.requests.append((method, path))
-            if self.headers["authorization"] != f"Bearer {stub.key}":
+            if parse_qs(urlsplit(self.path).query).get("api-version", [None])[0] != stub.api_version:
+                return self.send(404, error("Resource not found", "404"))
+            if self.headers[stub.header] != ("Bearer " * (stub.header == "authorization")) + stub.key:
                 return self.send(401, error(f"Incorrect API key provided: {self.headers['authorization']}"))
             order = next((stub.faults[each] for each in stub.faults if re.fullmatch(each, f"{method} {path}")), None)
             fault = order() if order else None
@@ -215,7 +223,7 @@ def serve_stub(stub: Stub) -> Iterator[Stub]:
     """Serve while the block runs."""
     http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(stub))
     http.daemon_threads = True
-    stub.url = f"http://127.0.0.1:{http.server_port}/v1"
+    stub.url = f"http://127.0.0.1:{http.server_port}{stub.prefix}"
     thread = threading.Thread(target=http.serve_forever, args=(0.01,))
     thread.start()
     try:
