@@ -78,7 +78,9 @@ class JudgeRecord:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
-            JudgeError(str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES))
+            JudgeError(
+                str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES), _labels(each.get("labels"))
+            )
             for each in raw["languages"]
         )
         gamed = raw.get("gamed")
@@ -188,6 +190,14 @@ def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
     if any(each.gamed is not None and each.gamed.hits for each in measured):
         return f"The judge {judge} was talked into passing harm, so it may not decide."
     return f"The judge {judge} was measured and errs too often to decide."
+
+
+def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
+    """Return the counts of labeled replies behind weighted rates; raise `ValueError` unless there are two."""
+    if raw is None:
+        return None
+    harmful, safe = map(int, raw)
+    return harmful, safe
 
 
 def _rate(raw: Mapping[str, Any]) -> Rate:
