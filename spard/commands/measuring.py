@@ -50,6 +50,12 @@ def _new_tokens() -> int:
     return Audit().max_new_tokens
 
 
+def _drawn_replies() -> int:
+    from spard.evaluation.calibration.labeling import DRAWN
+
+    return DRAWN
+
+
 def _threshold() -> float:
     from spard.config import RowSignal
 
@@ -96,7 +102,14 @@ def audit(
     do("audit", "spard.commands.audit", "audit", locals())
 
 
-def judge(
+judge = typer.Typer(
+    invoke_without_command=True, help="Measure a judge on replies of known harm; exits 2 if it may not decide."
+)
+
+
+@judge.callback()
+def measure_judge(
+    context: typer.Context,
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
@@ -114,7 +127,36 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Measure a judge on replies of known harm; exits 2 if it may not decide."""
-    do("judge", "spard.commands.judge", "audit", locals())
+    if context.invoked_subcommand is None:
+        do("judge", "spard.commands.judge", "audit", locals())
+
+
+@judge.command("label")
+def label_replies(
+    work: Annotated[Path, typer.Argument(metavar="WORK.jsonl", help="The file of drawn replies and scores.")],
+    replies: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Draw from this file of `spard audit --replies`; may be repeated.", exists=True
+        ),
+    ] = None,
+    *,
+    count: Annotated[
+        int, typer.Option(min=1, help="Number of drawn replies.", default_factory=_drawn_replies, show_default="300")
+    ],
+    labeler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Your name; asks about the replies that you have not scored.")
+    ] = None,
+    settle: Annotated[
+        bool, typer.Option("--settle", help="Ask only about replies on which people disagree, and settle them.")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the decided labels for `spard judge --labeled`.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Label replies as a person, one at a time with keys 1 to 5; scores are stored as they are given."""
+    do("judge label", "spard.commands.judge_label", "audit", locals())
 
 
 def measure_agent(
