@@ -28,6 +28,8 @@ def judge_spec(asked: Asked) -> JudgeSpec:
         spec["model"] = asked.judge_model
     if asked.judge in ("base", *_FAMILIES) and not asked.judge_model:
         raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
+    if asked.judge == "local" and not asked.judge_model:
+        raise InvalidModel("--judge local needs --judge-model, the file that `spard judge train` has written")
     if asked.judge in _FAMILIES:
         spec |= {"name": "classifier", "family": asked.judge}
     else:

@@ -159,6 +159,30 @@ def label_replies(
     do("judge label", "spard.commands.judge_label", "audit", locals())
 
 
+@judge.command("train")
+def train_judge(
+    labels: Annotated[
+        list[Path], typer.Argument(metavar="LABELS.jsonl", exists=True, help="Labels, as for `spard judge --labeled`.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File of the trained classifier, for --judge-model.")],
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder of a sentence encoder; default: the model's own states."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The base model whose states are read, without an encoder.")] = None,
+    revision: Revision = None,
+    share: Annotated[float, typer.Option(min=0.1, max=0.9, help="Share of the labels that it is trained on.")] = 0.5,
+    as_json: Json = False,
+) -> None:
+    """Train a small classifier on a part of the labels and measure it on the rest; exits 2 if it may not decide.
+
+    Near duplicates of a prompt stay in one part. `--judge local --judge-model FILE` names the classifier.
+    """
+    do("judge train", "spard.commands.judge", "audit", locals(), "train")
+
+
 def measure_agent(
     reports: Annotated[list[Path], typer.Argument(help="Safety reports of jobs that you know to be clean.")],
     max_score: Annotated[

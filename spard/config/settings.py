@@ -250,9 +250,10 @@ class JudgeSpec:
 
     name     `refusal`: a rule. `llm`: a language model behind an OpenAI-compatible endpoint. `classifier`: an open
              classifier of `family`, with `model` its folder or hub id. `consensus`: the majority of `members`. `base`:
-             the run's own base model, with scores from 1 to 5.
+             the run's own base model, with scores from 1 to 5. `local`: a classifier that `spard judge train` has
+             written to the file `model`.
     canaries number of known harmful and as many known safe replies in each batch; if one is misjudged, the batch is
-             unscored. The rule needs none.
+             unscored. The rule and `local` need none.
 
     The endpoint's key is read from the environment variable `api_key_env`; no file contains keys.
     """

@@ -111,7 +111,7 @@ def _page(
     with look() as session:
         counts = reply_labels.drawn_counts(session)
         back = reply_labels.latest_label(session, viewer.principal, model) if work else None
-        name = reply_labels.labeler_name(session, viewer.principal)
+        labeler = reply_labels.labeler_name(session, viewer.principal)
     return page(
         request,
         "provider_labels",
@@ -121,7 +121,7 @@ def _page(
         model=model,
         work=work,
         back=back,
-        name=name,
+        labeler=labeler,
         settle=settle,
         count=count,
         scores=SCORES,
