@@ -8,6 +8,7 @@ wrong on another's. Records of further judges are named `calibration/judge-NAME.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from spard.evaluation.results import ATTACKS, SuiteResult
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
 _FIGURES = ("missed", "false_alarms")
+_WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class JudgeRecord:
     @property
     def is_bound(self) -> bool:
         """True if the record applies to the run's model; a word list fits only the model that it was measured on."""
-        return self.judge != WORD_LIST or self.base_digest is not None
+        return not _WORD_LISTS.fullmatch(self.judge) or self.base_digest is not None
 
     @property
     def is_steady(self) -> bool:
@@ -109,10 +111,16 @@ def record_path(judge: str) -> Path:
 
 
 def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
-    """Return the known records: the file that the run names, and those in the model's folder with this digest."""
+    """Return the known records: the file that the run names, and those in the model's folder with this digest.
+
+    A named record that was measured on another base model does not count, so that the lab's own record, named for all
+    models, lets its word list decide on no other model.
+    """
     found = [read_record(named)] if named else []
     own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
-    return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
+    return [each for each in found if each.base_digest in (None, base_digest)] + [
+        each for each in map(read_record, sorted(own)) if each.base_digest == base_digest
+    ]
 
 
 def judge_languages(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
@@ -181,7 +189,7 @@ def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
-    if judge == WORD_LIST and all(each.base_digest is None for each in measured):
+    if _WORD_LISTS.fullmatch(judge) and all(each.base_digest is None for each in measured):
         return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
     if any(each.gamed is None for each in measured):
         return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
