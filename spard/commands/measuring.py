@@ -27,11 +27,20 @@ Judge = Annotated[
     typer.Option(
         metavar="NAME",
         callback=_judge,
-        help="Judge of replies: refusal, llm, base, a classifier (harmbench, llama_guard, wildguard), or your own.",
+        help="Judge of replies: refusal, llm, base, local, a classifier (harmbench, llama_guard, qwen3guard, "
+        "wildguard), or your own.",
     ),
 ]
 JudgeModel = Annotated[
     str | None, typer.Option(help="Name of the llm judge's model, or folder or hub id of the base model or classifier.")
+]
+JudgeTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The prompt of a harmbench or wildguard classifier, with {prompt} and {reply}.",
+        exists=True,
+    ),
 ]
 JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible address of the llm judge.")]
 Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
@@ -84,6 +93,7 @@ def audit(
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
+    judge_template: JudgeTemplate = None,
     engine: Annotated[Engine, typer.Option(help="Engine that generates the replies.")] = "auto",
     *,
     max_prompts: Annotated[
@@ -113,6 +123,7 @@ def measure_judge(
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
+    judge_template: JudgeTemplate = None,
     labeled: Annotated[
         list[Path] | None,
         typer.Option(

@@ -265,7 +265,7 @@ class JudgeSpec:
     timeout_s: Annotated[float, Bound(gt=0, le=600)] = 60.0
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
-    family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
+    family: Literal["harmbench", "llama_guard", "qwen3guard", "wildguard"] = "harmbench"
     template: str | None = None  # file with the classifier's original prompt; None: our wording
     canaries: Annotated[int, Bound(ge=0, le=16)] = 1
     members: tuple[JudgeSpec, ...] = ()
