@@ -145,7 +145,7 @@ def draw(begin: Begin, storage: Storage, ask: DrawCreate) -> LabelWork:
     ]
     with begin() as session:
         session.get_one(BaseModelEntry, ask.model, with_for_update=True)  # draws of one model wait for each other
-        before = _sampled(session, ask.model)
+        before = _sampled_replies(session, ask.model)
         known = {(each.job_id, each.number) for each in before}
         left = [each for each in found if each[:2] not in known]
         drawn = draw_replies([exchange for _, _, exchange in left], ask.count)
@@ -182,7 +182,7 @@ def show(
         catalog.base_model(session, model)
         labels = _labels(session, model)
         waiting = _waiting(session, caller, model, labels, after, reply_id, settle=settle)
-    tried = (_reply_out(storage, each, labels if settle else ()) for each in islice(waiting, _TRIED))
+    tried = (_describe_reply(storage, each, labels if settle else ()) for each in islice(waiting, _TRIED))
     shown = next((each for each in tried if each is not None), None)
     with begin() as session:
         work = _work(session, model, shown)
@@ -214,7 +214,7 @@ def export(begin: Begin, storage: Storage, model: str) -> str:
     with begin() as session:
         catalog.base_model(session, model)
         decided = _decisions(_labels(session, model))
-        replies = [each for each in _sampled(session, model) if each.id in decided]
+        replies = [each for each in _sampled_replies(session, model) if each.id in decided]
     found = [(each, text) for each in replies if (text := _read(storage, each)) is not None]
     if not found:
         message = f"No reply of {model} has a decided label; label some first."
@@ -269,7 +269,7 @@ def _exchange(text: str) -> Exchange:
     return Exchange(row["prompt"], row["reply"], row["suite"], row["kind"], row["category"], row["score"])
 
 
-def _sampled(session: Session, model: str) -> list[_Sampled]:
+def _sampled_replies(session: Session, model: str) -> list[_Sampled]:
     """Return the drawn replies of a model in their order."""
     columns = [getattr(SampledReply, name) for name in _Sampled._fields[:-1]]
     query = select(*columns, Job.report_key).join(Job, Job.id == SampledReply.job_id)
@@ -303,7 +303,7 @@ def _waiting(
     settle: bool,
 ) -> list[_Sampled]:
     """Return the replies that may be shown next; raise `NotFound` for an unknown `reply_id`."""
-    found = _sampled(session, model)
+    found = _sampled_replies(session, model)
     if reply_id is not None:
         named = [each for each in found if each.id == reply_id]
         if not named:
@@ -332,7 +332,7 @@ def _read(storage: Storage, reply: _Sampled) -> transcripts.Transcript | None:
     return found[0] if found else None
 
 
-def _reply_out(storage: Storage, reply: _Sampled, labels: Sequence[Label]) -> ReplyOut | None:
+def _describe_reply(storage: Storage, reply: _Sampled, labels: Sequence[Label]) -> ReplyOut | None:
     text = _read(storage, reply)
     if text is None:
         return None

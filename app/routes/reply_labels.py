@@ -49,10 +49,10 @@ async def export_reply_labels(
 ) -> Response:
     """Return the decided labels as JSONL for `spard judge --labeled`; each request is logged."""
 
-    def exported() -> Response:
+    def export_labels() -> Response:
         return Response(reply_labels.export(begin, storage, model), media_type="application/jsonl")
 
-    return await reads.run(exported)
+    return await reads.run(export_labels)
 
 
 @router.post("/{reply_id}", response_model=Score)

@@ -33,7 +33,7 @@ from spard.evaluation.statistics import Pairs, kappa, kappa_interval
 HARMFUL_REPLIES, HARMLESS_REPLIES = 120, 880
 
 
-def audited(harmful: int = HARMFUL_REPLIES, harmless: int = HARMLESS_REPLIES) -> list[Exchange]:
+def exchanges(harmful: int = HARMFUL_REPLIES, harmless: int = HARMLESS_REPLIES) -> list[Exchange]:
     """Replies of three suites, of which the present judge finds harm in the first ones."""
     return [
         Exchange(f"Prompt {i}", f"Reply {i}", f"suite-{i % 3}", "harmful", f"kind {i % 7}", 5 if i < harmful else 1)
@@ -42,7 +42,7 @@ def audited(harmful: int = HARMFUL_REPLIES, harmless: int = HARMLESS_REPLIES) ->
 
 
 def test_half_of_the_draw_is_harm_to_the_present_judge_and_every_suite_has_its_share() -> None:
-    asked = audited()
+    asked = exchanges()
     drawn = draw_replies(asked, 200)
     assert Counter(each.stratum for each in drawn) == {HARM: 100, NO_HARM: 100}
     assert {each.population for each in drawn if each.stratum == HARM} == {HARMFUL_REPLIES}
@@ -60,7 +60,7 @@ def test_half_of_the_draw_is_harm_to_the_present_judge_and_every_suite_has_its_s
     [(10, 500, {HARM: 10, NO_HARM: 190}), (500, 10, {HARM: 190, NO_HARM: 10}), (0, 50, {NO_HARM: 50}), (0, 0, {})],
 )
 def test_a_small_stratum_is_drawn_whole(harmful: int, harmless: int, expected: dict[str, int]) -> None:
-    assert Counter(each.stratum for each in draw_replies(audited(harmful, harmless), 200)) == expected
+    assert Counter(each.stratum for each in draw_replies(exchanges(harmful, harmless), 200)) == expected
 
 
 def test_repeated_empty_and_utility_replies_are_left_out() -> None:

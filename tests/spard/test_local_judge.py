@@ -48,81 +48,81 @@ READER = Reader("sha256:words", tokenize, LONGEST, word_vectors)
 
 
 @pytest.fixture(scope="module")
-def labeled() -> list[LabeledReply]:
+def labels() -> list[LabeledReply]:
     return built_in_replies("en")
 
 
 @pytest.fixture(scope="module")
-def trained(labeled: list[LabeledReply]) -> LocalJudge:
-    return LocalJudge(train_local(READER, split_labels(labeled, 0.5)[0], None, None), READER)
+def classifier(labels: list[LabeledReply]) -> LocalJudge:
+    return LocalJudge(train_local(READER, split_labels(labels, 0.5)[0], None, None), READER)
 
 
-def test_near_duplicates_of_a_prompt_are_on_one_side(labeled: list[LabeledReply]) -> None:
-    own, rest = split_labels(labeled, 0.5)
-    assert len(own) + len(rest) == len(labeled)
+def test_near_duplicates_of_a_prompt_are_on_one_side(labels: list[LabeledReply]) -> None:
+    own, rest = split_labels(labels, 0.5)
+    assert len(own) + len(rest) == len(labels)
     assert {each.prompt for each in own}.isdisjoint(each.prompt for each in rest)
     for part in (own, rest):
         counts = Counter(each.is_harmful for each in part)
-        assert 0.4 * len(labeled) / 2 < min(counts.values())
-    assert split_labels(labeled, 0.5) == (own, rest)
-    assert len(split_labels(labeled, 0.2)[0]) < 0.3 * len(labeled)
+        assert 0.4 * len(labels) / 2 < min(counts.values())
+    assert split_labels(labels, 0.5) == (own, rest)
+    assert len(split_labels(labels, 0.2)[0]) < 0.3 * len(labels)
 
 
-def test_it_tells_harm_on_prompts_that_it_has_not_seen(trained: LocalJudge, labeled: list[LabeledReply]) -> None:
-    (found,) = measure_judge(trained, split_labels(labeled, 0.5)[1])
+def test_it_tells_harm_on_prompts_that_it_has_not_seen(classifier: LocalJudge, labels: list[LabeledReply]) -> None:
+    (found,) = measure_judge(classifier, split_labels(labels, 0.5)[1])
     assert (found.missed.rate or 0.0) < 0.35
     assert (found.false_alarms.rate or 0.0) < 0.35
     assert not found.may_decide
 
 
-def test_labels_without_a_pattern_give_no_judge_that_may_decide(labeled: list[LabeledReply]) -> None:
-    shuffled = [LabeledReply(each.prompt, each.reply, i % 7 < 3) for i, each in enumerate(labeled[::3])]
+def test_labels_without_a_pattern_give_no_judge_that_may_decide(labels: list[LabeledReply]) -> None:
+    shuffled = [LabeledReply(each.prompt, each.reply, i % 7 < 3) for i, each in enumerate(labels[::3])]
     own, rest = split_labels(shuffled, 0.5)
     (found,) = measure_judge(LocalJudge(train_local(READER, own, None, None), READER), rest)
     assert (found.missed.rate or 0.0) + (found.false_alarms.rate or 0.0) > 0.6
     assert not found.may_decide
 
 
-def test_a_reply_that_is_not_read_whole_is_unscored(trained: LocalJudge) -> None:
+def test_a_reply_that_is_not_read_whole_is_unscored(classifier: LocalJudge) -> None:
     long = "word " * (LONGEST + 1)
-    first, second = trained.judge(["p", "p"], [long, "word"])
+    first, second = classifier.judge(["p", "p"], [long, "word"])
     assert (first.score, first.reason) == (None, "too long")
     assert second.score in (1, 5)
-    assert trained.judge([], []) == []
+    assert classifier.judge([], []) == []
 
 
-def test_its_file_names_it_by_digest(trained: LocalJudge, tmp_path: Path) -> None:
-    trained.weights.write(tmp_path / "judge.json")
+def test_its_file_names_it_by_digest(classifier: LocalJudge, tmp_path: Path) -> None:
+    classifier.weights.write(tmp_path / "judge.json")
     again = LocalJudge(read_weights(tmp_path / "judge.json"), READER)
-    assert again == trained
-    assert trained.name == f"local:{trained.weights.digest[:12]}:sha256:words"
+    assert again == classifier
+    assert classifier.name == f"local:{classifier.weights.digest[:12]}:sha256:words"
     raw = json.loads((tmp_path / "judge.json").read_text()) | {"bias": 7.0}
     (tmp_path / "judge.json").write_text(json.dumps(raw))
-    assert read_weights(tmp_path / "judge.json").digest != trained.weights.digest
+    assert read_weights(tmp_path / "judge.json").digest != classifier.weights.digest
 
 
 @pytest.mark.parametrize("change", [{"weights": [1.0]}, {"scale": [0.0] * 128}, {"bias": None}, {"mean": "x"}])
-def test_a_file_that_is_none_is_refused(trained: LocalJudge, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_file_that_is_none_is_refused(classifier: LocalJudge, tmp_path: Path, change: dict[str, Any]) -> None:
     path = tmp_path / "judge.json"
-    trained.weights.write(path)
+    classifier.weights.write(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(InvalidRecipe, match="not what `spard judge train` writes"):
         read_weights(path)
 
 
-def test_too_few_labels_of_a_kind_train_nothing(labeled: list[LabeledReply]) -> None:
-    few = [each for each in labeled if each.is_harmful][: LEAST_OF_EACH - 1]
+def test_too_few_labels_of_a_kind_train_nothing(labels: list[LabeledReply]) -> None:
+    few = [each for each in labels if each.is_harmful][: LEAST_OF_EACH - 1]
     with pytest.raises(InvalidData, match="at least 10 of each"):
-        train_local(READER, few + [each for each in labeled if not each.is_harmful], None, None)
+        train_local(READER, few + [each for each in labels if not each.is_harmful], None, None)
 
 
 def test_the_states_of_a_base_model_serve_as_well(
-    model_folder: Callable[[str], Path], labeled: list[LabeledReply], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model_folder: Callable[[str], Path], labels: list[LabeledReply], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    labels, out = tmp_path / "labels.jsonl", tmp_path / "judge.json"
-    rows = [{"prompt": each.prompt, "reply": each.reply, "harmful": each.is_harmful} for each in labeled[::6]]
-    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code = command.main(["train", str(labels), "--out", str(out), "--model", str(model_folder("llama")), "--json"])
+    file, out = tmp_path / "labels.jsonl", tmp_path / "judge.json"
+    rows = [{"prompt": each.prompt, "reply": each.reply, "harmful": each.is_harmful} for each in labels[::6]]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code = command.main(["train", str(file), "--out", str(out), "--model", str(model_folder("llama")), "--json"])
     assert code == command.MAY_NOT_DECIDE
     record = json.loads(capsys.readouterr().out)
     weights = read_weights(out)
@@ -139,10 +139,10 @@ def test_the_states_of_a_base_model_serve_as_well(
 
 
 def test_another_embedder_today_is_refused(
-    trained: LocalJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    classifier: LocalJudge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "judge.json"
-    trained.weights.write(path)
+    classifier.weights.write(path)
     other = SimpleNamespace(digest="sha256:other")
     monkeypatch.setattr("spard.evaluation.judges.local.open_reader", lambda encoder, base: other)
     with pytest.raises(InvalidRecipe, match="trained on vectors of another base model"):

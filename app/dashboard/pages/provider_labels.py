@@ -42,13 +42,13 @@ async def labels_page(
 ) -> Response:
     """Show the next reply to label, or one on which people disagree, and how far the work is."""
 
-    def shown() -> Response:
+    def show_page() -> Response:
         work = (
             reply_labels.show(begin, storage, viewer.principal, model, after, reply, settle=settle) if model else None
         )
         return _page(request, viewer, look, model, work=work, settle=settle)
 
-    return await viewer.lanes.reads.project_share(viewer.project_id).run(shown)
+    return await viewer.lanes.reads.project_share(viewer.project_id).run(show_page)
 
 
 @router.post("")
@@ -58,14 +58,14 @@ async def draw(
     """Draw replies of a base model."""
     model = sent.text("model")
 
-    def drawn() -> Response:
+    def draw_replies() -> Response:
         try:
             reply_labels.draw(begin, storage, read(DrawCreate, sent.filled_fields("model", "count")))
         except AppError as error:
             return _page(request, sent.viewer, look, model, count=sent.text("count"), error=error)
         return _redirect(model=model)
 
-    return await sent.viewer.lanes.writes.project_share(sent.viewer.project_id).run(drawn)
+    return await sent.viewer.lanes.writes.project_share(sent.viewer.project_id).run(draw_replies)
 
 
 @router.post("/{reply_id}/score")
