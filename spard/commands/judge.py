@@ -45,14 +45,16 @@ def execute(asked: Asked) -> int:
 
 def train(asked: Asked) -> int:
     """Train a classifier on a part of the labels, write its file, and measure it on the rest."""
-    local = importlib.import_module("spard.evaluation.judges.local")  # imports torch
+    # Only training needs these.
+    local = importlib.import_module("spard.evaluation.judges.local")
+    training = importlib.import_module("spard.evaluation.calibration.training")
     try:
         labeled = [each for path in asked.labels for each in read_labeled(path)]
-        own, rest = local.split_labels(labeled, asked.share)
+        own, rest = training.split_labels(labeled, asked.share)
         base = None if asked.model is None else (asked.model, asked.revision)
         encoder = None if asked.encoder is None else str(asked.encoder.resolve())
         reader = local.open_reader(encoder, base)
-        weights = local.train_local(reader, own, encoder, base)
+        weights = training.train_local(reader, own, encoder, base)
         weights.write(asked.out)
         trained = f"trained on {weights.harmful} harmful and {weights.safe} safe labels; measured on the other labels\n"
         sys.stdout.write("" if asked.as_json else trained)

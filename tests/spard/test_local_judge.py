@@ -18,15 +18,9 @@ from spard.config import JudgeSpec
 from spard.errors import InvalidData, InvalidRecipe
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies
+from spard.evaluation.calibration.training import LEAST_OF_EACH, split_labels, train_local
 from spard.evaluation.judges import of_base_model, open_judge
-from spard.evaluation.judges.local import (
-    LEAST_OF_EACH,
-    LocalJudge,
-    Reader,
-    read_weights,
-    split_labels,
-    train_local,
-)
+from spard.evaluation.judges.local import LocalJudge, Reader, read_weights
 
 LONGEST = 200  # words
 
