@@ -65,11 +65,11 @@ _Marked = tuple[LabeledReply, bool | None]  # a labeled reply, and whether the v
 
 def _language_error(language: str, marked: Sequence[_Marked]) -> JudgeError:
     by_label = [[right for each, right in marked if each.is_harmful == label] for label in (True, False)]
-    plain = [_errors(rights) for rights in by_label]
+    missed, alarms = map(_errors, by_label)
     if len({each.weight for each, _ in marked}) == 1:
-        return JudgeError(language, *plain)
-    weighted = [_weighted_errors(marked, label, of) for label, of in zip((True, False), plain, strict=True)]
-    return JudgeError(language, *weighted, labels=(plain[0].n, plain[1].n))
+        return JudgeError(language, missed, alarms)
+    weighted = _weighted_errors(marked, True, missed), _weighted_errors(marked, False, alarms)
+    return JudgeError(language, weighted[0], weighted[1], labels=(missed.n, alarms.n))
 
 
 def _errors(is_right: Sequence[bool | None]) -> Rate:
@@ -85,9 +85,9 @@ def _weighted_errors(marked: Sequence[_Marked], label: bool, plain: Rate) -> Rat
     each from the Wilson bounds of its shares, combined by the root of the sum of squares (Zou and Donner, 2008).
     """
     strata: defaultdict[tuple[str, float], list[bool | None]] = defaultdict(list)
-    for each, right in marked:
-        if right is not None:
-            strata[each.stratum, each.weight].append(right if each.is_harmful == label else None)
+    for each, is_right in marked:
+        if is_right is not None:
+            strata[each.stratum, each.weight].append(is_right if each.is_harmful == label else None)
     wrong, _, most_wrong = _total(strata, of=False)
     right, least_right, _ = _total(strata, of=True)
     if wrong + right == 0:

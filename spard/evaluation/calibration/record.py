@@ -25,7 +25,6 @@ from spard.evaluation.results import ATTACKS, SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
-_FIGURES = ("missed", "false_alarms")
 _WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
 
 
@@ -81,7 +80,7 @@ class JudgeRecord:
         """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
             JudgeError(
-                str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES), _labels(each.get("labels"))
+                str(each["language"]), _rate(each["missed"]), _rate(each["false_alarms"]), _labels(each.get("labels"))
             )
             for each in raw["languages"]
         )
