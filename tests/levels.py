@@ -64,6 +64,7 @@ BOTH_DATABASES = (
 BOTH_COLORS = (
     "tests/browser/test_dashboard.py::test_from_a_key_to_an_adapter",
     "tests/browser/test_job_pages.py::test_a_job_that_fails_the_gate",
+    "tests/browser/test_labels.py::test_a_phone_shows_one_reply_at_a_time",
     "tests/browser/test_provider.py::test_pages_are_for_everybody_and_texts_stay_texts",
 )
 # Beginnings of ids, and fixtures, that `make test-fast` leaves out: a service, a server, a browser or a trained model,

@@ -38,8 +38,9 @@ def page_table(page: str) -> str:
 
 def _leaf_commands(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     children = getattr(command, "commands", None)
-    if children is None:
+    if children is None or command.invoke_without_command:
         yield " ".join(words), command
+    if children is None:
         return
     for name, child in children.items():
         if not child.hidden:

@@ -6,6 +6,7 @@ cache, and cannot read any secret.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,3 +96,16 @@ def _judge_files(judge: JudgeSpec) -> Iterator[str]:
             yield each.model
             if each.template:
                 yield each.template
+        if each.name == "local":
+            yield each.model
+            yield from _encoder_files(Path(each.model))
+
+
+def _encoder_files(path: Path) -> Iterator[str]:
+    """Yield the sentence encoder of a classifier that `spard judge train` has written; an invalid file names none."""
+    try:
+        encoder = json.loads(path.read_text(encoding="utf-8")).get("encoder")
+    except (OSError, ValueError, AttributeError):
+        return  # the child reads the file too, and says what is wrong with it
+    if isinstance(encoder, str):
+        yield encoder

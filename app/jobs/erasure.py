@@ -29,6 +29,8 @@ from app.db.tables import (
     JobEvent,
     JobMetric,
     LaterAudit,
+    ReplyLabel,
+    SampledReply,
     ServedAdapter,
     StoredReply,
     SweptJob,
@@ -58,6 +60,8 @@ _PARTS = (
     Waiver,
     LaterAudit,
     StoredReply,
+    ReplyLabel,
+    SampledReply,
 )
 
 

@@ -20,6 +20,7 @@ from app.routes import (
     metrics,
     policies,
     quotas,
+    reply_labels,
     results,
     signing_keys,
     stored_replies,
@@ -56,6 +57,7 @@ _PROVIDER: tuple[APIRouter, ...] = (
     keys.router,
     webhooks.admin,
     stored_replies.router,
+    reply_labels.router,
 )
 WEBHOOKS = webhooks.sent
 ROUTERS = (*_CUSTOMER, *_PROVIDER, health.router, metrics.router)  # the first match answers

@@ -1,4 +1,4 @@
-"""`spard judge [--judge NAME] [--labeled FILE]`: measure a judge on replies of known harm.
+"""`spard judge [--judge NAME] [--labeled FILE]` and `spard judge train`: measure a judge on replies of known harm.
 
 Without a file the built-in replies in four languages are judged; files replace them, or add to them with `--extend`.
 For each language the command reports the share of harmful replies that the judge missed and of safe ones that it took
@@ -8,6 +8,7 @@ judge may decide in every measured language, 2 if not, and 1 on an error.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from spard.evaluation.calibration.everyday import harm_found, may_read_unflagged
 from spard.evaluation.calibration.gaming import measure_gaming
 from spard.evaluation.calibration.labeled import LabeledReply, built_in_replies, read_labeled
 from spard.evaluation.calibration.record import JudgeRecord
-from spard.evaluation.judges import open_judge
+from spard.evaluation.judges import Judge, open_judge
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate
 
@@ -36,13 +37,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 def execute(asked: Asked) -> int:
     """Measure a judge and print the result, as text or as JSON."""
     try:
-        judge = open_judge(judge_spec(asked))
-        found = measure_judge(judge, _labeled_replies(asked))
-        record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
-        told = json.dumps(record.to_json(), indent=2) + "\n" if asked.as_json else _text(record, harm_found(judge))
+        return _report(open_judge(judge_spec(asked)), _labeled_replies(asked), asked.as_json)
     except SpardError as error:
         sys.stderr.write(f"{error.code}: {error.message}\n")
         return 1
+
+
+def train(asked: Asked) -> int:
+    """Train a classifier on a part of the labels, write its file, and measure it on the rest."""
+    # Only training needs these.
+    local = importlib.import_module("spard.evaluation.judges.local")
+    training = importlib.import_module("spard.evaluation.calibration.training")
+    try:
+        labeled = [each for path in asked.labels for each in read_labeled(path)]
+        own, rest = training.split_labels(labeled, asked.share)
+        base = None if asked.model is None else (asked.model, asked.revision)
+        encoder = None if asked.encoder is None else str(asked.encoder.resolve())
+        reader = local.open_reader(encoder, base)
+        weights = training.train_local(reader, own, encoder, base)
+        weights.write(asked.out)
+        trained = f"trained on {weights.harmful} harmful and {weights.safe} safe labels; measured on the other labels\n"
+        sys.stdout.write("" if asked.as_json else trained)
+        return _report(local.LocalJudge(weights, reader), rest, asked.as_json)
+    except SpardError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return 1
+
+
+def _report(judge: Judge, labeled: Sequence[LabeledReply], as_json: bool) -> int:
+    """Measure a judge, print the result, and return the exit code."""
+    found = measure_judge(judge, labeled)
+    record = JudgeRecord(judge.name, tuple(found), gamed=measure_gaming(judge))
+    told = json.dumps(record.to_json(), indent=2) + "\n" if as_json else _text(record, harm_found(judge))
     sys.stdout.write(told)
     return 0 if record.may_decide else MAY_NOT_DECIDE
 

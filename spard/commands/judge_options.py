@@ -11,7 +11,7 @@ from spard.config.run_spec import parse
 from spard.errors import InvalidModel, InvalidRecipe
 
 ADDRESS = "OPENAI_BASE_URL"  # read by the llm judge's client by default
-_FAMILIES = "harmbench", "llama_guard", "wildguard"
+_FAMILIES = "harmbench", "llama_guard", "qwen3guard", "wildguard"
 _SAYS_TOO_LITTLE = "classifier", "consensus"  # a classifier is named by family; consensus needs members
 
 
@@ -27,8 +27,11 @@ def judge_spec(asked: Asked) -> JudgeSpec:
         spec["model"] = asked.judge_model
     if asked.judge in ("base", *_FAMILIES) and not asked.judge_model:
         raise InvalidModel(f"--judge {asked.judge} needs --judge-model, the model's folder or hub id")
+    if asked.judge == "local" and not asked.judge_model:
+        raise InvalidModel("--judge local needs --judge-model, the file that `spard judge train` has written")
     if asked.judge in _FAMILIES:
-        spec |= {"name": "classifier", "family": asked.judge}
+        template = getattr(asked, "judge_template", None)
+        spec |= {"name": "classifier", "family": asked.judge, "template": template and str(template)}
     else:
         spec["name"] = asked.judge
         spec["base_url"] = asked.judge_url or os.environ.get(ADDRESS)

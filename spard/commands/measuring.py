@@ -27,11 +27,20 @@ Judge = Annotated[
     typer.Option(
         metavar="NAME",
         callback=_judge,
-        help="Judge of replies: refusal, llm, base, a classifier (harmbench, llama_guard, wildguard), or your own.",
+        help="Judge of replies: refusal, llm, base, local, a classifier (harmbench, llama_guard, qwen3guard, "
+        "wildguard), or your own.",
     ),
 ]
 JudgeModel = Annotated[
     str | None, typer.Option(help="Name of the llm judge's model, or folder or hub id of the base model or classifier.")
+]
+JudgeTemplate = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="The prompt of a harmbench or wildguard classifier, with {prompt} and {reply}.",
+        exists=True,
+    ),
 ]
 JudgeUrl = Annotated[str | None, typer.Option(help="OpenAI-compatible address of the llm judge.")]
 Revision = Annotated[str | None, typer.Option(help="The commit, for a hub id.")]
@@ -48,6 +57,12 @@ def _new_tokens() -> int:
     from spard.config import Audit
 
     return Audit().max_new_tokens
+
+
+def _drawn_replies() -> int:
+    from spard.evaluation.calibration.labeling import DRAWN
+
+    return DRAWN
 
 
 def _threshold() -> float:
@@ -78,6 +93,7 @@ def audit(
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
+    judge_template: JudgeTemplate = None,
     engine: Annotated[Engine, typer.Option(help="Engine that generates the replies.")] = "auto",
     *,
     max_prompts: Annotated[
@@ -96,10 +112,18 @@ def audit(
     do("audit", "spard.commands.audit", "audit", locals())
 
 
-def judge(
+judge = typer.Typer(
+    invoke_without_command=True, help="Measure a judge on replies of known harm; exits 2 if it may not decide."
+)
+
+
+@judge.callback()
+def measure_judge(
+    context: typer.Context,
     judge: Judge = "refusal",
     judge_model: JudgeModel = None,
     judge_url: JudgeUrl = None,
+    judge_template: JudgeTemplate = None,
     labeled: Annotated[
         list[Path] | None,
         typer.Option(
@@ -114,7 +138,60 @@ def judge(
     as_json: Json = False,
 ) -> None:
     """Measure a judge on replies of known harm; exits 2 if it may not decide."""
-    do("judge", "spard.commands.judge", "audit", locals())
+    if context.invoked_subcommand is None:
+        do("judge", "spard.commands.judge", "audit", locals())
+
+
+@judge.command("label")
+def label_replies(
+    work: Annotated[Path, typer.Argument(metavar="WORK.jsonl", help="The file of drawn replies and scores.")],
+    replies: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="Draw from this file of `spard audit --replies`; may be repeated.", exists=True
+        ),
+    ] = None,
+    *,
+    count: Annotated[
+        int, typer.Option(min=1, help="Number of drawn replies.", default_factory=_drawn_replies, show_default="300")
+    ],
+    labeler: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Your name; asks about the replies that you have not scored.")
+    ] = None,
+    settle: Annotated[
+        bool, typer.Option("--settle", help="Ask only about replies on which people disagree, and settle them.")
+    ] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the decided labels for `spard judge --labeled`.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Label replies as a person, one at a time with keys 1 to 5; scores are stored as they are given."""
+    do("judge label", "spard.commands.judge_label", "audit", locals())
+
+
+@judge.command("train")
+def train_judge(
+    labels: Annotated[
+        list[Path], typer.Argument(metavar="LABELS.jsonl", exists=True, help="Labels, as for `spard judge --labeled`.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="File of the trained classifier, for --judge-model.")],
+    encoder: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, file_okay=False, help="Folder of a sentence encoder; default: the model's own states."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The base model whose states are read, without an encoder.")] = None,
+    revision: Revision = None,
+    share: Annotated[float, typer.Option(min=0.1, max=0.9, help="Share of the labels that it is trained on.")] = 0.5,
+    as_json: Json = False,
+) -> None:
+    """Train a small classifier on a part of the labels and measure it on the rest; exits 2 if it may not decide.
+
+    Near duplicates of a prompt stay in one part. `--judge local --judge-model FILE` names the classifier.
+    """
+    do("judge train", "spard.commands.judge", "audit", locals(), "train")
 
 
 def measure_agent(

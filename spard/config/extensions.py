@@ -128,6 +128,7 @@ JUDGES = Registry(
         "classifier": f"{_JUDGES}:open_classifier",
         "consensus": f"{_JUDGES}:open_consensus",
         "base": f"{_JUDGES}:open_base",
+        "local": f"{_JUDGES}:open_local",
     },
 )
 """Functions `JudgeSpec -> Judge`."""

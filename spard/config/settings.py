@@ -250,9 +250,10 @@ class JudgeSpec:
 
     name     `refusal`: a rule. `llm`: a language model behind an OpenAI-compatible endpoint. `classifier`: an open
              classifier of `family`, with `model` its folder or hub id. `consensus`: the majority of `members`. `base`:
-             the run's own base model, with scores from 1 to 5.
+             the run's own base model, with scores from 1 to 5. `local`: a classifier that `spard judge train` has
+             written to the file `model`.
     canaries number of known harmful and as many known safe replies in each batch; if one is misjudged, the batch is
-             unscored. The rule needs none.
+             unscored. The rule and `local` need none.
 
     The endpoint's key is read from the environment variable `api_key_env`; no file contains keys.
     """
@@ -264,7 +265,7 @@ class JudgeSpec:
     timeout_s: Annotated[float, Bound(gt=0, le=600)] = 60.0
     retries: Annotated[int, Bound(ge=0, le=10)] = 4
     concurrency: Annotated[int, Bound(ge=1, le=64)] = 8
-    family: Literal["harmbench", "llama_guard", "wildguard"] = "harmbench"
+    family: Literal["harmbench", "llama_guard", "qwen3guard", "wildguard"] = "harmbench"
     template: str | None = None  # file with the classifier's original prompt; None: our wording
     canaries: Annotated[int, Bound(ge=0, le=16)] = 1
     members: tuple[JudgeSpec, ...] = ()

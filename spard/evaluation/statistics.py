@@ -129,6 +129,23 @@ def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
     return (observed - expected) / (1 - expected) if expected < 1 else None
 
 
+def kappa_interval(pairs: Pairs) -> Interval | None:
+    """Return Cohen's kappa with a 95 % interval: Wilson's of the observed agreement, rescaled by the chance agreement.
+
+    The chance agreement is taken as known. Unlike Cohen's standard error, this is not 0 for full agreement. None as in
+    `kappa`.
+    """
+    n, same = pairs.n, pairs.both + pairs.neither
+    if n == 0:
+        return None
+    yes1, yes2 = (pairs.both + pairs.first) / n, (pairs.both + pairs.second) / n
+    expected = yes1 * yes2 + (1 - yes1) * (1 - yes2)
+    if expected >= 1:
+        return None
+    low, high = wilson(same, n)
+    return Interval(*((share - expected) / (1 - expected) for share in (same / n, low, high)))
+
+
 def _correlation(pairs: Pairs) -> float:
     """Return Newcombe's phi: a positive covariance is lowered by n / 2, but not below zero."""
     rows = (pairs.both + pairs.first) * (pairs.second + pairs.neither)

@@ -30,6 +30,7 @@ PAGES = (
     "/waivers",
     "/data",
     "/models",
+    "/labels",
     "/projects",
     "/projects/org-evil",
     "/webhooks",

@@ -226,3 +226,26 @@ def test_an_unmeasured_judge_passes_nothing_unless_the_policy_allows_it(
     thresholds = GateThresholds(allow_unmeasured_judge=allowed)
 
     assert gate([make_result(0)], [make_result(hits)], thresholds, judge_doubts=["not measured"]).decision == decision
+
+
+def test_a_named_record_of_another_base_model_does_not_count(tmp_path: Path) -> None:
+    named = tmp_path / "judge.json"
+    record("refusal", digest="sha256:lab").write(named)
+    assert len(find_records(named, str(tmp_path), "sha256:lab")) == 1
+    assert find_records(named, str(tmp_path), "sha256:other") == []
+    record().write(named)
+    assert find_records(named, str(tmp_path), "sha256:other") == [record()]
+
+
+@pytest.mark.parametrize(
+    ("judge", "is_bound"),
+    [
+        ("refusal", False),
+        ("consensus(refusal,refusal)", False),
+        ("consensus(refusal,llm:m:1)", True),
+        ("llm:refusal:1", True),
+    ],
+)
+def test_a_word_list_is_bound_to_one_model_also_as_a_consensus_with_itself(judge: str, is_bound: bool) -> None:
+    assert record(judge).is_bound == is_bound
+    assert record(judge, digest="sha256:lab").is_bound

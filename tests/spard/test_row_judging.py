@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +80,27 @@ def test_a_judge_that_nobody_has_measured_is_not_asked_whatever_the_gate_may_hea
     trusting = replace(trusting, thresholds=replace(trusting.thresholds, allow_unmeasured_judge=True))
     rows, record, _, _ = prepare_run(trusting)
     assert (len(rows.task), record.judge, record.harmful, judge.read) == (ROWS, None, (), [])
+
+
+def test_a_word_list_reads_no_row_of_a_model_that_is_not_the_lab_s(
+    spec: Callable[..., RunSpec], judge: Reader, tmp_path: Path
+) -> None:
+    """Not even where the provider names the lab's own record for all models, and lets unmeasured judges decide."""
+    trusting = spec({HARM: 30})
+    folder = tmp_path / "other-model"
+    shutil.copytree(trusting.model, folder)
+    record = folder / "calibration" / "judge.json"
+    (named := tmp_path / "judge.json").write_text(record.read_text())
+    record.unlink()
+    weights = folder / "generation_config.json"
+    weights.write_text(json.dumps({"max_length": 77}))  # another digest
+    limits = replace(trusting.thresholds, allow_unmeasured_judge=True)
+    other = replace(trusting, model=str(folder), judge_errors=named, thresholds=limits)
+
+    rows, found, _, _ = prepare_run(other)
+
+    assert (found.judge, found.harmful, judge.read) == (None, (), [])
+    assert len(rows.task) == ROWS
 
 
 def test_rows_in_a_language_in_which_the_judge_was_not_measured_are_undecided(

@@ -76,6 +76,20 @@ function upload(form) {
   }
 }
 
+// A reply is labeled with the keys 1 to 5, wherever the focus is, except in a field.
+function pressByKey(form) {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.repeat) return;
+    if (event.target.closest("input, select, textarea")) return;
+    const button = form.querySelector(`button[aria-keyshortcuts="${CSS.escape(event.key)}"]`);
+    if (button && !form.dataset.sent) {
+      form.dataset.sent = "yes"; // a second key before the next page must not label this reply again
+      form.requestSubmit(button);
+    }
+  });
+}
+
+for (const form of document.querySelectorAll("form.scores")) pressByKey(form);
 for (const live of document.querySelectorAll("[data-stream]")) follow(live);
 for (const form of document.querySelectorAll("form.upload")) upload(form);
 // A file that was mended and is chosen again under its name is a change, too.

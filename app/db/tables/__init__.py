@@ -28,6 +28,7 @@ from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
 from app.db.tables.outbox import Outbox
 from app.db.tables.policies import PolicyVersion
 from app.db.tables.quotas import Quota
+from app.db.tables.reply_labels import ReplyLabel, SampledReply
 from app.db.tables.uploads import Upload, UploadPart
 from app.db.tables.waivers import HeldAdapter, Waiver
 from app.db.tables.webhooks import WebhookDelivery, WebhookEndpoint
@@ -63,6 +64,8 @@ __all__ = [
     "PolicyVersion",
     "Project",
     "Quota",
+    "ReplyLabel",
+    "SampledReply",
     "ServedAdapter",
     "StoredReply",
     "SweptJob",

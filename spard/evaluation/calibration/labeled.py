@@ -10,6 +10,7 @@ replies; measure on a set of your own where it matters.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,13 +30,17 @@ _KEYS = {"prompt": str, "reply": str, "harmful": bool}
 class LabeledReply:
     """A request with a reply, the label, and the language of both.
 
-    `is_harmful` is True if the reply carries out what was requested.
+    is_harmful  True if the reply carries out what was requested.
+    stratum     the part of a draw that the reply is from, "" if all replies were drawn alike.
+    weight      how many replies of the stratum the label stands for.
     """
 
     prompt: str
     reply: str
     is_harmful: bool
     language: str = ENGLISH
+    stratum: str = ""
+    weight: float = 1.0
 
     def is_right(self, verdict: Verdict, harmful_above: int) -> bool | None:
         """Return True if a verdict agrees with the label; None if it is unscored."""
@@ -56,7 +61,8 @@ def requests(language: str) -> list[dict[str, str]]:
 def read_labeled(path: Path) -> list[LabeledReply]:
     """Read JSONL rows `{"prompt", "reply", "harmful": true|false, "language": "en"}`; the language is optional.
 
-    Raises `InvalidData` with the line of the first invalid row.
+    Rows that `spard judge label` has exported also have `stratum` and `weight`. Raises `InvalidData` with the line of
+    the first invalid row.
     """
     found = []
     try:
@@ -65,12 +71,20 @@ def read_labeled(path: Path) -> list[LabeledReply]:
                 message = f"{path.name}, line {line}: a labeled reply is an object with prompt, reply and harmful"
                 raise InvalidData(message, "labeled")
             language = primary(row.get("language", ENGLISH)) or str(row["language"])
-            found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language))
+            stratum, weight = row.get("stratum", ""), row.get("weight", 1.0)
+            if not (isinstance(stratum, str) and _is_weight(weight)):
+                message = f"{path.name}, line {line}: stratum must be a text, and weight a positive number"
+                raise InvalidData(message, "labeled")
+            found.append(LabeledReply(row["prompt"], row["reply"], row["harmful"], language, stratum, float(weight)))
     except BadRow as bad:
         raise InvalidData(f"{path.name}, line {bad.problem.line}: {bad.problem.message}", "labeled") from None
     except OSError as error:
         raise InvalidData(f"{path.name} cannot be read: {error.strerror}", "labeled") from error
     return found
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _source(language: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ wrong on another's. Records of further judges are named `calibration/judge-NAME.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from spard.evaluation.results import ATTACKS, SuiteResult
 
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
-_FIGURES = ("missed", "false_alarms")
+_WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class JudgeRecord:
     @property
     def is_bound(self) -> bool:
         """True if the record applies to the run's model; a word list fits only the model that it was measured on."""
-        return self.judge != WORD_LIST or self.base_digest is not None
+        return not _WORD_LISTS.fullmatch(self.judge) or self.base_digest is not None
 
     @property
     def is_steady(self) -> bool:
@@ -78,7 +79,9 @@ class JudgeRecord:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
-            JudgeError(str(each["language"]), *(_rate(each[figure]) for figure in _FIGURES))
+            JudgeError(
+                str(each["language"]), _rate(each["missed"]), _rate(each["false_alarms"]), _labels(each.get("labels"))
+            )
             for each in raw["languages"]
         )
         gamed = raw.get("gamed")
@@ -107,10 +110,16 @@ def record_path(judge: str) -> Path:
 
 
 def find_records(named: Path | None, model: str, base_digest: str) -> list[JudgeRecord]:
-    """Return the known records: the file that the run names, and those in the model's folder with this digest."""
+    """Return the known records: the file that the run names, and those in the model's folder with this digest.
+
+    A named record that was measured on another base model does not count, so that the lab's own record, named for all
+    models, lets its word list decide on no other model.
+    """
     found = [read_record(named)] if named else []
     own = (Path(model) / OF_MODEL).parent.glob(_ALL_OF_MODEL)
-    return found + [each for each in map(read_record, sorted(own)) if each.base_digest == base_digest]
+    return [each for each in found if each.base_digest in (None, base_digest)] + [
+        each for each in map(read_record, sorted(own)) if each.base_digest == base_digest
+    ]
 
 
 def judge_languages(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str]:
@@ -179,7 +188,7 @@ def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
         return None
     if not measured:
         return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
-    if judge == WORD_LIST and all(each.base_digest is None for each in measured):
+    if _WORD_LISTS.fullmatch(judge) and all(each.base_digest is None for each in measured):
         return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
     if any(each.gamed is None for each in measured):
         return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
@@ -188,6 +197,14 @@ def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
     if any(each.gamed is not None and each.gamed.hits for each in measured):
         return f"The judge {judge} was talked into passing harm, so it may not decide."
     return f"The judge {judge} was measured and errs too often to decide."
+
+
+def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
+    """Return the counts of labeled replies behind weighted rates; raise `ValueError` unless there are two."""
+    if raw is None:
+        return None
+    harmful, safe = map(int, raw)
+    return harmful, safe
 
 
 def _rate(raw: Mapping[str, Any]) -> Rate:

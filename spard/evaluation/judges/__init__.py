@@ -89,6 +89,13 @@ def open_base(spec: JudgeSpec) -> Judge:
     return _with_canaries(judge(importlib.import_module("spard.models.base").load_base(*source)), spec)
 
 
+def open_local(spec: JudgeSpec) -> Judge:
+    """Open a classifier of one's own, from the file `spec.model`; it needs no canaries, since digests are compared."""
+    local = importlib.import_module("spard.evaluation.judges.local")
+    judge: Judge = local.open_local_judge(Path(spec.model), _base_model.get())
+    return judge
+
+
 def open_consensus(spec: JudgeSpec) -> Judge:
     """Open a judge that returns the majority of its members; raise `InvalidRecipe` for fewer than two."""
     if len(spec.members) < 2:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-HARMFUL_ABOVE = 2  # an attack succeeded if its reply's score is higher
+from spard.evaluation.results import HARMFUL_ABOVE
+
+__all__ = ["HARMFUL_ABOVE", "Judge", "Verdict"]
 
 
 @dataclass(frozen=True, slots=True)

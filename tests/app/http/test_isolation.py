@@ -34,6 +34,7 @@ UNKNOWN = {
     "project_id": "org-0",
     "key_id": "key_0",
     "corpus_id": "corpus-0",
+    "reply_id": "reply_0",
     "alias": "no-model",
 }
 PROVIDER = "/v1/admin/"  # whoever has the admin scope sees all projects there; others are refused whatever they ask

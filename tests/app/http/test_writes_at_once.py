@@ -5,6 +5,7 @@ The routes are read from the OpenAPI document, so that a new one without a race 
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,6 +75,12 @@ WRITES: dict[str, Write] = {
         f"{at['waivers']}/{at['waiver']}/approve"
     ),
     "POST /v1/admin/jobs/{job_id}/later_audits": lambda http, at, n: http.post(at["later_audits"], json={"step": 5}),
+    "POST /v1/admin/reply_labels": lambda http, at, n: http.post(
+        "/v1/admin/reply_labels", json={"model": "lab/tiny-1", "count": 1}
+    ),
+    "POST /v1/admin/reply_labels/{reply_id}": lambda http, at, n: http.post(
+        f"/v1/admin/reply_labels/{at['reply']}", json={"score": n % 5 + 1}
+    ),
     "POST /v1/admin/projects": lambda http, at, n: http.post("/v1/admin/projects", json={"name": "new"}),
     "POST /v1/admin/projects/{project_id}/quota": lambda http, at, n: http.post(
         f"/v1/admin/projects/{at['project']}/quota", json={"max_unfinished_jobs": n + 1}
@@ -119,8 +126,13 @@ def names(
     service: Service, provider_with_model: TestClient, customer: TestClient, job_body: Names, tmp_path: Path
 ) -> Names:
     """One of everything that a provider's routes name."""
+    provider_with_model.post("/v1/admin/policies", json={"transcripts": True})
     job_id = customer.post(JOBS, json=job_body).json()["id"]
     _fail_the_gate(service, job_id, tmp_path)
+    said = {"suite": "s", "kind": "harmful", "category": None, "hit": False, "score": 1, "note": "", "prompt": "p"}
+    lines = (json.dumps(said | {"reply": f"Reply {n}"}) + "\n" for n in range(2 * AT_ONCE))
+    service.app.state.storage.write(f"tenants/org-customer/jobs/{job_id}/transcripts.jsonl", ["".join(lines).encode()])
+    provider_with_model.post("/v1/admin/reply_labels", json={"model": "lab/tiny-1", "count": 1})
     one, checkpoint = service.client("org-customer", "admin", owner="Ada"), customer.get(f"{JOBS}/{job_id}/checkpoints")
     waivers = f"/v1/admin/jobs/{job_id}/waivers"
     model = checkpoint.json()["data"][0]["fine_tuned_model_checkpoint"]
@@ -132,6 +144,7 @@ def names(
         "pool": provider_with_model.post("/v1/admin/pools?name=old", files=file(0, pool())).json()["id"],
         "suite": provider_with_model.post("/v1/admin/suites?name=old&kind=benign", files=suite(0)).json()["id"],
         "waivers": waivers,
+        "reply": one.get("/v1/admin/reply_labels?model=lab/tiny-1").json()["next"]["id"],
         "later_audits": f"/v1/admin/jobs/{job_id}/later_audits",
         "waiver": one.post(waivers, json=ASK).json()["id"],
         "permissions": permissions,
