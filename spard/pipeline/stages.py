@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spard import distributed
 from spard.errors import InvalidRecipe
-from spard.pipeline import agent, audit, costs, package, task_check, train
+from spard.pipeline import agent, audit, costs, evidence, package, task_check, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import checkpoint_callback
 from spard.pipeline.context import Context
@@ -58,6 +58,7 @@ def run_stages(
         base = base_figures(context, rows.examples)
         compare = epoch_evaluator(context, rows)
     task_check.ask_base(context, rows.learning)
+    evidence.run(context, rows)
     with costs.timed_training(context) as trained:
         tuned = train.run(context, rows, checkpoint_callback(context, release, rows, base, clean), compare)
         trained.append(tuned.trained)
