@@ -179,6 +179,8 @@ def resolve_request(session: Session, caller: Principal, ask: JobCreate, setting
         embedder=embedder.source,
         transcripts=in_force.content.transcripts,
         held_out_rows=settings.held_out_rows if ask.held_out_rows is None else ask.held_out_rows,
+        probe_steps=settings.probe_steps,
+        evidence_reference=model.evidence_reference if settings.probe_steps else None,
         waived=policy_check.is_waived(caller, safety.defense),
         request_id=get_contextvars().get("request_id"),
         traceparent=tracing.traceparent(),
