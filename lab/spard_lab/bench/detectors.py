@@ -294,7 +294,7 @@ def smallest_p_values(found: Sequence[Value], detector: str, *, is_honest: bool)
 
 def _recall_row(found: Sequence[Value], detector: str) -> tuple[str, ...]:
     banks = [sum(1 for v in found if v.seed == seed and v.draw and detector in v.detectors) for seed in _seeds(found)]
-    cells = []
+    cells: list[str] = []
     for is_honest in (False, True):
         p_values = list(smallest_p_values(found, detector, is_honest=is_honest).values())
         cells += [_share(sum(p <= level for p in p_values), len(p_values)) for level in LEVELS]
@@ -302,7 +302,8 @@ def _recall_row(found: Sequence[Value], detector: str) -> tuple[str, ...]:
 
 
 def _attack_row(found: Sequence[Value], detectors: Sequence[str], name: str) -> tuple[str, ...]:
-    mine, cells = [each for each in found if each.name == name and not each.draw], []
+    mine = [each for each in found if each.name == name and not each.draw]
+    cells: list[str] = []
     for detector in detectors:
         values = [each.detectors[detector] for each in mine if detector in each.detectors]
         smallest = smallest_p_values(found, detector, is_honest=mine[0].is_honest)
