@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from collections.abc import Callable, Iterable
@@ -20,7 +21,7 @@ from app.errors import AppError
 from app.jobs import needs
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
-from spard.config import DISGUISES_ALONE, JudgeSpec, Recipe
+from spard.config import DISGUISES_ALONE, Evidence, JudgeSpec, Recipe
 from spard.config.deprecated import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.digests import model_digest
@@ -36,6 +37,7 @@ _NAMED = ("id", "kind", "name", "version", "rows", "sha256", "lineage")
 _START = "in/start.tar.gz"
 _READINGS = 3  # downloads with a wrong digest before giving up
 _JUDGE_ERRORS, _AGENT_ERRORS = Path("in/judge.json"), Path("in/agent.json")
+_EVIDENCE = Path("in/evidence.json")
 _Kind = Literal["harmful", "benign", "utility"]
 _Source = ObjectRef | CorpusRef | StartFrom | AuditedRef
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -71,6 +73,8 @@ def fill(
         shutil.copyfile(settings.judge_errors, folder.root / _JUDGE_ERRORS)
     if settings.agent_errors:
         shutil.copyfile(settings.agent_errors, folder.root / _AGENT_ERRORS)
+    if job.spec.evidence_reference:
+        (folder.root / _EVIDENCE).write_text(json.dumps(job.spec.evidence_reference))
     write_assignment(folder, _assignment(job, settings, taken_until))
 
 
@@ -140,6 +144,8 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         audit_engine=settings.audit_engine,
         encoder=_local_encoder(spec.embedder),
         held_out_rows=spec.held_out_rows,
+        evidence=Evidence(spec.probe_steps),
+        evidence_references=_EVIDENCE if spec.evidence_reference else None,
     )
     return Assignment(
         job.id,

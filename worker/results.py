@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db.base import new_id
-from app.db.tables import File, Job
+from app.db.tables import BaseModelEntry, File, Job
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
 from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive, SafetySummary
@@ -26,6 +26,7 @@ from app.storage import Storage, Stored
 from spard.digests import MANIFEST, file_sha256
 from spard.evaluation.gate import ABOVE
 from spard.release.archive import archive, folder_name
+from spard.release.evidence import with_ratio
 from spard.release.manifest import sign, verify
 from spard.release.report import SafetyReport
 from worker.child_files import require_plain
@@ -123,7 +124,22 @@ def _publish(
         adapter={"storage_key": adapter.key, "sha256": adapter.stored.sha256, "bytes": adapter.stored.bytes},
         **_common(session, job, report, files),
     )
-    return _record_last(session, claim, report) and lease.publish(session, claim, publication)
+    if not (_record_last(session, claim, report) and lease.publish(session, claim, publication)):
+        return False
+    if report["gate"]["decision"] == "pass":
+        _extend_reference(session, job, report)
+    return True
+
+
+def _extend_reference(session: Session, job: Job, report: dict[str, Any]) -> None:
+    """Add a passed job's evidence to the reference of its base model, unless that is no longer offered."""
+    record = SafetyReport.from_json(report).evidence
+    if record is None or record.shift_ratio is None:
+        return
+    # Locked, because jobs of the same base model may end at the same time.
+    entry = session.get(BaseModelEntry, job.spec.model.alias, with_for_update=True, populate_existing=True)
+    if entry is not None and entry.digest == job.spec.model.digest:
+        entry.evidence_reference = with_ratio(entry.evidence_reference, record)
 
 
 def _hold(storage: Storage, job: Job, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> HeldArchive | None:
@@ -189,6 +205,8 @@ def _safety(report: Mapping[str, Any]) -> SafetySummary:
         told = " ".join(filter(None, (words.headline, words.figures, words.note))) if words else ""
         losses = {who: report["validation"].get(who) for who in ("base", "adapter")}
         found["task_check"] = {**check, **losses, "words": told}
+    if evidence := SafetyReport.from_json(report).evidence:
+        found["evidence"] = {**asdict(evidence), "words": evidence.sentence}
     return cast(SafetySummary, found)
 
 

@@ -16,6 +16,7 @@ from app.db.tables.job_records import (
     DefenseJson,
     DpoHyperparametersJson,
     EndingJson,
+    EvidenceJson,
     GateJson,
     HyperparametersJson,
     JobError,
@@ -161,6 +162,7 @@ class JobSafety(TypedDict):
     waiver: NotRequired[WaiverFacts]
     ending: NotRequired[EndingJson]
     task_check: NotRequired[TaskCheckJson]
+    evidence: NotRequired[EvidenceJson]
 
 
 class JobOut(BaseModel):

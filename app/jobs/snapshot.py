@@ -195,6 +195,8 @@ class Resolved:
             embedder=self.embedder.source,
             transcripts=policy.transcripts,
             held_out_rows=settings.held_out_rows if ask.held_out_rows is None else ask.held_out_rows,
+            probe_steps=settings.probe_steps,
+            evidence_reference=self.model.evidence_reference if settings.probe_steps else None,
             waived=is_waived(self.caller, self.safety.defense),
             request_id=get_contextvars().get("request_id"),
             traceparent=tracing.traceparent(),

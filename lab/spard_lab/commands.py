@@ -168,6 +168,30 @@ def adversary(
     do("bench adversary", "spard_lab.bench.adversary.__main__", "bench", asked)
 
 
+@bench.command("detectors")
+def detectors(
+    recipe: Annotated[str, typer.Option(metavar="NAME", help="A lab with known ground truth.")],
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="Folder for results; files already measured are not repeated.")
+    ],
+    seeds: Annotated[str, typer.Option(metavar="11,12", help="Open seeds, for development.")] = "",
+    hidden: Annotated[str | None, typer.Option(metavar="COMMIT", help="Derive the seeds from this text.")] = None,
+    count: Annotated[int, typer.Option(help="Number of hidden seeds.")] = 8,
+    attacks: Annotated[str, typer.Option(metavar="NAME,...", help="Default: all; honest files always count.")] = "",
+    steps: Annotated[int, typer.Option(help="Steps of the undefended probe.")] = 32,
+    draws: Annotated[int, typer.Option(help="Draws of each honest file for the bank; 20 reach a level of 1 %.")] = 20,
+    defended: Annotated[
+        str | None, typer.Option(metavar="spard", help="Also train each file with this arm, and measure its adapter.")
+    ] = None,
+    defended_draws: Annotated[int, typer.Option(help="Draws of each honest file that this arm trains.")] = 4,
+    labs: Folder = None,
+    threads: Threads = 1,
+) -> None:
+    """Measure what finds attacks without their trigger, at few false alarms on honest customers."""
+    asked = {**locals(), "seeds": parse_list(seeds, int, "--seeds"), "attacks": parse_list(attacks, str, "--attacks")}
+    do("bench detectors", "spard_lab.bench.detectors", "bench", asked)
+
+
 def convert(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A data set; without it, the data sets are listed.")

@@ -17,6 +17,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
+from spard.config.evidence import Evidence, ProbeSteps
 from spard.config.further_tuning import FurtherTuning
 from spard.config.held_out import HeldOutRowsLimit
 from spard.config.quantization import Quantization, Quantizes
@@ -62,6 +63,7 @@ __all__ = [
     "Defense",
     "Dpo",
     "Ending",
+    "Evidence",
     "FurtherTuning",
     "GateThresholds",
     "HeldOutRowsLimit",
@@ -71,6 +73,7 @@ __all__ = [
     "Lora",
     "NoDefense",
     "OptimizerName",
+    "ProbeSteps",
     "Ptst",
     "Quantization",
     "Quantizes",

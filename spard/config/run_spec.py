@@ -20,6 +20,7 @@ from spard.config import (
     AuditEngine,
     Bound,
     Defense,
+    Evidence,
     FurtherTuning,
     GateThresholds,
     JudgeSpec,
@@ -62,6 +63,8 @@ class RunSpec:
     encoder         folder of the selection's sentence encoder, if not where the setting says.
     held_out_rows   most training rows to hold out and measure the task on (`spard.pipeline.task_check`); a
                     validation file takes their place; 0: the task is not measured.
+    evidence        evidence that needs no trigger, reported only; `evidence_references` is the file of the base
+                    model's reference that it is compared with (`spard.release.evidence`).
     """
 
     model: str
@@ -83,6 +86,8 @@ class RunSpec:
     audit_engine: AuditEngine = field(default_factory=AuditEngine)
     encoder: str | None = None
     held_out_rows: HeldOutRowsLimit = 0
+    evidence: Evidence = field(default_factory=Evidence)
+    evidence_references: Path | None = None
 
 
 def load_recipe(path: Path) -> RunSpec:
@@ -120,6 +125,7 @@ def resolve_paths(spec: RunSpec, folder: Path) -> RunSpec:
         start_from=spec.start_from and folder / spec.start_from,
         judge_errors=spec.judge_errors and folder / spec.judge_errors,
         agent_errors=spec.agent_errors and folder / spec.agent_errors,
+        evidence_references=spec.evidence_references and folder / spec.evidence_references,
         suites=tuple(replace(suite, path=folder / suite.path) for suite in spec.suites),
     )
 

@@ -101,6 +101,15 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def conformal_p_value(value: float, references: Sequence[float]) -> float:
+    """Return the conformal p-value of a value against references: (1 + references at least as large) / (1 + all).
+
+    If value and references are exchangeable, a p-value of at most a has a probability of at most a. The smallest
+    p-value that n references can give is 1 / (n + 1): 99 are needed for 1 %.
+    """
+    return (1 + sum(each >= value for each in references)) / (1 + len(references))
+
+
 def over_seeds(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the mean over seeds with Student's interval, mean -+ t_{n-1} s / sqrt(n); infinite bounds for one seed."""
     mean = fmean(values)

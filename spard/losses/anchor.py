@@ -60,7 +60,7 @@ class Anchor:
         every = [pair.kept for found in pairs.values() for pair in found]
         plain = sum(pair.asked == pair.kept for pair in pairs.get("safe", ()))
         self._places, kept = _join_rows(every, plain)
-        self.reference_ND = _references(model, kept, pad_id)
+        self.reference_ND = prompt_states(model, kept, pad_id)
 
     def penalty(self, numbers: Sequence[int], of: Sequence[int], hidden_BTD: Tensor) -> Tensor:
         """Return the share of the penalty, a scalar, that the pairs `numbers` contribute to the step's mean.
@@ -124,8 +124,8 @@ def _join_rows(rows: Sequence[Encoded], whole: int) -> tuple[list[int], list[Enc
     return found, kept
 
 
-def _references(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
-    """Return the model's state of each prompt, `[N, D]`, without dropout."""
+def prompt_states(model: Any, rows: Sequence[Encoded], pad_id: int) -> Tensor:
+    """Return the model's final hidden state of each prompt's last token, `[N, D]`, without dropout."""
     was_training = model.training
     model.eval()
     with torch.no_grad():

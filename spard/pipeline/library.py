@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spard import distributed
-from spard.config import AuditEngine, Ending, FurtherTuning, RowSignal
+from spard.config import AuditEngine, Ending, Evidence, FurtherTuning, RowSignal
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.config.selection import STATES
 from spard.digests import file_sha256
@@ -108,6 +108,8 @@ def _identity(spec: RunSpec, base: Base) -> str:
         "agent_errors": None,
         "audit_engine": AuditEngine(),
         "held_out_rows": 0,
+        "evidence": Evidence(),
+        "evidence_references": None,
     }
     for name, default in later.items():  # likewise
         if getattr(spec, name) == default:

@@ -13,7 +13,7 @@ from spard.config.run_spec import to_mapping
 from spard.digests import file_sha256, write_manifest
 from spard.evaluation.results import SuiteResult
 from spard.models.adapters import save_adapter
-from spard.pipeline import audit, audited, checkpoint_records, embed, prove, row_findings, select, task_check
+from spard.pipeline import audit, audited, checkpoint_records, embed, evidence, prove, row_findings, select, task_check
 from spard.pipeline.audited import Transcript
 from spard.pipeline.context import Context
 from spard.pipeline.development import ending_record
@@ -99,6 +99,7 @@ def run(
         report = _with_figures(context, rows, _report(context, release, tuned, measured, summary), heard)
         check = rows.learning.check if rows.learning else None
         report = replace(report, ending=ending_record(context, rows, tuned), task_check=check)
+        report = replace(report, evidence=evidence.kept_record(context))
         if report.ending:
             context.report.event(report.ending.sentence, to_mapping(report.ending))
         _report_task(context, report)
@@ -253,7 +254,7 @@ def _manifest(release: Release, report: SafetyReport) -> dict[str, object]:
     """Return the manifest's fields beside the digests of the adapter's files."""
     shown = report.to_json()
     acted = report.row_signal is not None and (report.row_signal.dropped or report.row_signal.defended)
-    sometimes = [name for name in ("ending", "memory_plan", "agent", "task_check") if shown[name]]
+    sometimes = [name for name in ("ending", "memory_plan", "agent", "task_check", "evidence") if shown[name]]
     more = [*(["row_signal"] if acted else []), *sometimes]
     return {name: shown[name] for name in (*_FACTS, *more)} | {
         "audit": audit_figures(report.base, report.adapter, report.after_tuning),

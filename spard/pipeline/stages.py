@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spard import distributed
 from spard.errors import InvalidRecipe
-from spard.pipeline import agent, audit, costs, development, package, task_check, train
+from spard.pipeline import agent, audit, costs, development, evidence, package, task_check, train
 from spard.pipeline.base_figures import base_figures
 from spard.pipeline.checkpoints import Checkpoints
 from spard.pipeline.context import Context
@@ -57,6 +57,7 @@ def run_stages(
         base = base_figures(context, rows.examples)
         compared = development.measure_base(context, rows)
     task_check.ask_base(context, rows.learning)
+    evidence.run(context, rows)
     with costs.timed_training(context) as trained:
         plan = context.checkpoints
         checkpoints = Checkpoints(context, plan, release, rows, base, clean) if plan else None

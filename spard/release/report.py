@@ -16,6 +16,7 @@ from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
 from spard.release.compute_record import ComputeRecord
 from spard.release.ending_record import EndingRecord
+from spard.release.evidence import EvidenceRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.figure_records import ValidationLoss as ValidationLoss
 from spard.release.records import AfterTuning, AgentRecord, AuditEngineRecord, EmbedderRecord, optional
@@ -146,6 +147,7 @@ class SafetyReport:
     task_check      the rows that the task was measured on; None: it was not measured
     memory_plan     how the training was divided to fit its GPUs (`spard.models.fit`); None: on a CPU, or not planned
     compute         operations and energy of the training; None in reports of earlier versions
+    evidence        evidence that needs no trigger, which decides nothing; None: not asked for
     """
 
     job_id: str | None = None
@@ -190,6 +192,7 @@ class SafetyReport:
     embedder: EmbedderRecord | None = None
     task_check: TaskCheck | None = None
     compute: ComputeRecord | None = None
+    evidence: EvidenceRecord | None = None
 
     @property
     def released_step(self) -> int | None:
@@ -231,6 +234,7 @@ class SafetyReport:
             embedder=optional(EmbedderRecord, raw.get("embedder")),
             task_check=optional(TaskCheck, raw.get("task_check")),
             compute=optional(ComputeRecord, raw.get("compute")),
+            evidence=optional(EvidenceRecord, raw.get("evidence")),
             tau=_tau(raw.get("tau")),
             asked=tuple(raw.get("asked", ())),
             scores=tuple(read_record(ScoreCounts, each) for each in raw.get("scores", ())),

@@ -253,6 +253,8 @@ def test_a_run_without_the_setting_has_the_identity_that_it_always_had(spec: Run
         "audit_engine",
         "encoder",
         "held_out_rows",
+        "evidence",
+        "evidence_references",
     ):  # nor had it these
         before.pop(name)
     before["thresholds"].pop("correct_judge_errors")

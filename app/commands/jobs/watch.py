@@ -204,6 +204,8 @@ def _conclude(client: Client, job: Any) -> None:
         say(f"Your task: {check['words']}")
         if check["replies"] and job["status"] == "succeeded":
             say(f"Its replies to {check['replies']} of your rows: spard jobs task-replies {job['id']}")
+    if evidence := job["safety"].get("evidence"):
+        say(f"Evidence: {evidence['words']}")
     tell_warnings(job)
     if job["fine_tuned_model"]:
         say(f"model: {job['fine_tuned_model']}; its adapter: spard jobs adapter {job['id']}")

@@ -264,6 +264,23 @@ class TaskCheckJson(TypedDict):
     words: str
 
 
+@with_config(_OPEN)
+class EvidenceJson(TypedDict):
+    """The stored form of `spard.release.evidence.EvidenceRecord`, and the evidence as a sentence."""
+
+    comparable: str
+    steps: int
+    shift_ratio: float | None
+    harmful_shift: float | None
+    benign_shift: float | None
+    harmful_prompts: int
+    benign_prompts: int
+    references: int
+    p_value: float | None
+    why_none: str
+    words: str
+
+
 class SafetySummary(TypedDict, total=False):
     """The part of the safety report that the job object shows."""
 
@@ -278,3 +295,4 @@ class SafetySummary(TypedDict, total=False):
     waiver: WaiverFacts
     ending: EndingJson  # for jobs that compare epochs
     task_check: TaskCheckJson  # for jobs that measured if their task was learned
+    evidence: EvidenceJson  # for jobs with an undefended probe of their rows

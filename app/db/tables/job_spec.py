@@ -147,6 +147,9 @@ class JobSpec:
     embedder: str | None = None  # a folder or a hub id with its commit; None: the base model itself
     transcripts: bool = False  # from the policy in force: prompts and replies of the audit are stored
     held_out_rows: int = 0  # most rows to measure the task on; 0 in older jobs: not measured
+    probe_steps: int = 0  # of the undefended probe; 0 in older jobs: none
+    # The base model's reference for the probe when the job was made; None: there was none
+    evidence_reference: dict[str, object] | None = None
     waived: bool = False  # a provider's measurement: the adapter is released whatever the gate decides
     request_id: str | None = None  # of the request that created the job, for logs and traces
     traceparent: str | None = None

@@ -261,6 +261,7 @@ class View:
     lengths: RowLengths | None
     map: Map | None
     task: TaskWords | None  # whether the customer's task was learned
+    evidence: str  # the undefended probe of the rows in words; empty without one
 
 
 def view(
@@ -289,6 +290,7 @@ def view(
         lengths=lengths(report.lengths) if report and report.lengths else None,
         map=rows_map(report) if report else None,
         task=report.task if report else None,
+        evidence=report.evidence.sentence if report and report.evidence else "",
     )
 
 
