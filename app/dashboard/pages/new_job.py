@@ -18,10 +18,9 @@ from app.dashboard.job_form import Asked, job_fields
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
 from app.db.tables import File, Job
-from app.db.tables.files import FINE_TUNE
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, NotFound
-from app.files import preview, upload
+from app.files import convert, preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
@@ -53,6 +52,7 @@ class NewJob:
     asked: Asked
     faults: Faults
     min_rows: int
+    is_convertible: bool  # the file's rows are in another chat format, which the page offers to convert
 
 
 @router.get("")
@@ -92,7 +92,7 @@ def _new_job_view(
 ) -> NewJob:
     found = files.get(session, viewer.project_id, str(file_id)) if file_id else None
     policy = policies.current(session, settings).content
-    recent = files.list_files(session, viewer.project_id, FINE_TUNE, None, _FILES, ascending=False).data
+    recent = files.trainable_files(session, viewer.project_id, settings.min_rows, _FILES)
     return NewJob(
         file=found,
         validation=files.validation(session, viewer.project_id, found.id) if found else None,
@@ -102,6 +102,7 @@ def _new_job_view(
         asked=asked,
         faults=faults,
         min_rows=settings.min_rows,
+        is_convertible=found is not None and convert.is_convertible(found),
     )
 
 
