@@ -9,7 +9,12 @@ from importlib.resources import files
 
 from app.errors import NotFound
 
-_MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml", "jsonl": "application/jsonl"}
+_MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "jsonl": "application/jsonl",
+    "svg": "image/svg+xml",
+}
 _PLACES = {
     "spard.css": ("app.jobs.reports", "templates"),  # shared with the HTML report
     "dashboard.css": ("app.dashboard", "static"),
