@@ -108,7 +108,7 @@ class Conversation:
             return Faults({"question": f"A conversation has up to {_TURNS} turns here. Start a new one."})
         return NO_FAULTS
 
-    def continued(self, question: str, answers: Sequence[Answer]) -> Conversation:
+    def add_turn(self, question: str, answers: Sequence[Answer]) -> Conversation:
         """Return the conversation with one more answered turn."""
         texts = {answer.side: answer.text for answer in answers}
         return Conversation(self.system, (*self.turns, Turn(question, texts.get("base", ""), texts["own"])))
@@ -151,7 +151,7 @@ async def ask(request: Request, viewer: FormViewerDep, look: LookDep, replies: R
         # The question stays in its field, to be asked again.
         shown = _page(request, viewer, asked, conversation, question, answers)
     else:
-        shown = _page(request, viewer, asked, conversation.continued(question, answers), "", answers)
+        shown = _page(request, viewer, asked, conversation.add_turn(question, answers), "", answers)
     return CountedResponse(shown, replies)
 
 

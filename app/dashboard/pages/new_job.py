@@ -117,7 +117,7 @@ def _new_job_view(
         validation=files.validation(session, viewer.project_id, found.id) if found else None,
         recent=recent if found is None else [],
         others=[each for each in recent if found is not None and each.id != found.id],
-        models=[_offered(entry) for entry in catalog.base_models(session)] if found else [],
+        models=[_offered_model(entry) for entry in catalog.base_models(session)] if found else [],
         defenses=list(config.defenses()) if viewer.is_provider else policy.defenses,
         asked=asked,
         faults=faults,
@@ -127,7 +127,7 @@ def _new_job_view(
     )
 
 
-def _offered(entry: BaseModelEntry) -> OfferedModel:
+def _offered_model(entry: BaseModelEntry) -> OfferedModel:
     return OfferedModel(entry.alias, parameters(entry.source), read_positions(entry.source, entry.revision))
 
 
@@ -158,11 +158,14 @@ async def preview_part(
                 error = problem
         allowance = Allowance(settings.counting_cpu_s, lambda: False)
         try:
-            rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
             if ask is not None:
                 found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
         except AppError as problem:
             error = problem
+        try:  # rows need the model's tokenizer, an estimate does not
+            rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
+        except AppError as problem:
+            error = error or problem
         return page(request, "preview", viewer, rows=rows, estimate=found, error=error)
 
     return await viewer.lanes.previews.project_share(viewer.project_id).run(preview_rows)

@@ -185,7 +185,7 @@ def _api_number(name: str, text: str) -> str:
         return text
 
 
-def _in_percent(faults: Faults) -> Faults:
+def _convert_bounds(faults: Faults) -> Faults:
     """Return the faults with the bounds of shares in percent, as their fields are."""
 
     def convert_bound(found: re.Match[str]) -> str:
@@ -248,7 +248,7 @@ def policies_page(
         raise NotFound(f"There is no version {of} of the policy.", code="policy_not_found", param="from")
     content = based_on.content
     if preset:
-        content = _with_preset(content, preset, settings)
+        content = _apply_preset(content, preset, settings)
     return _page(request, viewer, session, settings, PolicyForm.from_policy(content))
 
 
@@ -274,7 +274,7 @@ async def take_policy(
                 return RedirectResponse("/provider/policies", 303)
             trial = policy_trial.try_policy(look, storage, policy, policy_trial.USUAL)
         except AppError as error:
-            faults, status = _in_percent(Faults.from_error(error)), error.status
+            faults, status = _convert_bounds(Faults.from_error(error)), error.status
         with look() as session:
             return _page(request, viewer, session, settings, form, trial, faults, status)
 
@@ -293,7 +293,7 @@ def _page(
 ) -> Response:
     versions = service.versions(session, settings)
     default = versions[-1].content
-    presets = {name: PolicyForm.from_policy(_with_preset(default, name, settings)).numbers for name in PRESETS}
+    presets = {name: PolicyForm.from_policy(_apply_preset(default, name, settings)).numbers for name in PRESETS}
     return page(
         request,
         "provider_policies",
@@ -314,7 +314,7 @@ def _page(
     )
 
 
-def _with_preset(policy: Policy, name: str, settings: Settings) -> Policy:
+def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
     return policy.model_copy(update={"thresholds": preset_thresholds(name, settings.gate)})
 
 

@@ -94,6 +94,15 @@ def test_the_estimate_names_every_stage(
     assert re.search(r"About [1-9]", part)
 
 
+def test_without_a_tokenizer_the_estimate_is_shown_all_the_same(
+    sign_in: SignIn, provider_with_model: TestClient, upload: Upload
+) -> None:
+    file = upload(rows(60)).json()["id"]
+    page = sign_in().get(f"/jobs/new/preview?file={file}&model=lab/tiny-1").text
+    assert "steps over about" in page
+    assert "tokenizer" in page
+
+
 def _weights(*shape: int) -> bytes:
     """The header of a safetensors file with one tensor, and its zeros."""
     size = 2 * shape[0] * shape[1]
