@@ -97,7 +97,7 @@ function chat(form) {
 
 // A job's panels: the one that has what the address names, or the first.
 function openPanel() {
-  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = document.getElementById(location.hash.slice(1));
   const shown = target?.closest(".panel") || document.querySelector(".panel.first");
   for (const panel of document.querySelectorAll(".panel")) panel.classList.toggle("open", panel === shown);
   for (const link of document.querySelectorAll(".sections a")) {
