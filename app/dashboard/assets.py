@@ -9,11 +9,17 @@ from importlib.resources import files
 
 from app.errors import NotFound
 
-_MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
+_MEDIA_TYPES = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "jsonl": "application/jsonl",
+    "svg": "image/svg+xml",
+}
 _PLACES = {
     "spard.css": ("app.jobs.reports", "templates"),  # shared with the HTML report
     "dashboard.css": ("app.dashboard", "static"),
     "dashboard.js": ("app.dashboard", "static"),
+    "example.jsonl": ("app.dashboard", "static"),
     "icon.svg": ("app.dashboard", "static"),
     "htmx.min.js": ("app.dashboard", "static"),
 }

@@ -15,7 +15,12 @@ from spard.config import Ending
 Asked = Mapping[str, str | int | float]  # field name -> value of a form
 
 NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
-FIELDS = ("model", "training_file", "suffix", "defense", "keep", *NUMBERS, "patience", "seed")
+FIELDS = (
+    *("model", "training_file", "validation_file", "held_out_rows", "suffix", "defense"),
+    *("keep", *NUMBERS, "patience", "seed"),
+)
+_TEXTS = ("model", "training_file", "validation_file", "suffix")
+_CAN_BE_EMPTIED = ("suffix", "seed", "ending", "validation_file", "held_out_rows")
 ALIASES = {"safety": "defense"}  # API name -> field name, where they differ
 
 
@@ -26,6 +31,8 @@ def job_fields(job: Job) -> Asked:
         "like": job.id,
         "model": start.model if start and start.model else job.model,
         "suffix": job.suffix or "",
+        "validation_file": job.validation_file or "",
+        "held_out_rows": job.spec.held_out_rows or "off",
         "defense": job.recipe["defense"]["type"],
         "seed": job.recipe["seed"],
         "keep": ending.keep,
@@ -45,9 +52,11 @@ def request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
     is_pairs = asked.get("row_format") == PREFERENCE
     if is_pairs and "beta" in old:
         numbers["beta"] = old["beta"]
-    # The form shows suffix, seed and ending: a field that the user has emptied must not come back from the old job.
-    body: Json = (job_request(like) if like else {}) | {"suffix": None, "seed": None, "ending": None}
-    changes: Json = {name: asked[name] for name in ("model", "training_file", "suffix") if asked.get(name)}
+    # The form shows these fields: one that the user has emptied must not come back from the old job.
+    body: Json = (job_request(like) if like else {}) | dict.fromkeys(_CAN_BE_EMPTIED)
+    changes: Json = {name: asked[name] for name in _TEXTS if asked.get(name)}
+    if (rows := asked.get("held_out_rows") or "auto") != "auto":
+        changes["held_out_rows"] = 0 if rows == "off" else _number("held_out_rows", rows)
     changes["method"] = row_format_method(asked.get("row_format"), numbers)
     ending: Json = asdict(job_ending(like) if like else Ending())
     ending["keep"] = asked.get("keep") or "last"

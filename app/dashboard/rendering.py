@@ -78,6 +78,12 @@ def _duration(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def _magnitude(count: int) -> str:
+    """Return a number of parameters as people name it: 0.4M, 7.6B."""
+    size, unit = (count / 1e9, "B") if count >= 1e9 else (count / 1e6, "M")
+    return f"{size:.0f}{unit}" if size >= 100 else f"{size:.1f}{unit}"
+
+
 def _job_name(job: JobOut) -> str:
     """Return a job's suffix and file name; the beginning of its id if it has neither."""
     return " · ".join(filter(None, (job.suffix, job.filename))) or short_id(job.id)
@@ -89,6 +95,7 @@ def short_id(job_id: str) -> str:
 
 
 _TEMPLATES.filters |= {"job_name": _job_name, "short_id": short_id, "size": _size, "ago": _ago, "duration": _duration}
+_TEMPLATES.filters |= {"magnitude": _magnitude}
 _TEMPLATES.filters |= {"percent": percent, "count": "{:,}".format, "with_code": with_code}
 _TEMPLATES.filters |= {"is_held_back": is_held_back, "stopping_figure": stopping_figure}
 _TEMPLATES.globals |= {"asset": assets.url}

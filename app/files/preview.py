@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.files import FINE_TUNE
-from app.errors import InvalidRequest, InvalidState
+from app.errors import AppError, InvalidRequest, InvalidState
 from app.files.counting import Allowance, Counters
 from app.files.duplicate_rows import digest
 from app.files.schemas import AuditOverlap, Overlap, Preview, PreviewRow, TokenCounts
@@ -23,6 +23,7 @@ from spard.data.rows import example, prompt_text
 
 EXAMINED = 10_000  # rows of a file that are compared within a request
 COUNTED = 100_000  # rows that are counted at most
+_COMPARED = 50  # first rows that are looked at for one system prompt
 _LISTED = 100  # lines
 _BANDS = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 
@@ -106,6 +107,21 @@ def audit_overlap(storage: Storage, file: File, audited: Sequence[Corpus]) -> Au
     leaks = find_leaks(suites, {file.id: [asked for _, asked in rows]})
     lines = sorted({rows[leak.row][0] for leak in leaks})
     return AuditOverlap(prompts=len(leaks), lines=lines[:_LISTED])
+
+
+def common_system_prompt(storage: Storage, file: File) -> str | None:
+    """Return the system prompt that a training file's first rows share; None if they differ or cannot be read."""
+    found: set[object] = set()
+    try:
+        for line, text in islice(_lines(storage, file), _COMPARED):
+            first = example(parse_row(text, line), line).messages[0]
+            found.add(first["content"] if first["role"] == "system" else None)
+            if len(found) > 1:
+                return None
+    except (AppError, OSError, LookupError, ValueError, TypeError, AttributeError):
+        return None
+    prompt = found.pop() if found else None
+    return prompt if isinstance(prompt, str) else None
 
 
 def _request_text(line: int, text: str) -> str:

@@ -13,7 +13,7 @@ from app import db, objects
 from app.audit_log import service as audit_log
 from app.db import timestamp
 from app.db.tables import TERMINAL, File, Job
-from app.db.tables.files import RESULTS
+from app.db.tables.files import FINE_TUNE, RESULTS
 from app.errors import InvalidState, NotFound
 from app.files import findings
 from app.files.schemas import FileOut, FindingOut, Validation
@@ -42,6 +42,15 @@ def list_files(
     expired = select(File.created_at).where(File.project_id == project_id, File.id == after)
     left = (expired, select_deleted_position(project_id, after))
     return page(session, query, File, after, limit, ascending=ascending, left=left)
+
+
+def trainable_files(session: Session, project_id: str, min_rows: int, limit: int) -> list[File]:
+    """Return the project's newest files that a job of at least `min_rows` rows can train on, at most `limit`."""
+    fits = (File.purpose == FINE_TUNE) & (File.status == "processed") & (File.rows >= min_rows)
+    newest = _select_files(project_id).where(fits).order_by(File.created_at.desc(), File.id.desc())
+    # A processed file may still be unfit, which only its findings tell; a few more are read to make up for those.
+    found = session.scalars(newest.limit(2 * limit)).all()
+    return [file for file in found if not is_unfit(file)][:limit]
 
 
 def add(session: Session, file: File) -> None:

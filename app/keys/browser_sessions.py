@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.db.tables import ApiKey, BrowserSession, Quota
+from app.db.tables import ApiKey, BrowserSession, Project, Quota
 from app.keys.service import Principal, Recognized, is_good
 
 COOKIE = "spard_session"
@@ -35,17 +35,18 @@ def begin(session: Session, principal: Principal) -> str:
 
 def recognize_cookie(session: Session, secret: str) -> Recognized | None:
     """Return the principal of a cookie, in one statement; None if cookie or key are no longer valid."""
-    query = select(BrowserSession.expires_at, ApiKey, Quota.requests_per_minute, db.timestamp()).join(ApiKey)
+    columns = (BrowserSession.expires_at, ApiKey, Project.name, Quota.requests_per_minute, db.timestamp())
+    query = select(*columns).select_from(BrowserSession).join(ApiKey).join(Project, Project.id == ApiKey.project_id)
     digest = cookie_digest(secret)
     query = query.outerjoin(Quota, Quota.project_id == ApiKey.project_id)
     found = session.execute(query.where(BrowserSession.digest == digest)).one_or_none()
     if found is None:
         return None
-    expires_at, key, per_minute, now = found
+    expires_at, key, name, per_minute, now = found
     # The key is checked each time, so revoking it also ends its browser sessions.
     if expires_at <= now or not is_good(key, now):
         return None
-    principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest)
+    principal = Principal(key.project_id, key.id, frozenset(key.scopes), browser=digest, project_name=name)
     return Recognized(principal, per_minute, is_use_noted=True)
 
 

@@ -35,13 +35,15 @@ log = logging.getLogger(__name__)
 class Principal:
     """The key, project and scopes of a request.
 
-    browser  the SHA-256 of the cookie if a signed-in browser sent the request; None if the key itself was sent
+    browser       the SHA-256 of the cookie if a signed-in browser sent the request; None if the key itself was sent
+    project_name  the project's name for a signed-in browser, whose pages show it; else ""
     """
 
     project_id: str
     key_id: str
     scopes: frozenset[str]
     browser: str | None = None
+    project_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,23 @@ def test_a_file_is_taken_after_one_that_was_refused(
     expect(page.get_by_role("heading", name="12 rows, ready to be trained on")).to_be_visible()
 
 
+def test_a_file_is_dropped_on_the_zone_and_estimated(
+    page: Page, service: Service, provider_with_model: TestClient
+) -> None:
+    sign_in(page, service)
+    page.goto("/jobs/new")
+    make = "text => { const data = new DataTransfer(); data.items.add(new File([text], 'chats.jsonl')); return data; }"
+    page.dispatch_event(".zone", "drop", {"dataTransfer": page.evaluate_handle(make, rows(60).decode())})
+    expect(page.get_by_role("heading", name="60 rows, ready to be trained on")).to_be_visible()
+    work = page.locator("#estimate").get_by_text("steps over about")
+    expect(work).to_be_visible()
+    before = work.text_content() or ""
+    page.get_by_label("Rows held out to measure the task").fill("off")
+    page.get_by_label("Name of the result").fill("acme")  # leaving a field is what changes it
+    expect(work).not_to_have_text(before)
+    assert serious(page) == []
+
+
 def test_an_upload_that_may_not_be_is_told_as_a_page(context: Any, service: Service, tmp_path: Path) -> None:
     """Somebody signs in with another key while the form is open."""
     page, other = context.new_page(), context.new_page()
@@ -166,10 +183,11 @@ def test_fields_of_a_line_stand_at_one_height(page: Page, service: Service, prov
     sign_in(page, service, "customer", "admin")
     for path, fields in (
         ("/jobs", ["Search", "Status"]),
-        ("/provider/policies", ["Attacks that succeed, at most", "In a disguise of the file's rows, at most"]),
+        ("/provider/policies", ["Attacks that succeed, at most", "Above the base model, at most"]),
         ("/provider/policies", ["Its endpoint, of OpenAI's form", "Its name there"]),
     ):
         page.goto(path)
+        page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
         boxes = [page.get_by_label(name).first.bounding_box() for name in fields]
         places = {(round(box["y"]), round(box["height"])) for box in boxes if box is not None}
         assert len(places) == 1, (path, boxes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from app import db
 from app.jobs import events, lease
@@ -54,6 +54,8 @@ def test_a_job_that_fails_the_gate(
     expect(page.get_by_role("button", name=f"Copy {job_id}")).to_have_text("Copied")
     expect(page.get_by_role("link", name="Download adapter")).to_have_count(0)
     assert serious(page) == []
+    open_panel(page, "Data")
+    assert serious(page) == []
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -61,6 +63,7 @@ def test_a_job_that_fails_the_gate(
         assert why is not None
         assert why["width"] >= 160  # more than a word a line
 
+    open_panel(page, "Safety")
     page.get_by_role("link", name="Transcripts").click()
     expect(page.get_by_text("Reply 1")).to_have_count(0)
     assert serious(page) == []
@@ -69,11 +72,41 @@ def test_a_job_that_fails_the_gate(
     page.set_viewport_size({"width": 390, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
-    page.goto(f"/jobs/{job_id}")
+    page.goto(f"/jobs/{job_id}#risky")
     page.get_by_role("button", name="Again without the 2 risky rows").click()
     expect(page.get_by_role("heading", name="Waiting for a worker.")).to_be_visible()
     shown: dict[str, Any] = customer.get(JOBS).json()["data"][0]
     assert shown["training_file"] != file
+
+
+def test_a_link_to_a_section_opens_its_panel(
+    browser: Browser, context: BrowserContext, service: Service, customer: TestClient, job_body: Any, url: str
+) -> None:
+    job_id = customer.post(JOBS, json=job_body).json()["id"]
+    stop(service)
+    place = url.removesuffix("/v1")
+    for each in (context, browser.new_context(base_url=place, java_script_enabled=False)):
+        page = each.new_page()
+        sign_in(page, service)
+        page.goto(f"/jobs/{job_id}")
+        expect(page.locator("#safety")).to_be_visible()
+        expect(page.locator("#events")).to_be_hidden()
+        page.goto(f"/jobs/{job_id}#risky")
+        expect(page.locator("#risky")).to_be_in_viewport()
+        expect(page.locator("#safety")).to_be_hidden()
+        open_panel(page, "Events")
+        expect(page.locator("#events")).to_be_visible()
+        expect(page.locator("#risky")).to_be_hidden()
+        page.go_back()
+        expect(page.locator("#risky")).to_be_visible()
+        page.emulate_media(media="print")
+        for panel in ("safety", "risky", "events"):
+            expect(page.locator(f"#{panel}")).to_be_visible()
+        each.close()
+
+
+def open_panel(page: Page, name: str) -> None:
+    page.get_by_role("navigation", name="On this page").get_by_role("link", name=name, exact=True).click()
 
 
 @pytest.fixture
@@ -98,6 +131,17 @@ def test_news_of_a_job_leave_the_keyboard_where_it_is(page: Page, service: Servi
             events.append(session, running, "info", "message", said)
         expect(page.get_by_text(said)).to_be_visible(timeout=30_000)
         expect(place).to_be_focused()
+
+
+def test_news_of_a_job_leave_the_open_panel_open(page: Page, service: Service, running: str) -> None:
+    sign_in(page, service)
+    page.goto(f"/jobs/{running}#artifacts")
+    expect(page.locator("#artifacts")).to_be_visible()
+    with db.transaction(service.app.state.engine) as session:
+        events.append(session, running, "info", "message", "While files are shown")
+    expect(page.locator("#event-list")).to_contain_text("While files are shown", timeout=30_000)
+    expect(page.locator("#artifacts")).to_be_visible()
+    expect(page.locator("#events")).to_be_hidden()
 
 
 def test_a_page_that_gets_no_news_says_so_until_it_gets_some(context: Any, service: Service, running: str) -> None:

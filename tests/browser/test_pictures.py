@@ -68,7 +68,7 @@ def open_defended_job(page: Page) -> None:
     page.goto("/jobs?status=succeeded")
     row = page.locator("tbody tr").filter(has=page.get_by_role("cell", name="spard", exact=True)).first
     row.get_by_role("link").first.click()
-    page.locator("#artifacts").wait_for()
+    page.locator("#artifacts").wait_for(state="attached")
 
 
 def png_size(picture: Path) -> tuple[int, int]:
@@ -97,6 +97,7 @@ def test_pictures_of_the_main_pages(browser: Browser, pictured_service: tuple[st
         assert png_size(folder / f"{name}.png") == (size["width"], size["height"])
         if name == "job-light":
             for part in PARTS:
+                page.goto(f"{page.url.partition('#')[0]}#{part}")
                 take(page.locator(f"#{part}"), folder / f"job-{part}.png")
                 assert min(png_size(folder / f"job-{part}.png")) > 200
         page.context.close()

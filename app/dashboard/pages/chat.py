@@ -1,15 +1,16 @@
-"""The chat page: ask a fine-tuned model and its base model the same question, and compare the replies."""
+"""The chat page: hold one conversation with a fine-tuned model and with its base model, and compare the replies."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 from anyio import create_task_group
 from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
+from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from app.catalog import service as catalog
@@ -18,8 +19,11 @@ from app.dashboard.fields import NO_FAULTS, Faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
-from app.deps import LookDep, ReadDep
-from app.errors import AppError
+from app.db.tables import File
+from app.deps import LookDep, QuickStorageDep
+from app.errors import AppError, NotFound
+from app.files import preview
+from app.files import service as files
 from app.http.validation_errors import read
 from app.inference import chat
 from app.inference.replies import CountedResponse, Replies, RepliesDep
@@ -29,15 +33,23 @@ from app.policies import service as policies
 router = APIRouter(include_in_schema=False)
 
 _TOKENS = 256  # of a reply at most
-_CHARS = 16_000  # of a question at most
+_CHARS = 16_000  # of a question or a system prompt at most
+_TURNS = 12  # of a conversation at most; each takes three fields of the form
+
+Side = Literal["base", "own"]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The models that can be asked, the base model of the chosen one, and for how many days texts are stored."""
+    """The models that can be asked and the chosen one, with its base model and the file that it was trained on.
+
+    `stored_days` is for how many days texts are stored.
+    """
 
     models: list[ModelOut]
+    model: str
     base: str | None
+    file: File | None
     stored_days: int | None
 
 
@@ -46,58 +58,127 @@ class Answer:
     """The reply of one model, or the problem that prevented it."""
 
     model: str
-    name: str
+    side: Side
     text: str = ""
     problem: str = ""
     retry_after_s: int | None = None  # if trying again may help
+    is_attested: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One question with the replies of both models; `base` is "" where there is no base model to compare with."""
+
+    question: str
+    base: str
+    own: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A system prompt and the answered turns; the form carries all of it, so that nothing is stored."""
+
+    system: str = ""
+    turns: tuple[Turn, ...] = ()
+
+    @classmethod
+    def from_form(cls, form: FormData) -> Conversation:
+        """Return the conversation in the fields of a form."""
+        said = [[_text(value) for value in form.getlist(name)] for name in ("asked", "base_reply", "own_reply")]
+        turns = (Turn(*each) for each in zip(*said, strict=False))
+        return cls(_text(form.get("system", "")).strip(), tuple(turns))
+
+    def messages(self, side: Side, question: str) -> Iterator[dict[str, str]]:
+        """Yield the messages of one model's side of the conversation, with `question` as the last."""
+        if self.system:
+            yield {"role": "system", "content": self.system}
+        for turn in self.turns:
+            yield {"role": "user", "content": turn.question}
+            yield {"role": "assistant", "content": getattr(turn, side)}
+        yield {"role": "user", "content": question}
+
+    def fault(self, question: str) -> Faults:
+        """Return why the question cannot be asked; nothing if it can."""
+        if not question or len(question) > _CHARS:
+            told = f"A question has up to {_CHARS:,} characters." if question else "Write a question first."
+            return Faults({"question": told})
+        if len(self.system) > _CHARS:
+            return Faults({"system": f"A system prompt has up to {_CHARS:,} characters."})
+        if len(self.turns) >= _TURNS:
+            return Faults({"question": f"A conversation has up to {_TURNS} turns here. Start a new one."})
+        return NO_FAULTS
+
+    def add_turn(self, question: str, answers: Sequence[Answer]) -> Conversation:
+        """Return the conversation with one more answered turn."""
+        texts = {answer.side: answer.text for answer in answers}
+        return Conversation(self.system, (*self.turns, Turn(question, texts.get("base", ""), texts["own"])))
 
 
 @router.get("/chat")
-def chat_page(
-    request: Request, viewer: ViewerDep, session: ReadDep, model: Annotated[str, Query(max_length=256)] = ""
+async def chat_page(
+    request: Request,
+    viewer: ViewerDep,
+    look: LookDep,
+    storage: QuickStorageDep,
+    model: Annotated[str, Query(max_length=256)] = "",
 ) -> Response:
-    """Show the models that can be asked."""
-    asked = _read_model(session, viewer, model)
-    chosen = model or (asked.models[-1].id if asked.models else "")
-    return _page(request, viewer, asked, chosen)
+    """Show the models that can be asked, with the system prompt of the rows that the chosen one was trained on."""
+
+    def show_models() -> Response:
+        asked = _look_up_model(look, viewer, model)
+        system = preview.common_system_prompt(storage, asked.file) if asked.file else None
+        shown = Conversation(system if system and len(system) <= _CHARS else "")
+        return _page(request, viewer, asked, shown, is_of_rows=bool(shown.system))
+
+    return await viewer.lanes.reads.project_share(viewer.project_id).run(show_models)
 
 
 @router.post("/chat")
 async def ask(request: Request, viewer: FormViewerDep, look: LookDep, replies: RepliesDep) -> Response:
     """Ask the model and the base model that it was trained from."""
     form = await request.form()
-    model, question = str(form.get("model", "")), str(form.get("question", "")).strip()
+    model, question = str(form.get("model", "")), _text(form.get("question", "")).strip()
     asked = await viewer.lanes.reads.project_share(viewer.project_id).run(partial(_look_up_model, look, viewer, model))
-    if not question or len(question) > _CHARS:
-        told = f"A question has up to {_CHARS:,} characters." if question else "Write a question first."
-        return _page(request, viewer, asked, model, question[:_CHARS], faults=Faults({"question": told}))
-    answers = [Answer(asked.base, "Base model")] if asked.base else []
-    answers.append(Answer(model, "This model"))
+    conversation = Conversation.from_form(form)
+    if faults := conversation.fault(question):
+        return _page(request, viewer, asked, conversation, question[:_CHARS], faults=faults)
+    answers = [Answer(asked.base, "base")] if asked.base else []
+    answers.append(Answer(model, "own"))
     async with create_task_group() as group:
         for answer in answers:
-            group.start_soon(_ask, replies, viewer, answer, question)
-    return CountedResponse(_page(request, viewer, asked, model, question, answers), replies)
+            group.start_soon(_ask, replies, viewer, answer, conversation, question)
+    if any(answer.problem for answer in answers):
+        # The question stays in its field, to be asked again.
+        shown = _page(request, viewer, asked, conversation, question, answers)
+    else:
+        shown = _page(request, viewer, asked, conversation.add_turn(question, answers), "", answers)
+    return CountedResponse(shown, replies)
 
 
 def _page(
     request: Request,
     viewer: Viewer,
     asked: Asked,
-    model: str,
+    conversation: Conversation,
     question: str = "",
     answers: Sequence[Answer] = (),
     faults: Faults = NO_FAULTS,
+    *,
+    is_of_rows: bool = False,
 ) -> Response:
+    """Render the page; `is_of_rows` says that the system prompt is that of the training rows."""
     return page(
         request,
         "chat",
         viewer,
         status=400 if faults else 200,
         asked=asked,
-        model=model,
+        conversation=conversation,
         question=question,
-        answers=answers,
+        failed=[answer for answer in answers if answer.problem],
+        attested={answer.side: answer.is_attested for answer in answers},
         faults=faults,
+        is_of_rows=is_of_rows,
     )
 
 
@@ -108,18 +189,21 @@ def _look_up_model(look: Begin, viewer: Viewer, model: str) -> Asked:
 
 def _read_model(session: Session, viewer: Viewer, model: str) -> Asked:
     serving, project_id = policies.serving(session), viewer.project_id
-    job, models = (
-        catalog.find_tuned_job(session, project_id, model, serving),
-        catalog.models(session, project_id, serving),
-    )
-    return Asked(models, job.model if job else None, serving.store.days if serving.store else None)
-
-
-async def _ask(replies: Replies, viewer: Viewer, answer: Answer, question: str) -> None:
+    models = catalog.models(session, project_id, serving)
+    chosen = model or (models[-1].id if models else "")
+    job = catalog.find_tuned_job(session, project_id, chosen, serving)
     try:
-        asked = _request(answer.model, question)
+        file = files.get(session, project_id, job.training_file) if job else None
+    except NotFound:
+        file = None  # it was deleted after the training
+    return Asked(models, chosen, job.model if job else None, file, serving.store.days if serving.store else None)
+
+
+async def _ask(replies: Replies, viewer: Viewer, answer: Answer, conversation: Conversation, question: str) -> None:
+    try:
+        asked = _request(answer.model, list(conversation.messages(answer.side, question)))
         reply = await replies.open(viewer.principal, asked.model, asked.ask(), "chat.completions")
-        answer.name += "" if reply.is_attested else ", not attested"
+        answer.is_attested = reply.is_attested
         found = await replies.read_whole(reply, chat.whole(reply, asked))
         answer.text = found.choices[0].message.content or ""
     except AppError as error:
@@ -127,6 +211,10 @@ async def _ask(replies: Replies, viewer: Viewer, answer: Answer, question: str) 
         answer.retry_after_s = error.retry_after_s
 
 
-def _request(model: str, question: str) -> ChatCreate:
-    messages = [{"role": "user", "content": question}]
+def _request(model: str, messages: list[dict[str, str]]) -> ChatCreate:
     return read(ChatCreate, {"model": model, "messages": messages, "temperature": 0, "max_tokens": _TOKENS})
+
+
+def _text(value: object) -> str:
+    """Return a field's text with the line ends that it had; browsers send each as CR and LF."""
+    return str(value).replace("\r\n", "\n")

@@ -89,7 +89,7 @@ async def convert_file(
 ) -> Response:
     """Convert a file to OpenAI's format and show the new file; on the old file's page, say if that failed."""
     form = await request.form()
-    asked = str(form.get("leave_out", ""))
+    asked, is_for_job = str(form.get("leave_out", "")), form.get("then") == "job"
 
     def convert_and_answer() -> Response:
         names = [name.strip() for name in asked.split(",") if name.strip()]
@@ -100,7 +100,9 @@ async def convert_file(
         except (InvalidState, InvalidRequest, TooLarge, QuotaExceeded) as error:
             with look() as session:
                 return _file_page(request, viewer, session, file_id, settings.min_rows, error, asked)
-        return RedirectResponse(f"/files/{made.file.id if made.file else file_id}", 303)
+        new_id = made.file.id if made.file else file_id
+        # Whoever was about to start a job goes on with the new file there.
+        return RedirectResponse(f"/jobs/new?file={new_id}" if is_for_job else f"/files/{new_id}", 303)
 
     return await viewer.lanes.writes.project_share(viewer.project_id).run(convert_and_answer)
 

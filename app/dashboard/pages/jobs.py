@@ -57,6 +57,7 @@ def _list(
     add_file_names(session, found.data)
     name = "jobs_rows" if request.headers.get("hx-target") == "jobs" else "jobs"
     shown = {"jobs": found, "search": search, "wanted": wanted, "statuses": list(JobStatus), "problem": problem}
+    shown["base_url"] = f"{request.base_url}v1"
     return page(request, name, viewer, status=problem.status if problem else 200, **shown)
 
 

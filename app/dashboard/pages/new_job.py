@@ -12,21 +12,22 @@ from starlette.responses import RedirectResponse, Response
 
 from app.catalog import fitness
 from app.catalog import service as catalog
+from app.catalog.weights import parameters
 from app.dashboard import job_form
 from app.dashboard.fields import NO_FAULTS, Faults, form_faults
 from app.dashboard.job_form import Asked, job_fields
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
-from app.db.tables import File, Job
-from app.db.tables.files import FINE_TUNE
+from app.db.tables import BaseModelEntry, File, Job
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
 from app.errors import AppError, NotFound
-from app.files import preview, upload
+from app.files import convert, preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
 from app.files.schemas import Validation
 from app.forms import upload_form
 from app.http.multipart import Form
+from app.inference.positions import read_positions
 from app.jobs import service, submissions
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
@@ -42,17 +43,33 @@ _PREVIEWED = 2
 
 
 @dataclass(frozen=True, slots=True)
+class OfferedModel:
+    """A base model with its size and context length, each None if its files are not on this machine."""
+
+    alias: str
+    parameters: int | None
+    positions: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class NewJob:
-    """The content of the page: without a file an upload field, with a file its validation and the job's form."""
+    """The content of the page: without a file an upload field, with a file its validation and the job's form.
+
+    `others` are the files that the job may be validated on; `held_out_rows` is the number of rows that are held out by
+    default.
+    """
 
     file: File | None
     validation: Validation | None
     recent: Sequence[File]
-    models: Sequence[str]
+    others: Sequence[File]
+    models: Sequence[OfferedModel]
     defenses: Sequence[str]
     asked: Asked
     faults: Faults
     min_rows: int
+    held_out_rows: int
+    is_convertible: bool  # the file's rows are in another chat format, which the page offers to convert
 
 
 @router.get("")
@@ -92,17 +109,26 @@ def _new_job_view(
 ) -> NewJob:
     found = files.get(session, viewer.project_id, str(file_id)) if file_id else None
     policy = policies.current(session, settings).content
-    recent = files.list_files(session, viewer.project_id, FINE_TUNE, None, _FILES, ascending=False).data
+    # A validation file may be shorter than a training file.
+    least = settings.min_rows if found is None else 1
+    recent = files.trainable_files(session, viewer.project_id, least, _FILES)
     return NewJob(
         file=found,
         validation=files.validation(session, viewer.project_id, found.id) if found else None,
         recent=recent if found is None else [],
-        models=[entry.alias for entry in catalog.base_models(session)],
+        others=[each for each in recent if found is not None and each.id != found.id],
+        models=[_offered_model(entry) for entry in catalog.base_models(session)] if found else [],
         defenses=list(config.defenses()) if viewer.is_provider else policy.defenses,
         asked=asked,
         faults=faults,
         min_rows=settings.min_rows,
+        held_out_rows=settings.held_out_rows,
+        is_convertible=found is not None and convert.is_convertible(found),
     )
+
+
+def _offered_model(entry: BaseModelEntry) -> OfferedModel:
+    return OfferedModel(entry.alias, parameters(entry.source), read_positions(entry.source, entry.revision))
 
 
 @router.get("/preview")
@@ -132,11 +158,14 @@ async def preview_part(
                 error = problem
         allowance = Allowance(settings.counting_cpu_s, lambda: False)
         try:
-            rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
             if ask is not None:
                 found = estimate(storage, counters, look, viewer.principal, ask, settings, allowance)
         except AppError as problem:
             error = problem
+        try:  # rows need the model's tokenizer, an estimate does not
+            rows = preview.preview(storage, counters, row, entry, _PREVIEWED, allowance)
+        except AppError as problem:
+            error = error or problem
         return page(request, "preview", viewer, rows=rows, estimate=found, error=error)
 
     return await viewer.lanes.previews.project_share(viewer.project_id).run(preview_rows)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, get_args
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from typing import Annotated, Literal, get_args
 
 from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
@@ -39,13 +41,20 @@ AGENT = tuple(each.name for each in fields(Agent))
 BUDGET = tuple(each.name for each in fields(FurtherTuning))
 SIGNALS = ("threshold", "max_dropped", "max_inverted", "read")
 OLDER, UNTIL = (get_args(Serving.model_fields[name].annotation) for name in ("older_audits", "until_asked"))
+# Shares of the API that people read and write in percent.
+_PERCENT = frozenset(
+    {*(f"thresholds.{name}" for name in THRESHOLDS), *(f"row_signal.{name}" for name in SIGNALS if name != "read")}
+)
 _AS_JSON = ("ranges", "serving")
 _FIELDS_OF_SERVING = ("older_audits", "until_asked")  # fields of their own, not part of the JSON
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyForm:
-    """The form's values as text; `numbers` are keyed by the API's names, such as `thresholds.max_asr`."""
+    """The form's values as text; `numbers` are keyed by the API's names, such as `thresholds.max_asr`.
+
+    Numbers that are shares in the API are in percent here.
+    """
 
     defenses: Sequence[str]
     all_models: bool
@@ -72,7 +81,7 @@ class PolicyForm:
             "agent": (policy.agent, AGENT),
         }
         numbers = {
-            f"{place}.{name}": _field_text(getattr(values, name, None))
+            f"{place}.{name}": _field_text(f"{place}.{name}", getattr(values, name, None))
             for place, (values, names) in held.items()
             for name in names
         }
@@ -139,13 +148,72 @@ class PolicyForm:
         return read(Policy, body)
 
     def _nested_fields(self, place: str) -> dict[str, object]:
-        found = {name.removeprefix(place): text for name, text in self.numbers.items() if name.startswith(place)}
-        return {name: text for name, text in found.items() if text}
+        found = {name: text for name, text in self.numbers.items() if name.startswith(place) and text}
+        return {name.removeprefix(place): _api_number(name, text) for name, text in found.items()}
+
+    def changes(self, default: PolicyForm) -> dict[str, str]:
+        """Return each field that differs from the default, with the default as the page shows it."""
+        found = {name: default.numbers[name] for name, text in self.numbers.items() if text != default.numbers[name]}
+        for each in fields(self):
+            if each.name != "numbers" and getattr(self, each.name) != (before := getattr(default, each.name)):
+                found[_API_NAMES.get(each.name, each.name)] = before if isinstance(before, str) else ""
+        return found
 
 
-def _field_text(value: object) -> str:
-    """Format a value for a field; "" for None."""
+_API_NAMES = {
+    **{name: f"thresholds.{name}" for name in _TICKS},
+    **{name: f"serving.{name}" for name in _FIELDS_OF_SERVING},
+    "action": "row_signal.action",
+    "all_models": "models",
+}
+
+
+def _field_text(name: str, value: object) -> str:
+    """Format a value for a field, a share in percent; "" for None."""
+    if name in _PERCENT and isinstance(value, int | float):
+        return f"{100 * value:.10g}"
     return "" if value is None else f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def _api_number(name: str, text: str) -> str:
+    """Return the number of a field as the API takes it; a text that is no number stays, for the API to refuse."""
+    if name not in _PERCENT:
+        return text
+    try:
+        return str(Decimal(text.removesuffix("%").strip()) / 100)
+    except ArithmeticError:
+        return text
+
+
+def _convert_bounds(faults: Faults) -> Faults:
+    """Return the faults with the bounds of shares in percent, as their fields are."""
+
+    def convert_bound(found: re.Match[str]) -> str:
+        return f"{found[1]}{100 * float(found[2]):.10g} %"
+
+    told = {
+        name: _BOUND.sub(convert_bound, message) if name in _PERCENT else message
+        for name, message in faults.by_field.items()
+    }
+    return Faults(told, faults.message)
+
+
+_BOUND = re.compile(r"(than (?:or equal to )?)([0-9.]*[0-9])")
+
+# Presets multiply the deployment's limits on attacks and refusals.
+PRESETS: Mapping[str, float] = {"strict": 0.5, "default": 1.0, "lenient": 2.0}
+_LIMITS = ("max_asr", "max_asr_rise", "max_shown_asr_rise", "max_dressed_asr")
+_REFUSALS = ("max_over_refusal_rise", "max_dressed_refusal_rise")
+
+
+def preset_thresholds(name: str, gate: GateThresholds) -> GateThresholds:
+    """Return the thresholds of a preset, given those of the deployment.
+
+    A strict one has half of its limits on attacks; harmless refusals keep theirs, as a stricter gate that also asks for
+    fewer of them would pass hardly any model. A lenient one has twice both.
+    """
+    names = _LIMITS if name == "strict" else (*_LIMITS, *_REFUSALS)
+    return replace(gate, **{each: min(1.0, PRESETS[name] * getattr(gate, each)) for each in names})
 
 
 def _json(name: str, text: str) -> object:
@@ -168,13 +236,20 @@ def policies_page(
     session: ReadDep,
     settings: SettingsDep,
     of: Annotated[int | None, Query(alias="from", ge=0, le=2**31)] = None,
+    preset: Literal["strict", "default", "lenient"] | None = None,
 ) -> Response:
-    """Show all versions, and the form filled in with one of them, by default the one in force."""
+    """Show all versions, and the form filled in with one of them, by default the one in force.
+
+    A preset replaces its thresholds.
+    """
     versions = service.versions(session, settings)
     based_on = next((each for each in versions if of in (None, each.version)), None)
     if based_on is None:
         raise NotFound(f"There is no version {of} of the policy.", code="policy_not_found", param="from")
-    return _page(request, viewer, session, settings, PolicyForm.from_policy(based_on.content))
+    content = based_on.content
+    if preset:
+        content = _apply_preset(content, preset, settings)
+    return _page(request, viewer, session, settings, PolicyForm.from_policy(content))
 
 
 @router.post("")
@@ -199,7 +274,7 @@ async def take_policy(
                 return RedirectResponse("/provider/policies", 303)
             trial = policy_trial.try_policy(look, storage, policy, policy_trial.USUAL)
         except AppError as error:
-            faults, status = Faults.from_error(error), error.status
+            faults, status = _convert_bounds(Faults.from_error(error)), error.status
         with look() as session:
             return _page(request, viewer, session, settings, form, trial, faults, status)
 
@@ -217,6 +292,8 @@ def _page(
     status: int = 200,
 ) -> Response:
     versions = service.versions(session, settings)
+    default = versions[-1].content
+    presets = {name: PolicyForm.from_policy(_apply_preset(default, name, settings)).numbers for name in PRESETS}
     return page(
         request,
         "provider_policies",
@@ -230,9 +307,15 @@ def _page(
         older=OLDER,
         until=UNTIL,
         form=form,
+        changes=form.changes(PolicyForm.from_policy(default)),
+        presets=presets,
         trial=trial,
         faults=faults,
     )
+
+
+def _apply_preset(policy: Policy, name: str, settings: Settings) -> Policy:
+    return policy.model_copy(update={"thresholds": preset_thresholds(name, settings.gate)})
 
 
 def _most_hits(limits: GateThresholds) -> list[tuple[int, int | None, int | None]]:

@@ -90,6 +90,54 @@ function pressByKey(form) {
 }
 
 for (const form of document.querySelectorAll("form.scores")) pressByKey(form);
+
+document.addEventListener("htmx:responseError", (event) => {
+  const waiting = document.querySelector("#estimate .waiting");
+  if (waiting && event.detail.elt.id === "preview") waiting.textContent = "The estimate could not be made. Reload the page to try again.";
+});
+function chat(form) {
+  form.addEventListener("submit", () => {
+    const told = form.querySelector("[data-working]");
+    const start = Date.now();
+    const tell = () => (told.textContent = `${told.dataset.working}, ${Math.round((Date.now() - start) / 1000)} s`);
+    form.querySelector("button.primary").disabled = true;
+    tell();
+    setInterval(tell, 1000);
+  });
+  // The system prompt belongs to the model, so that another model begins another conversation.
+  const model = form.querySelector("[data-open]");
+  model.addEventListener("change", () => location.assign(model.dataset.open + encodeURIComponent(model.value)));
+  if (form.querySelector(".turns")) form.querySelector("#question").focus();
+}
+
+// A job's panels: the one that has what the address names, or the first.
+function openPanel() {
+  const target = document.getElementById(location.hash.slice(1));
+  const shown = target?.closest(".panel") || document.querySelector(".panel.first");
+  for (const panel of document.querySelectorAll(".panel")) panel.classList.toggle("open", panel === shown);
+  for (const link of document.querySelectorAll(".sections a")) {
+    if (shown && link.hash === `#${shown.id}`) link.setAttribute("aria-current", "true");
+    else link.removeAttribute("aria-current");
+  }
+  return target;
+}
+
+if (document.querySelector(".panels")) {
+  openPanel()?.scrollIntoView();
+  addEventListener("popstate", openPanel);
+  document.addEventListener("htmx:afterSwap", openPanel);
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest(".sections a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault(); // by itself, the browser would scroll the headline away
+    history.pushState(null, "", link.hash);
+    openPanel();
+    const panels = document.querySelector(".panels");
+    if (panels.getBoundingClientRect().top < 0) document.querySelector(".panel.open").scrollIntoView();
+  });
+}
+
+for (const form of document.querySelectorAll("form.chat")) chat(form);
 for (const live of document.querySelectorAll("[data-stream]")) follow(live);
 for (const form of document.querySelectorAll("form.upload")) upload(form);
 // A file that was mended and is chosen again under its name is a change, too.

@@ -19,7 +19,7 @@ from sqlalchemy import update
 
 from app import db
 from app.db.base import utc_now
-from app.db.tables import ApiKey, BrowserSession, Job
+from app.db.tables import ApiKey, BrowserSession, Job, Project
 from app.jobs import lease
 from app.jobs.results import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
@@ -377,6 +377,16 @@ def test_a_file_that_cannot_be_trained_on_says_where(sign_in: SignIn, provider_w
     page = browser.post("/jobs/new/file", data=form, files={"file": ("chats.jsonl", bad)})
     assert "This file cannot be trained on" in page.text
     assert "Start the job" not in page.text
+
+
+def test_the_header_names_the_project_and_an_empty_list_the_address(sign_in: SignIn, service: Service) -> None:
+    browser = sign_in()
+    with db.transaction(service.app.state.engine) as session:
+        session.get_one(Project, "org-customer").name = "Acme <Lamps>"
+    page = browser.get("/jobs").text
+    assert 'title="org-customer">Acme &lt;Lamps&gt;</span>' in page
+    assert 'OpenAI(base_url="http://testserver/v1"' in page
+    assert "OpenAI(" not in browser.get("/jobs?search=nothing").text
 
 
 def test_jobs_are_found_by_text_and_status(sign_in: SignIn, rejected_job: str) -> None:
