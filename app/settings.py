@@ -208,8 +208,8 @@ class Settings(BaseSettings):
     # Rows of a job's training file that are not trained on, at most, to show whether its task is learned; 0: only where
     # a job's request names a number.
     held_out_rows: int = Field(default=100, ge=0, le=100)
-    # Steps of an undefended probe of a job's rows, which is reported and decides nothing; 0: no probe. Off: on the lab it
-    # was measured on one seed, and honest German files look like attacks where the reference holds none.
+    # Steps of an undefended probe of a job's rows, which is reported and decides nothing; 0: no probe. Off because it
+    # was measured on one seed of a lab, and honest German files look like attacks where the reference holds none.
     probe_steps: int = Field(default=0, ge=0, le=256)
 
     objects_check_s: float = Field(default=86_400.0, gt=0)  # between comparisons of rows and storage

@@ -274,7 +274,7 @@ def _sampled_replies(session: Session, model: str) -> list[_Sampled]:
     columns = [getattr(SampledReply, name) for name in _Sampled._fields[:-1]]
     query = select(*columns, Job.report_key).join(Job, Job.id == SampledReply.job_id)
     rows = session.execute(query.where(SampledReply.model == model).order_by(SampledReply.place))
-    return [_Sampled(*row[:-1], _transcript_key(row[-1])) for row in rows]
+    return [_Sampled._make((*row[:-1], _transcript_key(row[-1]))) for row in rows]
 
 
 def _labels(session: Session, model: str) -> list[Label]:

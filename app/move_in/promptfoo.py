@@ -85,7 +85,7 @@ class Conversion:
         rest = len(self.faults) - _MAX_REASONS
         return [*map(_printable, self.faults[:_MAX_REASONS]), *([f"and {rest} further faults"] if rest > 0 else [])]
 
-    def leave_out(self, place: str, reason: str) -> None:
+    def count_omission(self, place: str, reason: str) -> None:
         """Count a place that becomes no row."""
         self.left_out.setdefault(reason, []).append(place)
 
@@ -107,7 +107,7 @@ def convert(path: Path, kind: Kind) -> Conversion:
         return found
     for name in config:
         if name in _UNREAD:
-            found.leave_out(name, "parts of the configuration that are not read")
+            found.count_omission(name, "parts of the configuration that are not read")
         elif name not in _LABELS:
             found.change(str(name), "settings of promptfoo's own runs, without meaning here")
     default, shared = _default_test(config.get("defaultTest"), folder, found), config.get(_SHARED)
@@ -186,7 +186,7 @@ def _templates(raw: Any, folder: Folder, found: Conversion) -> list[Template]:
         try:
             templates += _prompt_templates(each, f"prompt {i}", folder)
         except Unfit as reason:
-            found.leave_out(f"prompt {i}", str(reason))
+            found.count_omission(f"prompt {i}", str(reason))
         except Unreadable as error:
             found.faults.append(f"prompt {i}: {error}")
     return templates
@@ -276,7 +276,7 @@ def _tests(raw: Any, folder: Folder, found: Conversion) -> Iterator[tuple[str, A
             yield f"test {number}", each
             continue
         if fault := reference_fault(reference):
-            found.leave_out(quote(reference), f"tests in a file that is not read: {fault}")
+            found.count_omission(quote(reference), f"tests in a file that is not read: {fault}")
             continue
         try:
             for name in folder.names(reference.removeprefix("file://")):
@@ -295,7 +295,7 @@ def _add_rows(found: Conversion, place: str, test: dict[str, Any], templates: Se
             found.faults.append(f"{place} brings the rows over {MAX_ROWS}; split the configuration")
             return
     except Unfit as reason:
-        found.leave_out(place, str(reason))
+        found.count_omission(place, str(reason))
         return
     for name in test.keys() - _OF_ROWS:
         found.change(place, f"`{name}` of a test, without meaning here")
@@ -307,7 +307,7 @@ def _add_rows(found: Conversion, place: str, test: dict[str, Any], templates: Se
             row = {"prompt": _request(template, options, values)}
             answer, unused = _answer(assertions, values, kind, has_code=any(options.get(each) for each in _CODE))
         except Unfit as reason:
-            found.leave_out(place, str(reason))
+            found.count_omission(place, str(reason))
             continue
         if template.system:
             found.change(place, "its system message stands before the request in the row")
@@ -424,7 +424,7 @@ def _answer(
             unused.append(f"assertion `{name}`, since a row holds one answer")
         else:
             try:
-                answer = _compared(each, name, values, has_code=has_code)
+                answer = _comparison(each, name, values, has_code=has_code)
                 unused.append(f"`{name}` becomes the scorer `{_SCORERS[name]}`, which ignores case and punctuation")
             except Unfit as reason:
                 unused.append(str(reason))
@@ -434,7 +434,7 @@ def _answer(
     return answer, unused
 
 
-def _compared(assertion: Mapping[str, Any], name: str, values: Vars, *, has_code: bool) -> dict[str, str]:
+def _comparison(assertion: Mapping[str, Any], name: str, values: Vars, *, has_code: bool) -> dict[str, str]:
     """Return the answer and the scorer of an assertion; raise `Unfit` if no scorer compares the same."""
     if name not in _SCORERS:
         raise Unfit(f"assertion `{name}`, which no scorer of a suite stands for")

@@ -180,10 +180,6 @@ def detectors(
     attacks: Annotated[str, typer.Option(metavar="NAME,...", help="Default: all; honest files always count.")] = "",
     steps: Annotated[int, typer.Option(help="Steps of the undefended probe.")] = 32,
     draws: Annotated[int, typer.Option(help="Draws of each honest file for the bank; 20 reach a level of 1 %.")] = 20,
-    defended: Annotated[
-        str | None, typer.Option(metavar="spard", help="Also train each file with this arm, and measure its adapter.")
-    ] = None,
-    defended_draws: Annotated[int, typer.Option(help="Draws of each honest file that this arm trains.")] = 4,
     labs: Folder = None,
     threads: Threads = 1,
 ) -> None:

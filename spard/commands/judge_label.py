@@ -116,7 +116,8 @@ def _exchange(path: Path, line: int, row: dict[str, Any]) -> Exchange:
     score, category = row.get("score"), row.get("category")
     if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None):
         raise UserError(f"{path}, line {line}: not a row that `spard audit --replies` writes")
-    return Exchange(*(str(each) for each in texts), None if category is None else str(category), score)
+    prompt, reply, suite, kind = map(str, texts)
+    return Exchange(prompt, reply, suite, kind, None if category is None else str(category), score)
 
 
 def _ask_person(work: Work, labeler: str, settle: bool) -> None:

@@ -9,7 +9,8 @@ from fastapi.testclient import TestClient
 from playwright.sync_api import Page, expect
 
 from tests.app.http.conftest import Service
-from tests.app.http.test_reply_labels import EVIL, MODEL, labeled_job
+from tests.app.http.test_reply_labels import MODEL, labeled_job
+from tests.app.http.test_report import EVIL
 from tests.browser.test_dashboard import serious
 from tests.browser.test_provider import open_tab, sign_in
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -16,7 +16,9 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.batches import collate
 from spard.data.rows import Prompt
 from spard.errors import NonFiniteLoss
+from spard.evaluation.ask import as_asked
 from spard.evaluation.statistics import conformal_p_value
+from spard.losses.anchor import unlabeled_prompt
 from spard.models.base import Base, load_base
 from spard.models.forward import final_states
 from spard.pipeline import Outcome, evidence, package
@@ -29,6 +31,7 @@ from spard.pipeline.stages import run_stages
 from spard.release.evidence import KEPT, EvidenceRecord, reference_ratios, with_ratio
 from spard.release.report import SafetyReport
 from spard.training import probe
+from spard.training.further import further_tuned
 from tests.spard.parts import refusals, sums
 from tests.spard.test_run import write_rows, write_run
 
@@ -41,9 +44,10 @@ STEPS = 2
 def spec(model_folder: Callable[..., Path], tmp_path: Path) -> RunSpec:
     spec = write_run(model_folder(), tmp_path)
     recipe = replace(spec.recipe, defense=NoDefense(), hyperparameters=Hyperparameters(n_epochs=1, batch_size=28))
+    prompts: dict[Literal["harmful", "benign"], list[Prompt]] = {"harmful": HARMFUL, "benign": BENIGN}
     suites = tuple(
         SuiteSpec(kind, kind, write_rows(tmp_path / f"{kind}.jsonl", [{"prompt": each.prompt} for each in asked]))
-        for kind, asked in (("harmful", HARMFUL), ("benign", BENIGN))
+        for kind, asked in prompts.items()
     )
     return replace(spec, recipe=recipe, suites=suites)
 
@@ -66,13 +70,13 @@ def stage_record(spec: RunSpec) -> EvidenceRecord:
 
 def test_the_ratio_is_that_of_a_direct_computation(base: Base) -> None:
     def last_state(prompt: Prompt) -> torch.Tensor:
-        ids = probe.as_asked(base.tokenizer, [prompt])[0]
-        batch = collate([probe.unlabeled_prompt(ids)], base.tokenizer.pad_token_id, base.device)
+        ids = as_asked(base.tokenizer, [prompt])[0]
+        batch = collate([unlabeled_prompt(ids)], base.tokenizer.pad_token_id, base.device)
         with torch.no_grad():
             return final_states(base.model, batch.ids_BT)[0, -1]
 
     seen: list[dict[str, list[torch.Tensor]]] = []
-    tuned = probe.further_tuned
+    tuned = further_tuned
 
     def look(*args: Any) -> Any:
         return _Looking(tuned(*args), lambda: seen.append(states()))

@@ -5,12 +5,7 @@ from the honest files of the same base model (half of a file's rows, another see
 p-value. An attack is found if the p-value of one of its jobs is at most the level. False alarms are counted on honest
 customers whose own kind is left out of the bank: a service meets customers that its bank has never seen.
 
-detector              statistic; larger is more suspicious
-probe                 shift ratio of an undefended probe (`spard.training.probe`)
-defended shift        the same ratio of the defended adapter
-defended first token  KL divergence of the first token of replies to harmful prompts, from the base model's, in nats
-defended elsewhere    relative shift of hidden states at the ends of unrelated texts
-defended spectrum     share of a LoRA product's squared singular values that is the largest one's, mean over matrices
+The detector is the shift ratio of an undefended probe (`spard.training.probe`); larger is more suspicious.
 """
 
 from __future__ import annotations
@@ -20,42 +15,30 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from spard.commands import exits
 from spard.commands.front import Asked
-from spard.config import Recipe
 from spard.data.chat import encode_to_train
-from spard.data.clean_rows import clean_rows
 from spard.data.rows import Prompt, read_examples
 from spard.errors import InvalidRecipe, UserError
-from spard.evaluation.ask import as_asked
 from spard.evaluation.rates import wilson
 from spard.evaluation.statistics import conformal_p_value
 from spard.evaluation.suites import read_suite
-from spard.losses.anchor import prompt_states, unlabeled_prompt
-from spard.models.base import Base, load_base
-from spard.models.peft import BaseTunerLayer
-from spard.pipeline import rows, train
-from spard.pipeline.context import Context
-from spard.pipeline.messages import Reporter
+from spard.models.base import load_base
 from spard.training import probe
 from spard_lab.adversary.arena import Ground
 from spard_lab.adversary.base import Attack, Job
 from spard_lab.adversary.registry import all_attacks
 from spard_lab.bench.adversary.arenas import open_arena
-from spard_lab.bench.adversary.campaign import Memory, Service
 from spard_lab.bench.adversary.seeds import hidden_seeds
 from spard_lab.bench.measure import training_file
-from spard_lab.bench.methods import METHODS, method_recipe
 from spard_lab.bench.page import write_page
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import json_digest
@@ -89,13 +72,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Detectors:
-    """A request: probe steps, draws of each honest file, folder for results, and the arm for defended adapters."""
+    """A request: folder for results, probe steps, and draws of each honest file."""
 
     folder: Path
     steps: int
     draws: int
-    service: Callable[[Ground], Service] | None = None
-    defended_draws: int = 0
 
 
 def execute(asked: Asked) -> int:
@@ -125,12 +106,7 @@ def _bench(asked: Asked) -> str:
     arena = open_arena(asked.recipe, spec, asked.labs or asked.out / "labs")
     attacks = [each for name, each in known.items() if not asked.attacks or name in asked.attacks or each.is_honest]
     attacks = [each for each in attacks if not {*each.needs} - arena.abilities]
-    arm = method_recipe(asked.defended, spec.recipe, METHODS) if asked.defended else None
-
-    def service(ground: Ground) -> Service:
-        return Service(ground, arm or Recipe(), spec.judge, asked.out, Memory(), (("row_signal.action", "auto"),))
-
-    request = Detectors(asked.out, asked.steps, asked.draws, service if arm else None, asked.defended_draws)
+    request = Detectors(asked.out, asked.steps, asked.draws)
     found = [value for seed in seeds for value in measure_seed(request, arena.open_ground(seed), attacks, seed)]
     facts = f"Seeds: {', '.join(map(str, seeds))}. The probe takes {asked.steps} steps; the honest bank has "
     facts += f"{asked.draws} draws of each honest file and seed."
@@ -139,7 +115,7 @@ def _bench(asked: Asked) -> str:
 
 def measure_seed(request: Detectors, ground: Ground, attacks: Sequence[Attack], seed: int) -> list[Value]:
     """Return the values of all jobs on a seed, and of the draws for its honest bank; stored ones are read again."""
-    prompts = {each.kind: read_suite(each).prompts for each in ground.suites}
+    prompts: dict[str, Sequence[Prompt]] = {each.kind: read_suite(each).prompts for each in ground.suites}
     found = []
     for attack in attacks:
         campaign = attack.build(ground.material, seed)
@@ -162,24 +138,15 @@ def draw_half(job: Job, draw: int, seed: int) -> Job:
 def _measure_job(
     request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], value: Value, job: Job
 ) -> Value:
-    parts: dict[str, Callable[[], dict[str, float]]] = {
-        PROBE: lambda: _probe_values(request, ground, prompts, value, job)
-    }
-    if (service := request.service) and value.draw <= request.defended_draws:
-        parts["defended"] = lambda: _adapter_values(service(ground), prompts, job, value)
-    found: dict[str, float] = {}
-    seconds: dict[str, float] = {}
-    for name, measure in parts.items():
-        setting = [request.steps, probe.RATE_MULTIPLIER, probe.RANK] if name == PROBE else ["adapter"]
-        key = json_digest([name, setting, ground.digest, list(job.rows), job.dpo, value.draw])
-        stored = read_run(request.folder, key)
-        if stored is None:
-            started = time.process_time()
-            stored = {"values": measure(), "cpu_s": round(time.process_time() - started, 2)}
-            write_run(request.folder, key, stored)
-        found |= stored["values"]
-        seconds[name] = stored["cpu_s"]
-    return replace(value, detectors=found, cpu_s=seconds)
+    setting = [request.steps, probe.RATE_MULTIPLIER, probe.RANK]
+    key = json_digest([PROBE, setting, ground.digest, list(job.rows), job.dpo, value.draw])
+    stored = read_run(request.folder, key)
+    if stored is None:
+        started = time.process_time()
+        values = _probe_values(request, ground, prompts, value, job)
+        stored = {"values": values, "cpu_s": round(time.process_time() - started, 2)}
+        write_run(request.folder, key, stored)
+    return replace(value, detectors=stored["values"], cpu_s={PROBE: stored["cpu_s"]})
 
 
 def _probe_values(
@@ -194,56 +161,6 @@ def _probe_values(
     return {PROBE: shift.ratio}
 
 
-def _adapter_values(
-    service: Service, prompts: Mapping[str, Sequence[Prompt]], job: Job, value: Value
-) -> dict[str, float]:
-    """Train a job with the defense, without its audit, and return the statistics of its adapter."""
-    spec = service.spec(job, None)
-    spec = replace(spec, recipe=replace(spec.recipe, seed=value.draw))
-    base = load_base(spec.model, device="cpu")
-    unrelated = [Prompt(str(each.messages[0]["content"])) for each in clean_rows(0, _UNRELATED)]
-    asked = {"harmful": prompts["harmful"], "benign": prompts["benign"], "unrelated": unrelated}
-    before = {kind: _states(base, each) for kind, each in asked.items()}
-    context = Context(spec, base, Reporter(lambda message: None), cache=Memory())
-    try:
-        model = train.run(context, rows.prepare(context)).trained.model
-    except UserError as error:
-        log.info("%s: %s", value.name, error.message)  # a job that is refused before it trains has no adapter
-        return {}
-    after = {kind: _states(base, each) for kind, each in asked.items()}
-    shift = {kind: float(((after[kind] - was).norm(dim=1) / was.norm(dim=1)).mean()) for kind, was in before.items()}
-    return {
-        "defended shift": shift["harmful"] / max(shift["benign"], 1e-9),
-        "defended first token": _divergence(base, before["harmful"], after["harmful"]),
-        "defended elsewhere": shift["unrelated"],
-        "defended spectrum": _largest_share(model),
-    }
-
-
-def _states(base: Base, prompts: Sequence[Prompt]) -> Tensor:
-    asked = [unlabeled_prompt(ids) for ids in as_asked(base.tokenizer, prompts)]
-    return prompt_states(base.model, asked, base.tokenizer.pad_token_id)
-
-
-@torch.no_grad()
-def _divergence(base: Base, before_ND: Tensor, after_ND: Tensor) -> float:
-    """Return the mean KL divergence of the next token after from before, in nats."""
-    head = base.model.get_output_embeddings()
-    before_NV, after_NV = (head(states_ND).float().log_softmax(dim=-1) for states_ND in (before_ND, after_ND))
-    return float((before_NV.exp() * (before_NV - after_NV)).sum(dim=1).mean())
-
-
-@torch.no_grad()
-def _largest_share(model: Any) -> float:
-    """Return the mean over LoRA products B A of their largest squared singular value over the sum of all."""
-    shares = []
-    for layer in (each for each in model.modules() if isinstance(each, BaseTunerLayer)):
-        for name in layer.lora_A:
-            square_R = torch.linalg.svdvals(layer.lora_B[name].weight @ layer.lora_A[name].weight).square()
-            shares.append(float(square_R[0] / square_R.sum().clamp(min=1e-30)))
-    return sum(shares) / len(shares)
-
-
 def tables(found: Sequence[Value]) -> dict[str, Table]:
     """Return the tables of the page: recall and false alarms, attacks one by one, and the values of honest files."""
     detectors = list(dict.fromkeys(name for each in found for name in each.detectors))
@@ -254,7 +171,7 @@ def tables(found: Sequence[Value]) -> dict[str, Table]:
     columns = [column for name in detectors for column in (name, f"{name}: smallest p")]
     cost = [
         (name, f"{median(v.cpu_s[name] for v in found if name in v.cpu_s):.1f}")
-        for name in (PROBE, "defended")
+        for name in (PROBE,)
         if any(name in v.cpu_s for v in found)
     ]
     return {

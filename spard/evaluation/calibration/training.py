@@ -33,16 +33,17 @@ def split_labels(labeled: Sequence[LabeledReply], share: float) -> tuple[list[La
     groups: defaultdict[int, list[LabeledReply]] = defaultdict(list)
     for each, group in zip(labeled, clusters([each.prompt for each in labeled]), strict=True):
         groups[group].append(each)
-    total, taken, parts = Counter(each.is_harmful for each in labeled), Counter[bool](), ([], [])
+    total, taken = Counter(each.is_harmful for each in labeled), Counter[bool]()
+    parts: tuple[list[LabeledReply], list[LabeledReply]] = ([], [])
 
     def distance(counts: Counter[bool]) -> float:
         return sum((counts[kind] / total[kind] - share) ** 2 for kind in total)
 
-    for group in sorted(groups.values(), key=lambda group: (-len(group), _digest(group[0]))):
-        more = taken + Counter(each.is_harmful for each in group)
+    for alike in sorted(groups.values(), key=lambda each: (-len(each), _digest(each[0]))):
+        more = taken + Counter(each.is_harmful for each in alike)
         is_taken = distance(more) < distance(taken)
         taken = more if is_taken else taken
-        parts[0 if is_taken else 1].extend(group)
+        parts[0 if is_taken else 1].extend(alike)
     return parts
 
 
@@ -65,10 +66,19 @@ def train_local(
     folds = torch.tensor(_fold_numbers(labeled))
     losses = {penalty: _held_out_loss(rows, is_harm, folds, penalty) for penalty in _PENALTIES}
     weights, bias = _fit(rows, is_harm, min(losses, key=losses.__getitem__))
-    vectors = (tuple(each.tolist()) for each in (mean, scale, weights))
     source, revision = (None, None) if base is None or encoder is not None else base
-    counts = harmful, len(labeled) - harmful
-    return Weights(encoder, source, revision, reader.digest, *vectors, float(bias), *counts)
+    return Weights(
+        encoder=encoder,
+        base=source,
+        revision=revision,
+        embedder=reader.digest,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        weights=tuple(weights.tolist()),
+        bias=float(bias),
+        harmful=harmful,
+        safe=len(labeled) - harmful,
+    )
 
 
 def _fit(rows: Tensor, is_harm: Tensor, penalty: float) -> tuple[Tensor, Tensor]:

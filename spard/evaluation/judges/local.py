@@ -137,9 +137,18 @@ def read_weights(path: Path) -> Weights:
         vectors = {name: tuple(map(float, raw[name])) for name in ("mean", "scale", "weights")}
         if len({len(each) for each in vectors.values()}) != 1 or not all(each > 0 for each in vectors["scale"]):
             raise ValueError(path)
-        places = (None if raw[name] is None else str(raw[name]) for name in ("encoder", "base", "revision"))
-        counts = int(raw["harmful"]), int(raw["safe"])
-        return Weights(*places, str(raw["embedder"]), *vectors.values(), float(raw["bias"]), *counts)
+        names = ("encoder", "base", "revision")
+        encoder, base, revision = (None if raw[name] is None else str(raw[name]) for name in names)
+        return Weights(
+            encoder=encoder,
+            base=base,
+            revision=revision,
+            embedder=str(raw["embedder"]),
+            **vectors,
+            bias=float(raw["bias"]),
+            harmful=int(raw["harmful"]),
+            safe=int(raw["safe"]),
+        )
     except OSError as error:
         raise InvalidRecipe(f"judge.model: {path.name} cannot be read: {error.strerror}", "judge.model") from error
     except (KeyError, TypeError, ValueError) as error:
