@@ -169,7 +169,7 @@ def test_another_like_this_with_one_change(
     expect(page.get_by_text("steps over about")).to_be_visible(timeout=30_000)
     page.get_by_label("Epochs", exact=True).fill("1000")
     page.get_by_label("Batch size").focus()
-    expect(page.locator("#preview")).to_contain_text("less than or equal to 50", timeout=30_000)
+    expect(page.locator("#estimate")).to_contain_text("less than or equal to 50", timeout=30_000)
     page.get_by_role("button", name="Start the job").click()
     field = page.get_by_label("Epochs", exact=True)
     expect(field).to_have_attribute("aria-invalid", "true")

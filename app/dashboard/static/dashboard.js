@@ -126,6 +126,7 @@ if (document.querySelector(".panels")) {
   openPanel()?.scrollIntoView();
   addEventListener("popstate", openPanel);
   document.addEventListener("htmx:afterSwap", openPanel);
+  document.addEventListener("htmx:afterSettle", openPanel); // which gives new elements the classes that the server sent
   document.addEventListener("click", (event) => {
     const link = event.target.closest(".sections a");
     if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
