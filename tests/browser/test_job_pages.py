@@ -91,6 +91,7 @@ def test_a_link_to_a_section_opens_its_panel(
         page.goto(f"/jobs/{job_id}")
         expect(page.locator("#safety")).to_be_visible()
         expect(page.locator("#events")).to_be_hidden()
+        expect(page.locator("#to-overview")).to_have_css("font-weight", "600")
         page.goto(f"/jobs/{job_id}#risky")
         expect(page.locator("#risky")).to_be_in_viewport()
         expect(page.locator("#safety")).to_be_hidden()
