@@ -51,7 +51,7 @@ WITHOUT_JSON = {
     "spard move-in golden": "likewise",
     "spard move-in file": "likewise",
     "spard move-in compare": "likewise",
-} | {f"spard bench {kind}": "leaves its runs as JSON, and a page" for kind in (*KINDS, "adversary")}
+} | {f"spard bench {kind}": "leaves its runs as JSON, and a page" for kind in (*KINDS, "adversary", "detectors")}
 
 
 def spard(code: str, *, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from app.move_in.promptfoo_files import Folder, Unreadable, load_json, load_yaml, quote, reference_fault
 
 Kind = Literal["harmful", "benign", "utility"]
-Vars = Mapping[str, Any]
+Vars = Mapping[str, object]
 
 MAX_ROWS = 20_000
 _MAX_PLACES = 3  # named of each reason
@@ -124,7 +124,7 @@ def convert(path: Path, kind: Kind) -> Conversion:
     return found
 
 
-def _default_test(raw: Any, folder: Folder, found: Conversion) -> dict[str, Any]:
+def _default_test(raw: Any, folder: Folder, found: Conversion) -> dict[str, object]:
     """Return the properties that all tests share."""
     if isinstance(raw, str):
         try:
@@ -140,21 +140,24 @@ def _default_test(raw: Any, folder: Folder, found: Conversion) -> dict[str, Any]
     return raw or {}
 
 
-def _merge_tests(default: Mapping[str, Any], test: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_tests(default: Mapping[str, object], test: Mapping[str, object]) -> dict[str, object]:
     """Return a test with the default's properties: vars and options by name, assertions before the test's own."""
-    merged: dict[str, Any] = {**default, **test}
+    merged: dict[str, object] = {**default, **test}
     for name in ("vars", "options", "metadata"):
-        parts = [part for part in (default.get(name), test.get(name)) if part is not None]
-        if all(isinstance(part, dict) for part in parts):
-            merged[name] = {key: value for part in parts for key, value in part.items()}
-    is_alone = isinstance(merged.get("options"), dict) and merged["options"].get("disableDefaultAsserts") is True
-    parts = [part for part in (None if is_alone else default.get("assert"), test.get("assert")) if part is not None]
-    if all(isinstance(part, list) for part in parts):
-        merged["assert"] = [each for part in parts for each in part]
+        given = [part for part in (default.get(name), test.get(name)) if part is not None]
+        tables = [part for part in given if isinstance(part, dict)]
+        if len(tables) == len(given):
+            merged[name] = {key: value for part in tables for key, value in part.items()}
+    options = merged.get("options")
+    is_alone = isinstance(options, dict) and options.get("disableDefaultAsserts") is True
+    given = [part for part in (None if is_alone else default.get("assert"), test.get("assert")) if part is not None]
+    lists = [part for part in given if isinstance(part, list)]
+    if len(lists) == len(given):
+        merged["assert"] = [each for part in lists for each in part]
     return merged
 
 
-def _refer(test: dict[str, Any], shared: Any) -> dict[str, Any]:
+def _refer(test: dict[str, object], shared: Any) -> dict[str, object]:
     """Return a test with its references to the configuration's shared assertions resolved; others keep their name."""
     assertions, known = test.get("assert"), shared if isinstance(shared, dict) else {}
     if not isinstance(assertions, list):
@@ -240,7 +243,7 @@ def _read_template(text: str, name: str) -> Template:
     return Template(texts["user"][0], "\n\n".join(texts["system"]), name)
 
 
-def _chat_turns(text: str) -> list[dict[str, Any]] | None:
+def _chat_turns(text: str) -> list[dict[str, object]] | None:
     """Return the turns of a prompt that is a chat, or None for plain text."""
     stripped = text.strip()
     if not re.match(r"\[\s*\{\s*\"|-\s+\{?\s*\"?(?:role|content)\"?\s*:", stripped):
@@ -285,7 +288,9 @@ def _tests(raw: Any, folder: Folder, found: Conversion) -> Iterator[tuple[str, A
             found.faults.append(f"tests: {error}")
 
 
-def _add_rows(found: Conversion, place: str, test: dict[str, Any], templates: Sequence[Template], kind: Kind) -> None:
+def _add_rows(
+    found: Conversion, place: str, test: dict[str, object], templates: Sequence[Template], kind: Kind
+) -> None:
     """Add the rows of a test, one for each prompt and combination of its vars."""
     try:
         options, chosen = _options(test), _select(templates, test.get("prompts"))
@@ -316,14 +321,14 @@ def _add_rows(found: Conversion, place: str, test: dict[str, Any], templates: Se
         found.rows.append(row | answer | labels)
 
 
-def _options(test: Mapping[str, Any]) -> dict[str, Any]:
+def _options(test: Mapping[str, object]) -> dict[str, object]:
     options = test.get("options") or {}
     if not isinstance(options, dict):
         raise Unfit(f"`options` is {_name_kind(options)}")
     return options
 
 
-def _assertions(test: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _assertions(test: Mapping[str, object]) -> list[dict[str, object]]:
     found = test.get("assert") or []
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise Unfit("`assert` is no list of mappings")
@@ -349,7 +354,7 @@ def _select(templates: Sequence[Template], names: Any) -> list[Template]:
     return chosen
 
 
-def _combine(raw: Any, options: Mapping[str, Any]) -> list[Vars]:
+def _combine(raw: Any, options: Mapping[str, object]) -> list[Vars]:
     """Return the combinations of vars whose values are lists of texts, as promptfoo does."""
     if raw is not None and not isinstance(raw, dict):
         raise Unfit(f"`vars` is {_name_kind(raw)}, and files of vars are not read")
@@ -363,7 +368,7 @@ def _combine(raw: Any, options: Mapping[str, Any]) -> list[Vars]:
     return [dict(zip(raw or {}, each, strict=True)) for each in product(*values)]
 
 
-def _request(template: Template, options: Mapping[str, Any], values: Vars) -> str:
+def _request(template: Template, options: Mapping[str, object], values: Vars) -> str:
     """Return the request of a row; raise `Unfit` if the substitution is more than plain, or the result empty."""
     ends = [options.get(name) or "" for name in ("prefix", "suffix")]
     if not all(isinstance(end, str) for end in ends):
@@ -403,7 +408,7 @@ def _value_text(name: str, values: Vars) -> str:
 
 
 def _answer(
-    assertions: Sequence[Mapping[str, Any]], values: Vars, kind: Kind, *, has_code: bool
+    assertions: Sequence[Mapping[str, object]], values: Vars, kind: Kind, *, has_code: bool
 ) -> tuple[dict[str, str], list[str]]:
     """Return the expected answer of a row, and the reasons why other assertions are not in it.
 
@@ -434,7 +439,7 @@ def _answer(
     return answer, unused
 
 
-def _comparison(assertion: Mapping[str, Any], name: str, values: Vars, *, has_code: bool) -> dict[str, str]:
+def _comparison(assertion: Mapping[str, object], name: str, values: Vars, *, has_code: bool) -> dict[str, str]:
     """Return the answer and the scorer of an assertion; raise `Unfit` if no scorer compares the same."""
     if name not in _SCORERS:
         raise Unfit(f"assertion `{name}`, which no scorer of a suite stands for")

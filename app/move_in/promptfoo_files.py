@@ -33,7 +33,7 @@ class Unreadable(Exception):
 class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
     """YAML without tags of Python, without duplicate keys, and with scalars as written."""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - PyYAML looks it up on the class
+    yaml_implicit_resolvers: dict[str, object] = {}  # noqa: RUF012 - PyYAML looks it up on the class
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """Return a mapping; raise `ConstructorError` if a key comes twice, as promptfoo does."""
@@ -170,7 +170,7 @@ def quote(text: str) -> str:
     return repr(line if len(line) <= _MAX_QUOTED else f"{line[:_MAX_QUOTED]}...")
 
 
-def _csv_tests(text: str, where: str) -> Iterator[dict[str, Any]]:
+def _csv_tests(text: str, where: str) -> Iterator[dict[str, object]]:
     """Yield the tests of a CSV file by promptfoo's columns: `__expected` is an assertion, other names are vars."""
     old = csv.field_size_limit(_MAX_CELL)
     try:
@@ -192,20 +192,24 @@ def _csv_tests(text: str, where: str) -> Iterator[dict[str, Any]]:
         csv.field_size_limit(old)
 
 
-def _csv_test(row: dict[str, str]) -> dict[str, Any]:
-    test: dict[str, Any] = {"vars": {}, "assert": [], "options": {}, "metadata": {}}
+def _csv_test(row: dict[str, str]) -> dict[str, object]:
+    options: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    values: dict[str, str] = {}
+    assertions: list[object] = []
+    others: dict[str, object] = {}
     for name, cell in row.items():
         if name.startswith("__expected"):
-            test["assert"] += [_csv_assertion(cell.strip())] if cell.strip() else []
+            assertions += [_csv_assertion(cell.strip())] if cell.strip() else []
         elif name in ("__prefix", "__suffix"):
-            test["options"][name[2:]] = cell
+            options[name[2:]] = cell
         elif name.startswith("__metadata:"):
-            test["metadata"][name.partition(":")[2]] = cell.strip()
+            metadata[name.partition(":")[2]] = cell.strip()
         elif name in ("__threshold", "__providerOutput") and cell.strip():
-            test[name[2:]] = cell
+            others[name[2:]] = cell
         elif not name.startswith("__"):
-            test["vars"][name] = cell
-    return test
+            values[name] = cell
+    return {"vars": values, "assert": assertions, "options": options, "metadata": metadata} | others
 
 
 # The types of assertions that promptfoo knows in a cell of `__expected`; any other text is compared as a whole.
@@ -223,7 +227,7 @@ _ASSERTION = re.compile(
 )
 
 
-def _csv_assertion(cell: str) -> dict[str, Any]:
+def _csv_assertion(cell: str) -> dict[str, object]:
     if cell.startswith("file://"):
         return {"type": "file://", "value": cell}
     found = _ASSERTION.fullmatch(cell)
