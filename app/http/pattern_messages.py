@@ -17,6 +17,7 @@ ALLOWED = {
     r"^https?://[^\s]{1,500}$": "an address that begins with http:// or https://, without spaces, up to 500 characters",
     r"^[0-9a-f]{40}$": "the 40 digits of a commit, 0 to 9 and a to f",
     r"^sha256:[0-9a-f]{64}$": "sha256: and 64 digits, 0 to 9 and a to f, as spard check-model --json prints it",
+    r"^reply_[0-9a-f]{1,64}$": "reply_ and up to 64 digits, 0 to 9 and a to f",
     r"^[0-9a-fA-F]{32}$": "the 32 digits of an MD5 sum, 0 to 9 and a to f",
     r"^[A-Za-z_][A-Za-z0-9_.]{0,127}$": "the name of a module, such as q_proj, or the end of its path: mlp.down_proj",
     r"^[a-z_-]{1,64}$": "lower-case letters, '_' and '-', 1 to 64 of them",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -320,5 +321,6 @@ def test_a_model_is_tried_before_it_is_offered(run: Any, tmp_path: Path, provide
 def test_what_keeps_jobs_from_ending_well_is_a_warning(
     run: Any, tmp_path: Path, provider_with_model: TestClient
 ) -> None:
+    shutil.rmtree(tmp_path / "model" / "calibration")  # what is known of the judge on this model
     code, printed = run("models", "add", "again", str(tmp_path / "model"), "--no-try")
     assert (code, "warning: The error rate of the judge refusal" in printed) == (0, True)
