@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,8 @@ def home(sqlite_url: str, tmp_path: Path, model: Path, monkeypatch: pytest.Monke
     folder = tmp_path / "data"
     folder.mkdir(mode=0o700)
     few = rate(0, 200, 0)
-    JudgeRecord("llm", (JudgeError("en", few, few),), gamed=few).write(tmp_path / "judge.json")
+    measured = f"llm:{JudgeSpec().model}:0a1b2c3d"  # as the judge names itself: with its model and its instructions
+    JudgeRecord(measured, (JudgeError("en", few, few),), gamed=few).write(tmp_path / "judge.json")
     settings = Settings(
         data_dir=folder,
         database_url=SecretStr(sqlite_url),
@@ -209,6 +210,10 @@ def other_judge(home: Home) -> None:
     home.change(judge=JudgeSpec(name="refusal"))
 
 
+def other_model_of_judge(home: Home) -> None:
+    home.change(judge=replace(home.settings.judge, model="another"))
+
+
 def judge_not_measured(home: Home) -> None:
     offer_copy(home, lambda content: content)
     home.change(judge_errors=None)
@@ -282,6 +287,7 @@ PLANTED: dict[Callable[[Home], None], tuple[str, str]] = {  # fault -> which che
     unset_judge: ("judge", "set what is named"),
     judge_away: ("judge", "SPARD_JUDGE_BASE_URL"),
     other_judge: ("judge's errors", "spard judge --json"),
+    other_model_of_judge: ("judge's errors", "spard judge --json"),
     judge_not_measured: ("models", "SPARD_JUDGE_ERRORS"),
     no_admin: ("admin key", "spard keys first"),
     no_model: ("models", "spard models add NAME"),

@@ -33,6 +33,7 @@ from app.keys import service as keys
 from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
 from app.policies import service as policies
 from app.settings import Settings
+from spard.config import JudgeSpec
 from spard.errors import InvalidKey, NotProved
 from spard.release.keys import MAKE, OWN_KEY
 from spard.release.manifest import key_id
@@ -101,7 +102,7 @@ def judge(settings: Settings) -> Iterator[Finding]:
             return
     yield note("judge", AT_OPENAI) if is_at_openai(spec) else ok("judge", f"{spec.name} can be asked")
     if settings.judge_errors is not None:
-        yield _check_judge_record(settings.judge_errors, spec.name)
+        yield _check_judge_record(settings.judge_errors, spec)
 
 
 def _unreachable(url: str) -> str | None:
@@ -114,8 +115,18 @@ def _unreachable(url: str) -> str | None:
         return str(getattr(error, "reason", error))
 
 
-def _check_judge_record(path: Path, name: str) -> Finding:
+def _may_be_of(judge: str, spec: JudgeSpec) -> bool:
+    """Return True if the name in a record may be that of the judge in the settings.
+
+    A record's name also holds digests, such as that of an LLM judge's instructions, which are not compared here.
+    """
+    begins = {"llm": f"llm:{spec.model}:", "classifier": f"{spec.family}:", "consensus": "consensus("}
+    return judge == spec.name or judge.startswith(begins.get(spec.name, f"{spec.name}:"))
+
+
+def _check_judge_record(path: Path, spec: JudgeSpec) -> Finding:
     """Check the record that `spard judge --json` has written; the reader that jobs use is avoided: it loads torch."""
+    name = spec.name
     again = f"measure it: spard judge --json > {path}"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -123,7 +134,7 @@ def _check_judge_record(path: Path, name: str) -> Finding:
         of, gamed = record["judge"], record.get("gamed")
     except (OSError, ValueError, KeyError, TypeError):
         return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
-    if of != name:
+    if not _may_be_of(str(of), spec):
         return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
     may = sorted(language for language, may_decide in languages.items() if may_decide)
     if gamed is not None and not gamed.get("n"):
