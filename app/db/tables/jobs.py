@@ -99,6 +99,7 @@ class Job(Base):
         Index("ix_jobs_status_tenant_id_priority_created_at_id", "status", "tenant_id", "priority", "created_at", "id"),
         Index("ix_jobs_tenant_id_started_at", "tenant_id", "started_at"),
         Index("ix_jobs_tenant_id_fine_tuned_model", "tenant_id", "fine_tuned_model"),  # finds a model by name
+        Index("ix_jobs_model_finished_at", "model", "finished_at"),  # a base model's latest audits
     )
 
     id: Mapped[str] = mapped_column(primary_key=True, default=lambda: new_id("ftjob-"))

@@ -15,6 +15,7 @@ from app import db
 from app.catalog.checklist import Point, checklist, open_points
 from app.commands.doctor import deployment
 from app.commands.embedded import announce, unfinished_points
+from app.db.base import utc_now
 from app.db.tables import BaseModelEntry, Job
 from tests.app.http.conftest import JOBS, Service, jsonl, pool
 from tests.app.http.provider.conftest import sign_in_admin
@@ -48,7 +49,7 @@ def measure_refusals(service: Service, job_id: str, share: float | None) -> None
     """Store a finished audit in which the base model refused a share of the harmless requests."""
     safety = {"over_refusal": {"base": share, "adapter": share}}
     with db.transaction(service.app.state.engine) as session:
-        session.execute(update(Job).where(Job.id == job_id).values(safety=safety))
+        session.execute(update(Job).where(Job.id == job_id).values(safety=safety, finished_at=utc_now()))
 
 
 def test_an_empty_service_lacks_a_model_a_pool_and_suites(service: Service, provider: TestClient) -> None:

@@ -13,7 +13,13 @@ from app.dashboard.pages import ROUTERS as PAGES
 from app.routes import ROUTERS
 
 WRITING = {deps._session, deps._provider_session, deps._provider_begin}
-NOTED_READS = {"list_stored_replies"}  # each of them is an entry of the audit log
+NOTED_READS = {  # each of them is an entry of the audit log
+    "list_stored_replies",
+    "retrieve_reply_labels",
+    "labels_page",
+    "export_reply_labels",
+    "export",
+}
 
 
 def dependencies(of: Dependant) -> Iterator[Any]:
