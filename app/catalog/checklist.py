@@ -67,7 +67,7 @@ def model_points(
 ) -> Iterator[Point]:
     """Yield if the judge is measured for a base model, and if the model refuses many harmless requests."""
     alias, judge = entry.alias, settings.judge.name
-    if is_judge_measured(entry.source, settings, limits):
+    if is_judge_measured(entry.source, entry.digest, settings, limits):
         yield Point("models", "ok", f"{alias}: the judge {judge} may decide.")
     else:
         text = f"{alias}: nobody measured how often the judge {judge} errs, so no gate passes."
@@ -140,7 +140,7 @@ def job_warnings(
 ) -> list[str]:
     """Return, for the owner of a job with these suites, why it cannot pass, or may lose rows, whatever its file is."""
     found = []
-    if not is_judge_measured(entry.source, settings, limits):
+    if not is_judge_measured(entry.source, entry.digest, settings, limits):
         found.append(
             f"No audit of a model from {entry.alias} can pass yet: it is not known how often the service's judge errs "
             "on it. The job would train and end without a released model. Ask the provider to measure the judge first."

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from app.files.tokenizer import tokenizer_folder
 from app.policies.embedders import checked_embedder
 from app.settings import Settings
 from spard.config import GateThresholds
+from spard.config.quantization import plain_digest
 from spard.digests import folder_digest
 from spard.models.folder.configuration import stored_quantization
 from spard.models.folder.headers import weights_fault
@@ -165,15 +167,29 @@ def fitness(entry: BaseModelEntry) -> ModelFitness:
     return found
 
 
-def is_judge_measured(source: str, settings: Settings, limits: GateThresholds) -> bool:
+def is_judge_measured(source: str, digest: str | None, settings: Settings, limits: GateThresholds) -> bool:
     """Return True if the judge may decide on a model: its errors are known, or the policy does without them."""
-    is_known = settings.judge_errors is not None or (Path(source) / _MEASURED).is_file()
+    is_known = _is_recorded(settings.judge_errors, digest) or (Path(source) / _MEASURED).is_file()
     return is_known or limits.allow_unmeasured_judge
 
 
-def judge_warnings(source: str, settings: Settings, limits: GateThresholds) -> list[str]:
+def _is_recorded(record: Path | None, digest: str | None) -> bool:
+    """Return True if the record named in the settings counts for the base model with this digest.
+
+    A record that was measured on one base model counts for no other. One that cannot be read is the doctor's to report.
+    """
+    if record is None:
+        return False
+    try:
+        measured_on = json.loads(record.read_text(encoding="utf-8")).get("base_digest")
+    except (OSError, ValueError, AttributeError):
+        return True
+    return None in (measured_on, digest) or plain_digest(str(measured_on)) == plain_digest(str(digest))
+
+
+def judge_warnings(source: str, digest: str | None, settings: Settings, limits: GateThresholds) -> list[str]:
     """Return a warning if the judge's errors on a model are unknown, because then no audit can pass."""
-    if is_judge_measured(source, settings, limits):
+    if is_judge_measured(source, digest, settings, limits):
         return []
     name = settings.judge.name
     other = " The refusal judge is a word list for the lab's models: set SPARD_JUDGE=llm for other models."

@@ -92,7 +92,7 @@ async def add_base_model(
         with begin() as session:
             offered = OfferedModelOut.model_validate(service.add_model(session, entry, found))
             limits = policies.current(session, settings).content.thresholds
-        warnings = [*found.notes, *judge_warnings(found.source, settings, limits)]
+        warnings = [*found.notes, *judge_warnings(found.source, found.digest, settings, limits)]
         return offered.model_copy(update={"warnings": warnings})
 
     return await writes.run(add_and_describe)

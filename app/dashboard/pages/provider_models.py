@@ -47,7 +47,7 @@ async def offer(
                 limits = policies.current(session, settings).content.thresholds
         except AppError as error:
             return _again(request, sent, look, settings, error)
-        warnings = [*found.notes, *judge_warnings(entry.source, settings, limits)]
+        warnings = [*found.notes, *judge_warnings(entry.source, entry.digest, settings, limits)]
         with look() as session:
             return _page(request, sent.viewer, session, settings, tried=fitness(entry), warnings=warnings)
 

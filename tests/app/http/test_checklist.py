@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from html import escape
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from app import db
 from app.catalog.checklist import Point, checklist, open_points
@@ -111,6 +112,23 @@ def test_a_job_that_cannot_pass_is_warned_before_and_when_it_is_made(
     assert "SPARD_" not in judge + attacks  # an owner cannot set the service's variables
     told = [each["message"] for each in customer.get(f"{JOBS}/{job['id']}/events").json()["data"]]
     assert {judge, attacks} <= set(told)
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "problems"), [(None, []), ("own", []), ("own+nf4", []), ("sha256:0", ["models"])]
+)
+def test_a_record_of_the_judge_counts_for_the_base_model_that_it_was_measured_on(
+    service: Service, provider_with_model: TestClient, tmp_path: Path, measured_on: str | None, problems: list[str]
+) -> None:
+    forget_judge(service)
+    with db.read(service.app.state.engine) as session:
+        own = session.scalars(select(BaseModelEntry.digest)).one()
+    if measured_on is not None:
+        measured_on = measured_on.replace("own", str(own))
+    (tmp_path / "record.json").write_text(json.dumps({"base_digest": measured_on}))
+    settings = service.app.state.settings.model_copy(update={"judge_errors": tmp_path / "record.json"})
+    with db.read(service.app.state.engine) as session:
+        assert [each.name for each in checklist(session, settings) if each.state == "problem"] == problems
 
 
 def test_a_policy_that_needs_no_measured_judge_needs_no_warning(
