@@ -126,7 +126,11 @@ def load_yaml(text: str, where: str) -> Any:
     """Return the value of a YAML text; raise `Unreadable` with the line of the fault."""
     try:
         _check_structure(text, where)
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with fewer types
+        loader = _Loader(text)
+        try:
+            return loader.get_single_data()
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f" line {mark.line + 1}" if mark else ""
