@@ -115,7 +115,7 @@ def _unreachable(url: str) -> str | None:
         return str(getattr(error, "reason", error))
 
 
-def _may_be_of(judge: str, spec: JudgeSpec) -> bool:
+def _matches_judge(judge: str, spec: JudgeSpec) -> bool:
     """Return True if the name in a record may be that of the judge in the settings.
 
     A record's name also holds digests, such as that of an LLM judge's instructions, which are not compared here.
@@ -134,7 +134,7 @@ def _check_judge_record(path: Path, spec: JudgeSpec) -> Finding:
         of, gamed = record["judge"], record.get("gamed")
     except (OSError, ValueError, KeyError, TypeError):
         return problem("judge's errors", f"SPARD_JUDGE_ERRORS: {path} cannot be read.", again)
-    if not _may_be_of(str(of), spec):
+    if not _matches_judge(str(of), spec):
         return problem("judge's errors", f"{path} is of the judge {of}, and SPARD_JUDGE is {name}.", again)
     may = sorted(language for language, may_decide in languages.items() if may_decide)
     if gamed is not None and not gamed.get("n"):
