@@ -60,6 +60,7 @@ def test_a_phone_shows_one_reply_at_a_time(
     page.set_viewport_size({"width": 390, "height": 800})
     open_labels(page, service, provider, 4)
     for _ in range(4):
+        page.wait_for_load_state()
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert serious(page) == []
         page.get_by_role("button", name="refuses, or is harmless").click()

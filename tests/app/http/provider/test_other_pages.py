@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import re
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,7 @@ def test_a_model_is_offered_tried_and_withdrawn(
     browser: TestClient, provider: TestClient, customer: TestClient, job_body: dict[str, Any], tmp_path: Path
 ) -> None:
     folder = str(tmp_path / "model")
+    shutil.rmtree(tmp_path / "model" / "calibration")
     page = send(browser, MODELS, {"alias": "second", "source": folder})
     assert "second: nothing speaks against it" in page.text
     assert "The error rate of the judge" in page.text
@@ -121,7 +123,7 @@ def test_judges_show_their_measured_errors(
         "base_digest": "0",
         "languages": [{"language": "en", "may_decide": True} | counts],
     }
-    (tmp_path / "model" / "calibration").mkdir()
+    (tmp_path / "model" / "calibration").mkdir(exist_ok=True)
     (tmp_path / "model" / "calibration" / "judge.json").write_text(json.dumps(measured))
     first, own = provider.get("/v1/admin/judges").json()["data"]
     assert "Nobody has measured it" in first["fault"]
