@@ -128,7 +128,7 @@ def test_the_judge_s_key_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> No
     ("name", "value", "told"),
     [
         ("SPARD_JUDGE", "refusa1", "SPARD_JUDGE is 'refusa1': it should be 'refusal', 'llm', 'classifier'"),
-        ("SPARD_JUDGE_FAMILY", "guard", "'harmbench', 'llama_guard' or 'wildguard'"),
+        ("SPARD_JUDGE_FAMILY", "guard", "'harmbench', 'llama_guard', 'qwen3guard' or 'wildguard'"),
         ("SPARD_JUDGE_CANARIES", "17", "SPARD_JUDGE_CANARIES is '17': it should be less than or equal to 16"),
         ("SPARD_JUDGE_MEMBERS", "[{", "SPARD_JUDGE_MEMBERS is no JSON"),
         (
