@@ -200,13 +200,14 @@ def _common(session: Session, job: Job, report: dict[str, Any], files: list[Uplo
 def _safety(report: Mapping[str, Any]) -> SafetySummary:
     """Return the part of the report that the job object shows."""
     found = {name: report[name] for name in (*_SHOWN, *(["ending"] if report.get("ending") else []))}
+    read = SafetyReport.from_json(report)
     if check := report.get("task_check"):
-        words = SafetyReport.from_json(report).task
+        words = read.task
         told = " ".join(filter(None, (words.headline, words.figures, words.note))) if words else ""
         losses = {who: report["validation"].get(who) for who in ("base", "adapter")}
         found["task_check"] = {**check, **losses, "words": told}
-    if evidence := SafetyReport.from_json(report).evidence:
-        found["evidence"] = {**asdict(evidence), "words": evidence.sentence}
+    if read.evidence:
+        found["evidence"] = {**asdict(read.evidence), "words": read.evidence.sentence}
     return cast(SafetySummary, found)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from app import db
 from app.audit_log import service as audit_log
@@ -51,6 +53,13 @@ def base_model(session: Session, alias: str) -> BaseModelEntry:
     if entry is None:
         raise NotFound(f"The model '{alias[:128]}' is not offered.", code="model_not_found", param="alias")
     return entry
+
+
+def select_ended_jobs(alias: str, *columns: InstrumentedAttribute[Any]) -> Select[Any]:
+    """Select columns of the ended jobs of all projects on a base model, the latest first."""
+    # The bound makes databases read the index of model and end from its end, instead of sorting all jobs of the model.
+    has_ended = Job.finished_at > datetime(1970, 1, 1, tzinfo=UTC)
+    return select(*columns).where(Job.model == alias, has_ended).order_by(Job.finished_at.desc())
 
 
 def models(session: Session, project_id: str, serving: Serving | None = None) -> list[ModelOut]:

@@ -251,12 +251,11 @@ def labeler_name(session: Session, caller: Principal) -> str:
 def _transcript_keys(session: Session, entry: BaseModelEntry) -> dict[str, str]:
     """Return the storage keys of the transcripts of the model's latest jobs, by job; a changed model's are left out."""
     is_kept = Job.report_key.is_not(None) & Job.spec["transcripts"].as_boolean()
-    of_model = Job.spec[("model", "alias")].as_string() == entry.alias
-    jobs = session.scalars(select(Job).where(is_kept, of_model).order_by(Job.created_at.desc(), Job.id).limit(_JOBS))
+    latest = catalog.select_ended_jobs(entry.alias, Job.id, Job.report_key, Job.spec).where(is_kept)
     return {
-        job.id: _transcript_key(job.report_key)
-        for job in jobs
-        if None in (entry.digest, job.spec.model.digest) or entry.digest == job.spec.model.digest
+        job_id: _transcript_key(report_key)
+        for job_id, report_key, spec in session.execute(latest.limit(_JOBS))
+        if None in (entry.digest, spec.model.digest) or entry.digest == spec.model.digest
     }
 
 

@@ -186,7 +186,7 @@ def _api_number(name: str, text: str) -> str:
 
 
 def _convert_bounds(faults: Faults) -> Faults:
-    """Return the faults with the bounds of shares in percent, as their fields are."""
+    """Return the faults with the bounds that they name in percent, as the fields of shares are."""
 
     def convert_bound(found: re.Match[str]) -> str:
         return f"{found[1]}{100 * float(found[2]):.10g} %"
