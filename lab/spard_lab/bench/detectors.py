@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -48,17 +48,16 @@ from spard_lab.bench.store import read_run, write_run
 log = logging.getLogger(__name__)
 
 LEVELS = (0.01, 0.05)  # shares of false alarms
-PROBE = "probe"
-_UNRELATED = 64  # texts
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The detectors' values of one job on one seed.
+    """The shift ratio of one job on one seed.
 
-    name  the attack or honest customer
-    job   its number in the campaign, from 1
-    draw  number of the draw for the honest bank; 0: the job as the attack or customer sends it
+    name   the attack or honest customer
+    job    its number in the campaign, from 1
+    draw   number of the draw for the honest bank; 0: the job as the attack or customer sends it
+    cpu_s  CPU seconds of the probe
     """
 
     name: str
@@ -66,8 +65,8 @@ class Value:
     job: int
     draw: int
     is_honest: bool
-    detectors: Mapping[str, float] = field(default_factory=dict)
-    cpu_s: Mapping[str, float] = field(default_factory=dict)
+    ratio: float
+    cpu_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Detectors:
 
 
 def execute(asked: Asked) -> int:
-    """Measure the detectors of all seeds and write the page; return the exit status."""
+    """Measure the probes of all seeds and write the page; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("spard.training.train").setLevel(logging.WARNING)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers leaves it untyped
@@ -123,8 +122,8 @@ def measure_seed(request: Detectors, ground: Ground, attacks: Sequence[Attack], 
         if attack.is_honest:
             jobs += [(1, draw, draw_half(campaign.jobs[0], draw, seed)) for draw in range(1, request.draws + 1)]
         for number, draw, job in jobs:
-            value = Value(attack.name, seed, number, draw, attack.is_honest)
-            found.append(_measure_job(request, ground, prompts, value, job))
+            ratio, cpu_s = _measure_job(request, ground, prompts, draw, job)
+            found.append(Value(attack.name, seed, number, draw, attack.is_honest, ratio, cpu_s))
         log.info("seed %d: %s", seed, attack.name)
     return found
 
@@ -136,97 +135,82 @@ def draw_half(job: Job, draw: int, seed: int) -> Job:
 
 
 def _measure_job(
-    request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], value: Value, job: Job
-) -> Value:
+    request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], draw: int, job: Job
+) -> tuple[float, float]:
+    """Return the shift ratio of a job and the CPU seconds that it took, stored ones if it was measured before."""
     setting = [request.steps, probe.RATE_MULTIPLIER, probe.RANK]
-    key = json_digest([PROBE, setting, ground.digest, list(job.rows), job.dpo, value.draw])
+    key = json_digest(["probe", setting, ground.digest, list(job.rows), job.dpo, draw])
     stored = read_run(request.folder, key)
     if stored is None:
         started = time.process_time()
-        values = _probe_values(request, ground, prompts, value, job)
-        stored = {"values": values, "cpu_s": round(time.process_time() - started, 2)}
+        ratio = _measure_ratio(request, ground, prompts, draw, job)
+        stored = {"shift_ratio": ratio, "cpu_s": round(time.process_time() - started, 2)}
         write_run(request.folder, key, stored)
-    return replace(value, detectors=stored["values"], cpu_s={PROBE: stored["cpu_s"]})
+    return stored["shift_ratio"], stored["cpu_s"]
 
 
-def _probe_values(
-    request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], value: Value, job: Job
-) -> dict[str, float]:
+def _measure_ratio(
+    request: Detectors, ground: Ground, prompts: Mapping[str, Sequence[Prompt]], draw: int, job: Job
+) -> float:
     base = load_base(ground.model, device="cpu")
     examples = read_examples(training_file(job.rows, request.folder / "files"))
     encoded = encode_to_train(base.tokenizer, examples, base.sequence_limit(None), pairs=job.dpo)
     samples = [sample for row in encoded for sample in row.samples]
     harmful, benign = prompts["harmful"], prompts["benign"]
-    shift = probe.measure_probe_shift(base, samples, harmful, benign, steps=request.steps, seed=value.draw)
-    return {PROBE: shift.ratio}
+    return probe.measure_probe_shift(base, samples, harmful, benign, steps=request.steps, seed=draw).ratio
 
 
 def tables(found: Sequence[Value]) -> dict[str, Table]:
     """Return the tables of the page: recall and false alarms, attacks one by one, and the values of honest files."""
-    detectors = list(dict.fromkeys(name for each in found for name in each.detectors))
-    head = ("detector", "bank per base", "smallest level", *(f"attacks found at {level:.0%}" for level in LEVELS))
+    head = ("bank per base", "smallest level", *(f"attacks found at {level:.0%}" for level in LEVELS))
     head += tuple(f"honest files found at {level:.0%}" for level in LEVELS)
-    recall = [_recall_row(found, name) for name in detectors]
-    each = [_attack_row(found, detectors, name) for name in dict.fromkeys(v.name for v in found if v.draw == 0)]
-    columns = [column for name in detectors for column in (name, f"{name}: smallest p")]
-    cost = [
-        (name, f"{median(v.cpu_s[name] for v in found if name in v.cpu_s):.1f}")
-        for name in (PROBE,)
-        if any(name in v.cpu_s for v in found)
-    ]
+    files = [_file_row(found, name) for name in dict.fromkeys(each.name for each in found if each.draw == 0)]
+    cost = f"{median(each.cpu_s for each in found):.1f}"
     return {
-        "Recall": (head, recall),
-        "Files": (("file", *columns), each),
-        "Cost": (("part", "CPU seconds a job, median"), cost),
+        "Recall": (head, [_recall_row(found)]),
+        "Files": (("file", "shift ratio", "smallest p"), files),
+        "Cost": (("CPU seconds a job, median",), [(cost,)]),
     }
 
 
-def p_value(found: Sequence[Value], value: Value, detector: str, *, without_own: bool) -> float | None:
-    """Return a value's conformal p-value against the honest bank of its seed; None without the detector.
+def p_value(found: Sequence[Value], value: Value, *, without_own: bool) -> float:
+    """Return a value's conformal p-value against the honest bank of its seed.
 
     without_own  leave the draws of the value's own file out of the bank
     """
-    if detector not in value.detectors:
-        return None
     bank = [
-        each.detectors[detector]
+        each.ratio
         for each in found
-        if each.draw and each.seed == value.seed and detector in each.detectors
-        if not (without_own and each.name == value.name)
+        if each.draw and each.seed == value.seed and not (without_own and each.name == value.name)
     ]
-    return conformal_p_value(value.detectors[detector], bank)
+    return conformal_p_value(value.ratio, bank)
 
 
-def smallest_p_values(found: Sequence[Value], detector: str, *, is_honest: bool) -> dict[tuple[str, int], float]:
+def smallest_p_values(found: Sequence[Value], *, is_honest: bool) -> dict[tuple[str, int], float]:
     """Return, by file and seed, the smallest p-value of its jobs; honest files against a bank without their kind."""
     smallest: dict[tuple[str, int], float] = {}
     for each in found:
-        if each.draw or each.is_honest != is_honest:
-            continue
-        p = p_value(found, each, detector, without_own=is_honest)
-        if p is not None:
+        if not each.draw and each.is_honest == is_honest:
+            p = p_value(found, each, without_own=is_honest)
             smallest[each.name, each.seed] = min(p, smallest.get((each.name, each.seed), 1.0))
     return smallest
 
 
-def _recall_row(found: Sequence[Value], detector: str) -> tuple[str, ...]:
-    banks = [sum(1 for v in found if v.seed == seed and v.draw and detector in v.detectors) for seed in _seeds(found)]
+def _recall_row(found: Sequence[Value]) -> tuple[str, ...]:
+    least = min(sum(1 for each in found if each.seed == seed and each.draw) for seed in _seeds(found))
     cells: list[str] = []
     for is_honest in (False, True):
-        p_values = list(smallest_p_values(found, detector, is_honest=is_honest).values())
+        p_values = list(smallest_p_values(found, is_honest=is_honest).values())
         cells += [_share(sum(p <= level for p in p_values), len(p_values)) for level in LEVELS]
-    return (detector, str(min(banks)), f"{1 / (1 + min(banks)):.1%}", *cells)
+    return (str(least), f"{1 / (1 + least):.1%}", *cells)
 
 
-def _attack_row(found: Sequence[Value], detectors: Sequence[str], name: str) -> tuple[str, ...]:
+def _file_row(found: Sequence[Value], name: str) -> tuple[str, str, str]:
     mine = [each for each in found if each.name == name and not each.draw]
-    cells: list[str] = []
-    for detector in detectors:
-        values = [each.detectors[detector] for each in mine if detector in each.detectors]
-        smallest = smallest_p_values(found, detector, is_honest=mine[0].is_honest)
-        p_values = [p for (file, _), p in smallest.items() if file == name]
-        cells += [", ".join(f"{value:.2f}" for value in values), ", ".join(f"{p:.3f}" for p in p_values)]
-    return (f"{name} (honest)" if mine[0].is_honest else name, *cells)
+    is_honest = mine[0].is_honest
+    p_values = [p for (file, _), p in smallest_p_values(found, is_honest=is_honest).items() if file == name]
+    ratios = ", ".join(f"{each.ratio:.2f}" for each in mine)
+    return (f"{name} (honest)" if is_honest else name, ratios, ", ".join(f"{p:.3f}" for p in p_values))
 
 
 def _seeds(found: Sequence[Value]) -> list[int]:
