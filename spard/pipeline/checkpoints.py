@@ -52,10 +52,10 @@ class Checkpoints:
     clean: CleanProcess | None
 
     def run(self, end: EpochEnd) -> None:
-        """Measure the end of an epoch, save its adapter if it passed, and report both; once for all attempts.
+        """Measure the model at the end of an epoch, save its adapter if it passed, and report both.
 
-        An end that is shown again is audited even if the run was asked to stop: the audit is the reason for showing it
-        again.
+        What an earlier attempt has measured or saved is not done again. An end that is shown again is audited even if
+        the run was asked to stop: the audit is the reason for showing it again.
         """
         if end.is_shown_again and distributed.broadcast_object(self.context.should_stop()):
             context = replace(self.context, should_stop=_never)
@@ -120,7 +120,7 @@ class Checkpoints:
         return {suite.name for suite in self._suites if len(suite.prompts) > self.plan.prompts}
 
     def _measure(self, end: EpochEnd, weights: str) -> Found:
-        """Measure the end of an epoch, or reuse an earlier attempt's results for the very same weights.
+        """Measure the model at the end of an epoch, or reuse an earlier attempt's results for the same weights.
 
         The gate decides again on reused results, because the records of the judge's errors may have changed.
         """

@@ -39,7 +39,7 @@ class Development:
     base: Sequence[SuiteResult]
 
     def run(self, end: EpochEnd) -> Standing:
-        """Measure the end of an epoch; results of an earlier attempt are reused for the very same weights."""
+        """Measure the model at the end of an epoch; an earlier attempt's results for the same weights are reused."""
         started = time.perf_counter()
         with self.context.time_stage("compare"):
             found = self._measure(end)

@@ -106,7 +106,7 @@ def _comparable(context: Context, prompts: Mapping[str, Sequence[Prompt]]) -> st
 
 
 def _compare(context: Context, record: EvidenceRecord) -> EvidenceRecord:
-    """Add the p-value against the run's references to a record."""
+    """Return the record with its p-value among the run's references, if there are any to compare it with."""
     path = context.run.evidence_references
     ratios = reference_ratios(json.loads(path.read_text()) if path else None, record.comparable)
     if record.shift_ratio is None or not ratios:

@@ -150,7 +150,7 @@ class EpochStage(Protocol[Result_co]):
     """A stage at the end of an epoch; it runs on every rank and must not change weights."""
 
     def run(self, end: EpochEnd) -> Result_co:
-        """Measure the end of an epoch."""
+        """Measure the model as it is at the end of an epoch."""
         ...
 
 

@@ -41,7 +41,7 @@ class EvidenceRecord:
 
     @property
     def smallest_p_value(self) -> float:
-        """The smallest p-value that so many references can give."""
+        """The smallest p-value that is possible with this number of references."""
         return 1 / (1 + self.references)
 
     @property
