@@ -85,12 +85,12 @@ class Heart:
             self._note(pulse)
 
     def extend(self, session: Session) -> Pulse | None:
-        """Extend the lease in the caller's transaction, and add the GPU time since the last heartbeat.
+        """Extend the lease in the caller's transaction, and report how long the attempt has computed.
 
         Returns None when the lease is lost.
         """
-        idle_s, waits = self._meter.idle_seconds(), self._meter.wait_reason or ""
-        return lease.heartbeat(session, self._claim, self._lease_s, idle_s, waits)
+        computed_s, waits = self._meter.computed_seconds(), self._meter.wait_reason or ""
+        return lease.heartbeat(session, self._claim, self._lease_s, computed_s, waits)
 
     def _note(self, pulse: Pulse) -> None:
         if pulse.audits_last:

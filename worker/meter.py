@@ -10,7 +10,7 @@ STORAGE, JUDGE = "storage", "judge"  # what a job may wait for
 
 
 class Meter:
-    """Measures the idle seconds of one attempt, which heartbeats subtract from its GPU time.
+    """Measures the seconds for which one attempt computes: its GPU time.
 
     It begins paused, waiting for the storage. All methods may be called from any thread.
     """
@@ -18,9 +18,7 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, Lock()
         self._what: str | None = STORAGE
-        # `_since`: idle time until here is counted. `_changed_at`: when computing last began.
-        self._since = self._changed_at = clock()
-        self._idle_s = 0.0
+        self._computed_s, self._resumed_at = 0.0, clock()  # the sum until computing last began, and when that was
 
     @property
     def wait_reason(self) -> str | None:
@@ -31,23 +29,18 @@ class Meter:
         """Begin idle time because of `what`; the last `lost_s` seconds count as idle too, but none before `resume`."""
         with self._lock:
             if self._what is None:
-                self._since = max(self._changed_at, self._clock() - lost_s)
+                self._computed_s += max(0.0, self._clock() - self._resumed_at - lost_s)
             self._what = what
 
     def resume(self) -> None:
         """End the idle time: the job computes from now on."""
         with self._lock:
-            self._add()
-            self._what, self._changed_at = None, self._clock()
+            self._computed_s, self._what, self._resumed_at = self._sum(), None, self._clock()
 
-    def idle_seconds(self) -> float:
-        """Return the idle seconds of the attempt up to now."""
+    def computed_seconds(self) -> float:
+        """Return the seconds for which the attempt has computed up to now."""
         with self._lock:
-            self._add()
-            return self._idle_s
+            return self._sum()
 
-    def _add(self) -> None:
-        now = self._clock()
-        if self._what is not None:
-            self._idle_s += now - self._since
-            self._since = now
+    def _sum(self) -> float:
+        return self._computed_s + (self._clock() - self._resumed_at if self._what is None else 0.0)

@@ -91,7 +91,7 @@ def claim(
             lease_expires_at=now() + lease_s,
             seen_at=now(),
             gpu_seconds_before=Job.gpu_seconds,
-            idle_seconds=0.0,
+            leased_seconds=0.0,
             # A retry keeps the deadline of the first start.
             deadline_at=func.coalesce(Job.deadline_at, now() + max_run_s if max_run_s else None),
         )
@@ -102,17 +102,19 @@ def claim(
     return None
 
 
-def heartbeat(session: Session, claim: Claim, lease_s: float, idle_s: float = 0.0, waits: str = "") -> Pulse | None:
+def heartbeat(
+    session: Session, claim: Claim, lease_s: float, computed_s: float | None = None, waits: str = ""
+) -> Pulse | None:
     """Extend the lease by `lease_s` seconds; return None if the lease is lost, and the worker must stop at once.
 
-    `idle_s` is the number of seconds of the whole attempt that do not count as GPU time; `waits` says what the worker
-    waits for.
+    `computed_s` is the number of seconds of the whole attempt that count as GPU time, by default all; `waits` says what
+    the worker waits for.
     """
     is_overdue = and_(Job.deadline_at.is_not(None), Job.deadline_at < now())
     row = session.execute(
         sql_update(Job)
         .where(_is_held(claim))
-        .values(lease_expires_at=now() + lease_s, waiting_for=waits or None, **transitions.time_used(idle_s))
+        .values(lease_expires_at=now() + lease_s, waiting_for=waits or None, **transitions.time_computed(computed_s))
         .returning(Job.cancel_requested_at, Job.pause_requested_at, is_overdue, Job.audits_last)
         .execution_options(synchronize_session=False)
     ).one_or_none()

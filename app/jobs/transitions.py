@@ -122,25 +122,31 @@ def lock_jobs(session: Session, which: ColumnElement[bool], skip_locked: bool = 
     return session.scalars(rows.execution_options(populate_existing=True))
 
 
-def time_used(idle_s: float | None = None) -> dict[str, object]:
-    """Return the column values that add a running job's GPU time up to now, or up to the end of an expired lease.
+def time_computed(computed_s: float | None = None) -> dict[str, object]:
+    """Return the column values that set a running job's GPU time from the seconds that its attempt computed.
 
-    `idle_s` is the number of seconds of its whole attempt in which its worker was idle. Without it, a job that waits
-    for something adds nothing.
+    They are at most those for which its lease was valid, and by default as many.
     """
+    # A sum replaces the one before, so a heartbeat whose answer got lost may be repeated. The worker measures it by its
+    # own clock, also after its lease has expired.
+    leased = Job.leased_seconds + _seconds_since_seen()
+    computed = leased if computed_s is None else case((leased < computed_s, leased), else_=computed_s)
+    return {"gpu_seconds": Job.gpu_seconds_before + computed, "leased_seconds": leased, "seen_at": now()}
+
+
+def time_used() -> dict[str, object]:
+    """Return the column values that add a running job's GPU time since its last heartbeat, if it waits for nothing."""
+    seconds = _seconds_since_seen()
+    used = case((Job.waiting_for.is_(None), seconds), else_=0.0)
+    return {"gpu_seconds": Job.gpu_seconds + used, "leased_seconds": Job.leased_seconds + seconds, "seen_at": now()}
+
+
+def _seconds_since_seen() -> ColumnElement[float]:
+    """Return the seconds since a running job's last heartbeat, up to now or up to the end of an expired lease."""
     # A worker whose lease has expired may be gone since then, so no later time is charged.
     until = case((Job.lease_expires_at < now(), Job.lease_expires_at), else_=now())
-    is_counted = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
-    if idle_s is None:
-        is_counted &= Job.waiting_for.is_(None)
-    total = Job.gpu_seconds + case((is_counted, until - Job.seen_at), else_=0.0)
-    if idle_s is not None:
-        # The attempt's sum, not what was added: a heartbeat whose answer got lost is repeated, and may be stored.
-        total -= idle_s - Job.idle_seconds
-    # The idle time is measured by the worker's own clock, so it may exceed what was counted in this attempt.
-    least = Job.gpu_seconds_before
-    columns: dict[str, object] = {"gpu_seconds": case((total < least, least), else_=total), "seen_at": now()}
-    return columns if idle_s is None else columns | {"idle_seconds": idle_s}
+    is_later = (Job.status == JobStatus.running) & Job.seen_at.is_not(None) & (until > Job.seen_at)
+    return case((is_later, until - Job.seen_at), else_=0.0)
 
 
 def error_object(code: str, message: str) -> JobError:

@@ -20,6 +20,7 @@ from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, PUBLICATION, REJECTION, claim_job, claim_next, expire, facts, messages, read_job
+from tests.narrowing import require
 
 
 def test_the_oldest_job_is_claimed_first(engine: Engine, add_job: AddJob) -> None:
@@ -81,22 +82,48 @@ def test_a_heartbeat_extends_the_lease(engine: Engine, claim: Claim) -> None:
     assert (read_job(engine, claim.job_id).lease_expires_at or 0) > before + 50
 
 
-def test_a_repeated_heartbeat_subtracts_the_same_idle_time_once(engine: Engine, claim: Claim) -> None:
+def test_a_repeated_heartbeat_counts_the_same_computing_once(engine: Engine, claim: Claim) -> None:
     """It is repeated when its answer got lost on the way, and may have been stored before."""
-    with transaction(engine) as session:
-        session.execute(update(Job).values(seen_at=Job.seen_at - 100.0))
-    for idle_s, counted in ((40.0, 60.0), (40.0, 60.0), (45.0, 55.0)):
+    for passed_s, computed_s, counted in (
+        (100.0, 60.0, 60.0),
+        (0.0, 60.0, 60.0),
+        (0.0, 55.0, 55.0),
+        (0.0, 500.0, 100.0),
+    ):
+        pass_time(engine, passed_s)
         with transaction(engine) as session:
-            lease.heartbeat(session, claim, 60, idle_s)
+            lease.heartbeat(session, claim, 60, computed_s)
         assert read_job(engine, claim.job_id).gpu_seconds == pytest.approx(counted, abs=4.0)
 
 
-def test_the_next_attempt_begins_without_idle_time(engine: Engine, claim: Claim) -> None:
+@pytest.mark.parametrize(("computed_s", "counted"), [(20.0, 20.0), (50.0, 30.0)])
+def test_a_worker_that_waited_beyond_its_lease_is_charged_what_it_computed_within(
+    engine: Engine, claim: Claim, computed_s: float, counted: float
+) -> None:
+    """The end of a job may hang on its way, while it keeps others from the job's row."""
+    with transaction(engine) as session:
+        session.execute(update(Job).values(seen_at=Job.seen_at - 100.0, lease_expires_at=Job.seen_at - 70.0))
+        lease.heartbeat(session, claim, 60, computed_s)
+    assert read_job(engine, claim.job_id).gpu_seconds == pytest.approx(counted, abs=0.01)
+
+
+def test_the_next_attempt_begins_anew_and_keeps_what_was_counted(engine: Engine, claim: Claim) -> None:
+    pass_time(engine, 100.0)
     with transaction(engine) as session:
         lease.heartbeat(session, claim, 60, 40.0)
+        session.execute(update(Job).values(waiting_for="storage"))
         transitions.hand_back(session, session.get_one(Job, claim.job_id), "its worker stops")
-        claim_job(session)
-    assert read_job(engine, claim.job_id).idle_seconds == 0.0
+    with transaction(engine) as session:
+        again = require(claim_job(session))
+        lease.heartbeat(session, again, 60, 5.0)
+    job = read_job(engine, claim.job_id)
+    assert (job.gpu_seconds_before, job.gpu_seconds) == (40.0, pytest.approx(40.0, abs=4.0))
+
+
+def pass_time(engine: Engine, seconds: float) -> None:
+    """Make the last heartbeat so many seconds older."""
+    with transaction(engine) as session:
+        session.execute(update(Job).values(seen_at=Job.seen_at - seconds))
 
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:

@@ -30,19 +30,19 @@ def clock() -> Clock:
 def test_time_before_work_begins_and_while_it_waits_is_idle(clock: Clock) -> None:
     meter = Meter(clock)
     clock.now += 5.0
-    assert (meter.idle_seconds(), meter.wait_reason) == (5.0, STORAGE)
+    assert (meter.computed_seconds(), meter.wait_reason) == (0.0, STORAGE)
     clock.now += 1.0
     meter.resume()
     clock.now += 20.0
-    assert (meter.idle_seconds(), meter.wait_reason) == (6.0, None)
+    assert (meter.computed_seconds(), meter.wait_reason) == (20.0, None)
     meter.pause(JUDGE, lost_s=4.0)  # it was asked in vain for so long
     clock.now += 10.0
     meter.pause(JUDGE, lost_s=3.0)  # that time was idle already
     meter.resume()
     clock.now += 2.0
-    assert meter.idle_seconds() == 20.0
+    assert meter.computed_seconds() == 18.0
     meter.pause(JUDGE, lost_s=100.0)  # no more than since it last began to compute
-    assert meter.idle_seconds() == 22.0
+    assert meter.computed_seconds() == 16.0
 
 
 def test_tasks_are_done_in_order_and_their_results_by_who_listens() -> None:

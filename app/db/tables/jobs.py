@@ -141,7 +141,7 @@ class Job(Base):
     seen_at: Mapped[float | None]  # likewise; `gpu_seconds` is counted up to here
     gpu_seconds: Mapped[float] = mapped_column(default=0.0)  # over all attempts
     gpu_seconds_before: Mapped[float] = mapped_column(default=0.0, server_default="0")  # the part of earlier attempts
-    idle_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of this attempt, subtracted already
+    leased_seconds: Mapped[float] = mapped_column(default=0.0, server_default="0")  # of this attempt, up to `seen_at`
     deadline_at: Mapped[float | None] = mapped_column(index=True)  # likewise by its clock; set when it starts
     cancel_requested_at: Mapped[datetime | None]
     audits_last: Mapped[bool] = mapped_column(default=False, server_default=false())  # before it is cancelled
