@@ -23,7 +23,6 @@ from spard.config.patience import Patience
 from worker import gpu, judge_probe
 from worker.failures import Failure
 from worker.metrics import WorkerMetrics
-from worker.workdir import lock_work_dir
 
 _LACKS_S = 3600.0  # then a base model that could not be loaded is tried again, even if its files are the same
 _THINGS = {  # failure code -> the resource that may be broken
@@ -137,11 +136,6 @@ def check_disk(settings: Settings) -> None:
     preflight.check_folder(settings)
     work_dir = settings.work_dir()
     preflight.check_takes_files(work_dir)
-    try:
-        with lock_work_dir(work_dir):
-            pass
-    except OSError as error:
-        raise Unfit(f"{error.filename} cannot be opened: {error.strerror}. Delete it, or set SPARD_DATA_DIR.") from None
 
 
 def _passes(check: Callable[[Settings], None], settings: Settings) -> bool:

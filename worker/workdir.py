@@ -11,23 +11,20 @@ out/transcripts.jsonl                    prompts and replies of the audit, if th
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from app import locked_folders
 from spard.config.run_spec import RunSpec, resolve_paths, run_from_mapping, to_mapping
 from spard.release.figure_records import TRANSCRIPTS
 from spard.release.task_check import TASK_REPLIES
 
 NODE = "SPARD_NODE"  # environment variable of a child: the number of its machine in the job; not set means 0
 
-_LOCK = "lock"
 _REST = (
     *("waived", "provenance", "holds", "processes", "patience_s", "checkpoint_prompts", "taken_until"),
     "kept_checkpoints",
@@ -204,57 +201,8 @@ def read_assignment(folder: Folder) -> Assignment:
 
 @contextmanager
 def new_folder(work_dir: Path, name: str) -> Iterator[Folder]:
-    """Create an empty, locked folder for one attempt and remove it afterward.
-
-    The lock keeps `remove_abandoned` of other workers from deleting it.
-    """
+    """Create an empty, locked folder for one attempt and remove it afterward."""
     folder = Folder(work_dir / name)
-    with lock_work_dir(work_dir):
-        for path in (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.results):
-            path.mkdir(mode=0o700, parents=True)
-        lock = _lock_folder(folder.root)
-    try:
+    inner = (folder.root / "in" / "suites", folder.stage, folder.resume_states, folder.results)
+    with locked_folders.use(folder.root, [path.relative_to(folder.root).as_posix() for path in inner]):
         yield folder
-    finally:
-        shutil.rmtree(folder.root, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def remove_abandoned(work_dir: Path) -> None:
-    """Remove folders of workers that were killed: the kernel has released their locks."""
-    with lock_work_dir(work_dir):
-        for root in work_dir.glob("*/"):
-            lock = _lock_folder(root)
-            if lock is not None:
-                shutil.rmtree(root, ignore_errors=True)
-                os.close(lock)
-
-
-@contextmanager
-def lock_work_dir(work_dir: Path) -> Iterator[None]:
-    """Keep other workers from creating and removing folders inside the block, so that none sees an unlocked new folder.
-
-    The lock is a separate file: network file systems lock only files opened for writing, and a folder cannot be.
-    """
-    work_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(work_dir.with_name(f"{work_dir.name}.lock"), os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _lock_folder(root: Path) -> int | None:
-    """Lock a folder and return the lock's descriptor; None if another process holds it, or the folder is gone."""
-    try:
-        lock = os.open(root / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    return lock

@@ -14,6 +14,7 @@ from threading import Event, Thread
 import structlog
 from sqlalchemy import ColumnElement
 
+from app import locked_folders
 from app.db import make_engine, read, transaction
 from app.db.tables import Job, JobStatus
 from app.jobs import events, lease, reaper, scheduling
@@ -33,7 +34,7 @@ from worker.preload import Wanted, prefetch_key
 from worker.process import COMMAND, Child, environment
 from worker.sandbox import Cell
 from worker.sinks import feed
-from worker.workdir import Folder, read_assignment, remove_abandoned
+from worker.workdir import Folder, read_assignment
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +109,7 @@ class Worker:
             log.warning("children are not fully isolated; suites that run programs need namespaces", missing=missing)
         if self._settings.audit_engine.name == "vllm" and vllm_version() is None:
             log.warning("vLLM is not installed here: transformers answers the audits")
-        remove_abandoned(self._settings.work_dir())
+        locked_folders.remove_abandoned(self._settings.work_dir())
         reaper = Thread(target=self._reap_loop, daemon=True)
         herald = Thread(target=self._tell, daemon=True)
         for thread in (reaper, herald):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import importlib.util
 import logging
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
@@ -20,6 +17,7 @@ from typing import TypeVar
 
 from huggingface_hub import snapshot_download
 
+from app import locked_folders
 from app.catalog import weights
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
@@ -107,42 +105,10 @@ class EngineFolders:
             shutil.rmtree(self._own, ignore_errors=True)
 
     def _make(self) -> Path:
-        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Between the creation of a folder's lock and the locking, another process would take it for abandoned.
-        with _exclusive(self._root / ".lock"):
-            for left in self._root.iterdir():
-                if _is_abandoned(left):
-                    shutil.rmtree(left, ignore_errors=True)
-            own = self._root / token_hex(8)
-            own.mkdir(mode=0o700)
-            lock = os.open(own / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        locked_folders.remove_abandoned(self._root)
+        own = self._root / token_hex(8)
+        locked_folders.create(own)
         return own
-
-
-@contextmanager
-def _exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created if it is missing; wait for another process that holds it."""
-    lock = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        lock = os.open(folder / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return True
 
 
 log = logging.getLogger(__name__)

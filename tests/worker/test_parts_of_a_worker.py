@@ -5,9 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 import pytest
 from pydantic import SecretStr
@@ -23,7 +21,7 @@ from worker.process import Child, environment
 from worker.protocol import Report, parse
 from worker.resume_state import Discard, Keeper, delete_kept
 from worker.sandbox import Cell
-from worker.workdir import Folder, new_folder, remove_abandoned
+from worker.workdir import Folder, new_folder
 
 
 def test_a_child_knows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,32 +95,6 @@ def test_a_folder_is_gone_after_use(tmp_path: Path) -> None:
     with new_folder(tmp_path, "job-a1") as folder:
         assert folder.stage.is_dir()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_folders_in_use_are_not_abandoned(tmp_path: Path) -> None:
-    (tmp_path / "left-behind").mkdir()
-    with new_folder(tmp_path, "job-a1") as folder:
-        remove_abandoned(tmp_path)
-        assert folder.root.is_dir()
-        assert not (tmp_path / "left-behind").exists()
-
-
-def test_a_folder_that_has_just_begun_is_not_taken_for_abandoned(tmp_path: Path) -> None:
-    stop = Event()
-
-    def remove() -> None:
-        while not stop.is_set():
-            remove_abandoned(tmp_path)
-
-    with ThreadPoolExecutor() as threads:
-        removing = threads.submit(remove)
-        try:
-            for i in range(300):
-                with new_folder(tmp_path, f"job-a{i}") as folder:
-                    assert folder.stage.is_dir()
-        finally:
-            stop.set()
-    removing.result()
 
 
 def make_states(folder: Folder, *steps: int) -> list[Path]:
