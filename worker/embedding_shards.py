@@ -44,6 +44,7 @@ from worker.workdir import Folder, read_assignment
 # is killed.
 
 _LOOK_S = 0.2
+_STUCK_S = 60.0  # without a new byte: the worker that downloads the object was stopped, and keeps its lock
 _READINGS = 2  # complete downloads with a wrong digest before giving up: a storage may err once
 _CHUNK_BYTES = 1 << 20
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -58,7 +59,7 @@ def download(storage: Storage, key: str, sha256: str, folder: int, name: str, go
 
     `folder` is the descriptor of an open directory. `go_on` is called between chunks and may raise to stop. Raises
     `Damaged` for a wrong digest, `StorageError` (`ObjectMissing` if the object is gone), and OSError when the folder
-    cannot be written to.
+    cannot be written to or another worker's download of the object does not go on.
     """
     aside = f".part-{sha256}"
     if _inode(folder, name) is not None:
@@ -130,11 +131,17 @@ def _alone(folder: int, aside: str, name: str, go_on: Callable[[], None]) -> Ite
 
 
 def _lock(handle: int, go_on: Callable[[], None]) -> None:
+    """Lock a partial file; raise TimeoutError if another worker has it and writes nothing for a minute."""
+    size, until = -1, 0.0
     while True:
         go_on()
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if (grown := os.fstat(handle).st_size) != size:
+                size, until = grown, time.monotonic() + _STUCK_S
+            elif time.monotonic() > until:
+                raise TimeoutError("another worker's download does not go on") from None
             time.sleep(_LOOK_S)
         else:
             return

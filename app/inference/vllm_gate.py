@@ -17,6 +17,7 @@ from pathlib import Path
 from app.inference.engine_errors import busy
 
 _LOOK_S = 0.01  # between two attempts to take a lock
+_LONGEST_LOAD_S = 300.0  # a load that takes longer belongs to a process that was stopped, which keeps its locks
 PAUSE_S = 5 * _LOOK_S  # between two loads, so that waiting requests get in
 _MODE = 0o600
 
@@ -33,8 +34,14 @@ class Gate:
         self._rests_until = 0.0
 
     async def enter(self) -> None:
-        """Share the server until `leave`; wait while a load has it or waits for it."""
+        """Share the server until `leave`; wait while a load has it or waits for it.
+
+        Raises 429 `engine_busy` if loads keep it for 5 minutes.
+        """
+        end = time.monotonic() + _LONGEST_LOAD_S
         while self._folder is not None and not self._enter():
+            if time.monotonic() > end:
+                raise busy("Another process of the service has been loading an adapter for too long.")
             await asyncio.sleep(_LOOK_S)
 
     def leave(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from app.db.tables import Corpus, EmbeddingShard, Job, JobStatus, ObjectIntent
 from app.objects import reconciler
 from app.storage import Storage, StorageError, Stored
 from tests.worker.shop import Shop
-from worker import child_files
+from worker import child_files, embedding_shards
 from worker.cache import FolderCache
 from worker.embedding_shards import EmbeddingShards
 from worker.inputs import fill
@@ -252,6 +253,21 @@ def test_a_download_goes_on_where_it_broke_off(light: Place) -> None:
     assert broken.starts == [0, size // 2 + 1, 0, size // 2 + 1]
     assert machine.made == 0
     assert not machine.parts
+
+
+def test_a_worker_does_not_wait_for_one_that_was_stopped_in_its_download(
+    light: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Machine(light.shop, "a").attempt(light.job)
+    machine = Machine(light.shop, "b")
+    folder = machine.settings.cache_dir() / "embeddings"
+    folder.mkdir(parents=True)
+    stopped, _ = light.rows
+    monkeypatch.setattr(embedding_shards, "_STUCK_S", 0.1)
+    with (folder / f".part-{stopped.sha256}").open("wb") as part:
+        fcntl.flock(part, fcntl.LOCK_EX)
+        machine.attempt(light.job)
+    assert (machine.made, len(machine.cached_files)) == (1, 2)
 
 
 def test_what_came_damaged_of_a_download_that_broke_off_is_downloaded_again(light: Place) -> None:

@@ -14,6 +14,7 @@ import pytest
 from openai import APIError, InternalServerError, RateLimitError
 
 from app.errors import TooManyRequests
+from app.inference import vllm_gate
 from app.inference.vllm_gate import Gate
 from tests.app.inference.conftest import Lab
 from tests.app.inference.vllm_stub import Vllm, serve_by_stub
@@ -149,6 +150,19 @@ def test_a_failed_drain_gives_the_requests_their_time(tmp_path: Path) -> None:
             with pytest.raises(TooManyRequests):
                 await _load(gate, [], 0.05)
         await asyncio.wait_for(gate.enter(), WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_a_request_does_not_wait_for_a_process_that_was_stopped_in_a_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_gate, "_LONGEST_LOAD_S", 0.05)
+
+    async def run() -> None:
+        async with Gate(tmp_path).exclusive(WAIT_S):
+            with pytest.raises(TooManyRequests, match="loading an adapter for too long"):
+                await asyncio.wait_for(Gate(tmp_path).enter(), WAIT_S)
 
     asyncio.run(run())
 
