@@ -17,31 +17,22 @@ from sqlalchemy import select
 
 from app.db import read, upgrade_schema
 from app.db.tables import JobEvent, JobStatus
-from app.ops.processes import die_with_parent
 from app.storage.local import LocalStorage
+from benchmarks.billing_child import COMPUTED, STEP_S, STEPS
 from spard.config import JudgeSpec
-from spard.config.patience import Patience
-from spard.evaluation.judges import open_judge, use_chat
-from spard.evaluation.judges.patient import PatientJudge
 from tests.judge_server import judge_server
 from tests.place import Place
 from tests.spard.parts import write_model
-from tests.worker import scripted_child
 from tests.worker.shop import Shop, at_work
-from worker.judge_client import Asking
-from worker.judge_proxy import llm_judges
 from worker.process import Child
-from worker.protocol import Report
-from worker.workdir import Folder, read_assignment
+from worker.workdir import Folder
 from worker.worker import Worker
 
-STEPS, STEP_S = 60, 0.1  # of a job: what it computes is a sleep
 OUTAGE_S = (3.0, 8.0)
-COMPUTED = "computed"
 _CHILD = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).resolve().parents[1])!r})
-from benchmarks.billing_outages import compute
+from benchmarks.billing_child import compute
 compute(int(sys.argv[-1]))
 """
 
@@ -141,46 +132,3 @@ def _hanging(outages: Outages) -> Iterator[None]:
         yield
     finally:
         LocalStorage.write = write  # type: ignore[method-assign]
-
-
-def compute(parent: int) -> None:
-    """Run a fake job that sleeps instead of training and asks its judge for verdicts; report how long it waited.
-
-    The child process that `measure` starts calls this; `parent` is the worker's process id.
-    """
-    die_with_parent(parent)
-    report = Report(sys.stdout.fileno())
-    folder = Folder(Path(sys.stdin.readline().strip()))
-    away = [0.0]
-    report.stage("train")
-    for step in range(1, STEPS + 1):
-        time.sleep(STEP_S)
-        report.metrics(step, STEPS, {"loss/task": 1 / step, "accuracy/task": 0.5})
-        if step % 10 == 0:
-            scripted_child.save(folder, report, step)
-    report.stage("audit")
-    _ask(folder, report, away)
-    report.event(COMPUTED, {"ended_at": time.time(), "away_s": away[0]})
-    scripted_child.finish(folder, report, "good")
-
-
-def _ask(folder: Folder, report: Report, away: list[float]) -> None:
-    assignment, since = read_assignment(folder), [0.0]
-    asking = Asking(report, sys.stdin.fileno(), llm_judges(assignment.run.judge))
-
-    def wait(seconds: float) -> None:
-        report.waiting("judge")
-        time.sleep(seconds)
-
-    def note(lost_s: float | None) -> None:
-        now = time.monotonic()
-        since[0] = since[0] or now - (lost_s or 0.0)
-        if lost_s is None:
-            away[0], since[0] = away[0] + now - since[0], 0.0
-        report.outage("judge", lost_s)
-
-    with use_chat(asking.open):
-        judge = PatientJudge(open_judge(assignment.run.judge), Patience(600.0, 0.2, 1.0), wait, note)
-        for _ in range(20):
-            time.sleep(STEP_S)
-            judge.judge(["Hurt."], ["This is a reply."])
