@@ -33,7 +33,7 @@ _JOBS = """
 
 In `error.code` of a job whose status is `failed`, and of the errors that the library raises. Failures of a worker or of
 what is around it cost a job nothing: it is tried again. Where the provider has something to correct, create the job
-again afterwards.
+again after that.
 
 | code | cause | cure |
 |---|---|---|
