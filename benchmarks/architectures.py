@@ -54,15 +54,15 @@ HEAD = """# Architectures
 Each architecture goes through these steps, as a tiny random model of transformers' own configuration: the trial of
 `spard models add`, a job of two steps with the default defense, the proof in a clean process, answers of the audit and
 of the embedded engine that are those of transformers and PEFT, and a merged export that gives the adapter's logits. An
-architecture that cannot pass is refused, with the message in the last column.
+architecture that cannot pass is refused, with the message in the last column; all others passed all steps.
 
 By default, LoRA adapts the attention of each decoder layer, or its substitute in a layer without attention;
 feed-forward layers, experts and routers are left out. "Attention" stands for `q_proj`, `k_proj`, `v_proj` and `o_proj`.
-`spard check-model` names the modules and the share of layers and parameters that they reach. `spard models add
---target-modules` sets others for a base model, and `lora.target_modules` for a job.
+The table names layers only where some are not reached. `spard models add --target-modules` sets other modules for a
+base model, and `lora.target_modules` for a job.
 
-| model | kind | LoRA default | layers | passes |
-|---|---|---|---|---|
+| model | kind | LoRA default |
+|---|---|---|
 """
 
 
@@ -79,11 +79,17 @@ class Outcome:
     def row(self) -> str:
         """Return the outcome as a Markdown row of the table."""
         kind = ARCHITECTURES[self.name][0]
-        targets = ", ".join(f"`{each}`" for each in self.reach.display_names) if self.reach else ""
-        targets = targets.replace(_ATTENTION, "attention")
-        layers = f"{self.reach.layers} of {self.reach.of_layers}" if self.reach else ""
-        told = "all" if self.refusal is None else f"refused: {self.refusal.replace('<', '&lt;')}"
-        return f"| {self.name} | `{kind}` | {targets} | {layers} | {told} |"
+        if self.refusal is not None:
+            return f"| {self.name} | `{kind}` | refused: {self.refusal.replace('<', '&lt;')} |"
+        return f"| {self.name} | `{kind}` | {self._modules()} |"
+
+    def _modules(self) -> str:
+        """Return the modules that LoRA adapts by default, and the layers that they reach if these are not all."""
+        if self.reach is None:
+            return ""
+        targets = ", ".join(f"`{each}`" for each in self.reach.display_names).replace(_ATTENTION, "attention")
+        layers, of_layers = self.reach.layers, self.reach.of_layers
+        return targets if layers == of_layers else f"{targets} ({layers} of {of_layers} layers)"
 
 
 def outcome(name: str, folder: Path, clean: CleanProcess) -> Outcome:

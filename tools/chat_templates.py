@@ -278,13 +278,10 @@ A model is trained on what it is served with: each answer follows exactly the to
 learned from its first token to the end token at which engines stop. `python -m tools.chat_templates` makes the table
 from the {count} chat templates in the package `trl` {version}; a test repeats it.
 
-A number is the number of samples that a conversation becomes. It is one if the template only appends. If the template
-rewrites earlier turns (drops reasoning, for example), each answer is a sample of its own, and costs the tokens of the
-whole prompt. A number in brackets refers to a note below the table: the row is refused, and `/validation` says so.
-"Closed with" names the end token that is added to each answer, because the template writes none at which the model's
-engines stop.
-
-No package contains the models' own tokenizers; each one here knows the control tokens that its template writes.
+A number is the number of samples that a conversation becomes: one if the template only appends, or one for each answer
+if it rewrites earlier turns. A number in brackets refers to a note below the table: the row is refused. "Closed with"
+names the end token that is added to each answer, because the template writes none at which engines stop. No package
+contains the models' own tokenizers; each one here knows the control tokens that its template writes.
 
 {table}"""
 

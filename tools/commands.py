@@ -24,9 +24,9 @@ def leaves() -> dict[str, Any]:
 
 
 def table() -> str:
-    """Return the commands of the library and the service with their help texts, as rows of Markdown."""
+    """Return the commands of the library and the service with what each does, as rows of Markdown."""
     shown = {name: command for name, command in leaves().items() if not _is_of_laboratory(command)}
-    rows = [f"| `{name}` | {_first_paragraph(command)} |\n" for name, command in shown.items()]
+    rows = [f"| `{name}` | {_first_clause(command)} |\n" for name, command in shown.items()]
     return "".join(["\n| command | does |\n|---|---|\n", *rows, "\n"])
 
 
@@ -51,9 +51,10 @@ def _is_of_laboratory(command: Any) -> bool:
     return str(command.callback.__module__).startswith("spard_lab")
 
 
-def _first_paragraph(command: Any) -> str:
-    """Return the first paragraph of a command's help on one line."""
-    return " ".join((command.help or "").split("\n\n")[0].split()).replace("|", "\\|")
+def _first_clause(command: Any) -> str:
+    """Return a command's help up to the first semicolon, on one line: conditions and exit codes stay in `--help`."""
+    paragraph = " ".join((command.help or "").split("\n\n")[0].split()).replace("|", "\\|")
+    return paragraph.partition("; ")[0].removesuffix(".") + "."
 
 
 def main(argv: Sequence[str]) -> int:

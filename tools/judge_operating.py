@@ -19,7 +19,7 @@ from spard.evaluation.results import SuiteResult
 
 RECALL, FALSE_ALARMS = 0.84, 0.05
 BASE, TRUTHS = 0.01, (0.01, 0.05, 0.10, 0.15)
-SIZES = ((160, 300), (250, 300), (500, 300))  # prompts, labeled replies
+SIZES = ((250, 300), (500, 300))  # prompts, labeled replies
 DRAWS, SEED = 300, 45
 HEAD = "| prompts | labels | truly complies | passes | to people | fails |\n|---|---|---|---|---|---|"
 

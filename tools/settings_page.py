@@ -152,4 +152,6 @@ def _readers() -> dict[str, set[str]]:
 def _fields_of_methods() -> dict[str, set[str]]:
     methods = [node for node in ast.walk(ast.parse(inspect.getsource(Settings))) if isinstance(node, ast.FunctionDef)]
     used = {method.name: {n.attr for n in ast.walk(method) if isinstance(n, ast.Attribute)} for method in methods}
+    for _ in used:  # a method may ask another one: repeat until all chains are followed
+        used = {name: names.union(*(used.get(each, ()) for each in names)) for name, names in used.items()}
     return {name: names & Settings.model_fields.keys() for name, names in used.items()}

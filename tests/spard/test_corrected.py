@@ -176,7 +176,7 @@ def test_a_corrected_audit_asks_every_suite_whole(context: Callable[[GateThresho
 
 
 def test_the_table_of_the_documents_is_what_the_simulation_gives() -> None:
-    """Its 3,600 decisions take about two seconds of a processor: fewer draws would leave 2.5 % in doubt."""
+    """Its 2,400 decisions take some seconds of a processor: fewer draws would leave 2.5 % in doubt."""
     text = DOCS.read_text()
     assert "\n".join([HEAD, *table_rows()]) in text
 

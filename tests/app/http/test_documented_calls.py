@@ -1,7 +1,7 @@
 """Every line of docs/api.md reaches its address and is understood there: the Python client's and curl's.
 
-The page spells out the client's line where the client has a method, and curl's where something is sent. The other lines
-follow two patterns on the page, and are run here too.
+The page spells out the client's line where the client has a method, and elsewhere an example of what is sent. The other
+lines follow four patterns on the page, and are run here too.
 """
 
 from __future__ import annotations
@@ -114,12 +114,14 @@ def test_the_page_has_these_lines() -> None:
     blocks = set(re.findall(r"^```(?:python|bash)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL))
     found = {call.name: call for call in calls()}
     assert {call.python() for call in found.values() if call.has_method()} <= blocks
-    assert {call.curl() for call in found.values() if call.has_body()} <= blocks
-    patterns = {
-        found["GET /v1/files/{file_id}/validation"].python(),
-        found["GET /v1/files"].curl().replace(" \\\n ", ""),
-    }
-    assert patterns <= blocks
+    patterns = [found[name].curl() for name in ("POST /v1/webhook_endpoints", "POST /v1/admin/pools")]
+    validation = found["GET /v1/files/{file_id}/validation"]
+    assert {validation.python(), validation.curl(), *patterns} <= blocks
+    examples = set(re.findall(r"^Example: `(.*)`$", page, re.MULTILINE))
+    repeated = {"POST /v1/fine_tuning/jobs/estimate", "POST /v1/admin/policies/dry_run"}  # the body of another call
+    sending = [call for call in found.values() if call.has_body() and not call.has_method()]
+    assert {call.example() for call in sending if call.name not in repeated} == examples
+    assert len(examples) > 10
     assert all(f"\n### {name}\n" in page for name in found)
 
 
