@@ -48,9 +48,7 @@ def hidden_fields(page: str) -> dict[str, list[str]]:
     """The turns that a page's form carries."""
     found: dict[str, list[str]] = {}
     turns, _, _ = page.partition("<template>")  # from which scripts make the next turn
-    for name, value in re.findall(
-        r'<input type="hidden" name="(asked|\w+_reply)" value="([^"]*)">', page.partition("<template>")[0]
-    ):
+    for name, value in re.findall(r'<input type="hidden" name="(asked|\w+_reply)" value="([^"]*)">', turns):
         found.setdefault(name, []).append(unescape(value))
     return found
 
