@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from threading import Event
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -34,7 +35,8 @@ class Writer:
     async def start(self, model: Released, project: str, ask: Ask) -> tuple[Stream, int, Proof | None]:
         stream = Stream(1, self._stop)
         side = "own" if model.archive else "base"
-        self._tasks.add(asyncio.create_task(self._write(stream, f"{side} answers {ask['messages'][-1]['content']}")))
+        messages: Any = ask["messages"]
+        self._tasks.add(asyncio.create_task(self._write(stream, f"{side} answers {messages[-1]['content']}")))
         return stream, 3, None
 
     def _stop(self, number: int) -> None:
@@ -46,7 +48,8 @@ class Writer:
         def put(word: str, finish: str | None = None) -> None:
             nonlocal written
             written += 1
-            stream.put({"kind": "piece", "index": 0, "text": word, "reply_tokens": written, "finish": finish})
+            said: Any = {"kind": "piece", "index": 0, "text": word, "reply_tokens": written, "finish": finish}
+            stream.put(said)
 
         put(f"{text}:")
         while not self.may_end.is_set() and not self.stopped:

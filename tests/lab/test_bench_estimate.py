@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from spard_lab.bench import estimate as estimates
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import Asked, method_cells, sweep_cells
@@ -21,7 +20,7 @@ from spard_lab.bench.spec import FilesSpec, LabSpec, load_spec
 from spard_lab.lab import make, unaligned
 
 from spard.data.rows import Prompt
-from spard.evaluation.ask import Speaker
+from spard.evaluation.ask import Speaker, ask
 from spard.models.base import load_base
 from tests.lab.test_datasets import jsonl
 from tests.spard.parts import ANY_BASE, TINY_PLAN
@@ -180,13 +179,12 @@ def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limits: list[int] = []
-    answer = estimates.ask
 
-    def ask(speaker: Speaker, prompts: Sequence[Prompt], limit: int) -> list[str]:
+    def ask_one(speaker: Speaker, prompts: Sequence[Prompt], limit: int) -> list[str]:
         limits.append(limit)
-        return answer(speaker, prompts[:1], limit)
+        return ask(speaker, prompts[:1], limit)
 
-    monkeypatch.setattr(estimates, "ask", ask)
+    monkeypatch.setattr("spard_lab.bench.estimate.ask", ask_one)
     for module in (make, unaligned):  # where base model and twin are trained
         monkeypatch.delattr(module, {make: "pretrain", unaligned: "train"}[module])
     bench = ["methods", "--recipe", "lab", "--methods", "none,safelora", "--attacks", "poisoned", "--seeds", "1,2"]
