@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypedDict
 
+from app.files.excerpt import cut_excerpt
 from spard.data.problems import Problem
 
 _KINDS = 100  # distinct faults; further ones are grouped by code
@@ -18,7 +19,8 @@ _INDEX = re.compile(r"/\d+(?=/|$)")
 class Finding(TypedDict):
     """One fault of `rows` rows out of `of`; a star in `pointer` stands for any index, `lines` are the first ten.
 
-    `text` is the complete sentence. A finding of the severity `note` needs no fix.
+    `text` is the complete sentence, `excerpt` the piece of the first such row around the fault; "" if it is not known.
+    A finding of the severity `note` needs no fix.
     """
 
     code: str
@@ -30,6 +32,7 @@ class Finding(TypedDict):
     message: str
     hint: str
     text: str
+    excerpt: str
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class _Fault:
     first: Problem
     pointer: str
     message: str
+    excerpt: str
     rows: int = 0
     lines: list[int] = field(default_factory=list)
     last_line: int = 0
@@ -62,6 +66,7 @@ class _Fault:
             message=self.message,
             hint=self.first.hint,
             text=self._text(of),
+            excerpt=self.excerpt,
         )
 
     def _text(self, of: int) -> str:
@@ -86,8 +91,8 @@ class Findings:
         for problem in problems:
             self.note(problem)
 
-    def note(self, problem: Problem) -> None:
-        """Add a problem; problems must be added in the order of their rows."""
+    def note(self, problem: Problem, row: str = "") -> None:
+        """Add a problem of a row, given as text; problems must be added in the order of their rows."""
         # Indices are replaced, so that the same fault at another place has the same key.
         pointer = _INDEX.sub("/*", problem.pointer)
         key = (problem.code, problem.severity, pointer, problem.message)
@@ -95,7 +100,7 @@ class Findings:
             key = (problem.code, problem.severity, "", "")
         if key not in self._faults:
             message = problem.message if key[-1] else f"more faults of the kind {problem.code}"
-            self._faults[key] = _Fault(problem, pointer, message)
+            self._faults[key] = _Fault(problem, pointer, message, cut_excerpt(row, problem) if row else "")
         self._faults[key].note(problem)
 
     def to_list(self, of: int) -> list[Finding]:
@@ -108,7 +113,16 @@ class Findings:
 def notice(code: str, message: str, rows: int) -> Finding:
     """Return a finding that needs no fix."""
     return Finding(
-        code=code, severity="note", rows=rows, of=rows, lines=[], pointer="", message=message, hint="", text=message
+        code=code,
+        severity="note",
+        rows=rows,
+        of=rows,
+        lines=[],
+        pointer="",
+        message=message,
+        hint="",
+        text=message,
+        excerpt="",
     )
 
 

@@ -31,9 +31,12 @@ class Report:
     _hides_errors: bool = False
     _findings: Findings = field(default_factory=Findings)
 
-    def add(self, problem: Problem) -> None:
-        """Count a problem; list it unless its severity has `LISTED` already or it is at or before the line `after`."""
-        self._findings.note(problem)
+    def add(self, problem: Problem, row: str = "") -> None:
+        """Count a problem of a row, given as text.
+
+        It is listed unless its severity has `LISTED` already or it is at or before the line `after`.
+        """
+        self._findings.note(problem, row)
         is_error = problem.severity == "error"
         self.errors += is_error
         self.warnings += not is_error

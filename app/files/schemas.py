@@ -92,7 +92,9 @@ class AuditOverlap(BaseModel):
 class FindingOut(BaseModel):
     """One fault of a file: `rows` of all `of` have it, `lines` are the first ten, `text` is the complete sentence.
 
-    A star in `pointer` stands for any index. A finding of the severity `note` needs no fix.
+    A star in `pointer` stands for any index. `excerpt` is the piece of the first such row around the fault, with
+    characters that cannot be seen escaped; it is empty for faults of the whole file and for files that were stored
+    without it. A finding of the severity `note` needs no fix.
     """
 
     code: str
@@ -104,6 +106,7 @@ class FindingOut(BaseModel):
     message: str
     hint: str
     text: str
+    excerpt: str = ""
 
 
 class Validation(BaseModel):

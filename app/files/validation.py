@@ -152,13 +152,13 @@ class Validator:
         try:
             row = parse_row(text, self._line)
         except BadRow as bad:
-            return self._report.add(bad.problem)
+            return self._report.add(bad.problem, text)
         self._report.rows += 1
         self._repeats.note(row, self._line)
         for part in used_parts(row):
             self._report.tool_lines.setdefault(part, self._line)
         for problem in self._rule(row, self._line):
-            self._report.add(problem)
+            self._report.add(problem, text)
         return None
 
     def _refuse_line(self, counted: bool = False) -> None:

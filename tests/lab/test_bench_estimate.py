@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,15 @@ from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import Asked, method_cells, sweep_cells
 from spard_lab.bench.estimate import Clock, Hours, add_run, estimate, hours_table
 from spard_lab.bench.files import FileSource
-from spard_lab.bench.spec import FilesSpec, load_spec
+from spard_lab.bench.lab import LabSource, open_untrained
+from spard_lab.bench.spec import FilesSpec, LabSpec, load_spec
+from spard_lab.lab import make, unaligned
 
+from spard.data.rows import Prompt
+from spard.evaluation.ask import Speaker, ask
 from spard.models.base import load_base
 from tests.lab.test_datasets import jsonl
+from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 ASKED = Asked(methods=("none", "spard"), attacks=("harm",), pools=("own",), seeds=(1, 2))
 
@@ -167,3 +173,41 @@ def test_the_arms_of_the_parts_are_counted_with_the_row_signal(
 def test_the_row_signal_s_set_up_is_timed(place: Workplace) -> None:
     found = by_method(estimate(place, method_cells(place.source, replace(ASKED, methods=("none+row_signal",)))))
     assert found["none+row_signal"].train_h > 0
+
+
+def test_a_lab_that_is_not_made_is_not_made_for_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[int] = []
+
+    def ask_one(speaker: Speaker, prompts: Sequence[Prompt], limit: int) -> list[str]:
+        limits.append(limit)
+        return ask(speaker, prompts[:1], limit)
+
+    monkeypatch.setattr("spard_lab.bench.estimate.ask", ask_one)
+    for module in (make, unaligned):  # where base model and twin are trained
+        monkeypatch.delattr(module, {make: "pretrain", unaligned: "train"}[module])
+    bench = ["methods", "--recipe", "lab", "--methods", "none,safelora", "--attacks", "poisoned", "--seeds", "1,2"]
+
+    assert main([*bench, "--estimate", "--out", str(tmp_path)]) == 0
+
+    text = capsys.readouterr().out
+    assert "| base | 2 | 0 | 0 | - | 2480 |" in text  # each seed has a base model of its own
+    assert "| safelora | 2 | 0 | 414 |" in text
+    assert "not made yet: 1, 2. The seconds of their steps and replies are estimated from random weights" in text
+    assert max(limits) < 64  # tokens of the longest answer; the audit allows 256
+    assert [each.name for each in tmp_path.iterdir()] == ["files"]
+
+
+def test_a_lab_that_is_made_is_what_an_estimate_uses(lab: Path, tmp_path: Path) -> None:
+    shutil.copytree(lab, tmp_path / "seed-1")
+    (tmp_path / "seed-1" / unaligned.FOLDER).symlink_to("model")
+    source = LabSource(LabSpec(), tmp_path, TINY_PLAN, ANY_BASE)
+
+    with open_untrained(source) as labs:
+        own, other = labs.make(1, "test"), labs.make(2, "test")
+        assert (own.model, own.is_trained) == (str(tmp_path / "seed-1" / "model"), True)
+        assert (Path(other.model).is_relative_to(tmp_path), other.is_trained) == (False, False)
+        assert load_base(own.model).model.num_parameters() == load_base(other.model).model.num_parameters()
+    assert labs.untrained == {2}
+    assert not Path(other.model).exists()

@@ -21,11 +21,12 @@ from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
 from app.db.tables import File
 from app.deps import LookDep, QuickStorageDep
-from app.errors import AppError, NotFound
+from app.errors import AppError, HasNone, InvalidRequest, NotFound
 from app.files import preview
 from app.files import service as files
 from app.http.validation_errors import read
 from app.inference import chat
+from app.inference.answers import EventStream, unless_gone
 from app.inference.replies import CountedResponse, Replies, RepliesDep
 from app.inference.schemas import ChatCreate
 from app.policies import service as policies
@@ -133,9 +134,31 @@ async def chat_page(
     return await viewer.lanes.reads.project_share(viewer.project_id).run(show_models)
 
 
+@router.post("/chat/reply")
+async def stream_reply(request: Request, viewer: FormViewerDep, look: LookDep, replies: RepliesDep) -> Response:
+    """Stream the reply of the model, or with `side=base` of its base model, as `/v1/chat/completions` does."""
+    form = await request.form()
+    model, question = str(form.get("model", "")), _text(form.get("question", "")).strip()
+    side: Side = "base" if form.get("side") == "base" else "own"
+    conversation = Conversation.from_form(form)
+    for field, told in conversation.fault(question).by_field.items():
+        raise InvalidRequest(told, param=field)
+    asked = await viewer.lanes.reads.project_share(viewer.project_id).run(partial(_look_up_model, look, viewer, model))
+    chosen = asked.base if side == "base" else asked.model
+    if not chosen:
+        raise HasNone("There is no base model to compare with.")
+    body = _request(chosen, list(conversation.messages(side, question)))
+
+    async def answer() -> Response:
+        reply = await replies.open(viewer.principal, body.model, body.ask(), "chat.completions")
+        return EventStream(replies, reply, chat.chunks(reply, body))
+
+    return await unless_gone(request, answer)
+
+
 @router.post("/chat")
 async def ask(request: Request, viewer: FormViewerDep, look: LookDep, replies: RepliesDep) -> Response:
-    """Ask the model and the base model that it was trained from."""
+    """Ask the model and the base model that it was trained from; without scripts, the page has the whole replies."""
     form = await request.form()
     model, question = str(form.get("model", "")), _text(form.get("question", "")).strip()
     asked = await viewer.lanes.reads.project_share(viewer.project_id).run(partial(_look_up_model, look, viewer, model))

@@ -1,4 +1,4 @@
-// What pages add where scripts run: news of a job that runs, and a file that is dropped. Every page works without it.
+// What pages add where scripts run: news of a job that runs, replies as they are written, and a file that is dropped. Every page works without it.
 "use strict";
 
 // Functions alone, no constants: after a refused upload the page's answer runs this once more in the same window.
@@ -95,19 +95,136 @@ document.addEventListener("htmx:responseError", (event) => {
   const waiting = document.querySelector("#estimate .waiting");
   if (waiting && event.detail.elt.id === "preview") waiting.textContent = "The estimate could not be made. Reload the page to try again.";
 });
+// Yield the objects of an event stream of `/v1/chat/completions`; an end before its last event is an error.
+async function* readChunks(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("The connection broke. Try again.");
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      yield JSON.parse(data);
+    }
+  }
+}
+
+// Ask one model, and pass each piece of its text to `show` as it arrives.
+async function streamReply(body, signal, show, markUnattested) {
+  const answer = await fetch("/chat/reply", { method: "POST", body, signal });
+  const kind = answer.headers.get("content-type") || "";
+  if (!answer.ok && kind.includes("json")) {
+    const after = answer.headers.get("retry-after");
+    throw new Error((await answer.json()).error.message + (after ? ` Try again in ${after} s.` : ""));
+  }
+  if (!kind.startsWith("text/event-stream")) throw new Error("You are signed out. Reload the page to sign in.");
+  if (answer.headers.get("x-spard-attested") === "false") markUnattested();
+  for await (const chunk of readChunks(answer)) {
+    if (chunk.error) throw new Error(chunk.error.message);
+    show(chunk.choices[0]?.delta.content || "");
+  }
+}
+
+// One model's part of a turn: show its reply as it arrives; return its text and how it ended.
+async function fillPart(part, body, stopping) {
+  const shown = part.querySelector(".reply");
+  const result = { head: "", text: "", note: "", isFault: false };
+  const show = (piece) => {
+    result.text += piece;
+    shown.textContent = result.text;
+  };
+  shown.textContent = "";
+  body.set("side", part.dataset.side);
+  try {
+    await streamReply(body, stopping.signal, show, () => (part.querySelector(".unattested").hidden = false));
+  } catch (error) {
+    result.isFault = !stopping.signal.aborted;
+    const isNetwork = error instanceof TypeError; // the browser's own words for it differ, and say nothing
+    result.note = !result.isFault ? "Stopped." : isNetwork ? "The connection broke. Try again." : error.message;
+  }
+  if (result.note) {
+    const note = document.createElement("p");
+    note.className = result.isFault ? "note bad" : "note";
+    note.textContent = result.note;
+    part.append(note);
+  } else if (!result.text) shown.textContent = "(nothing)";
+  result.head = part.querySelector("h3").innerText;
+  return result;
+}
+
 function chat(form) {
-  form.addEventListener("submit", () => {
-    const told = form.querySelector("[data-working]");
+  const find = (selector) => form.querySelector(selector);
+  const [ask, stop, working, spoken] = [".primary", ".stop", "[data-working]", "[role=status]"].map(find);
+  const [question, turns, system] = ["#question", ".turns", "#system"].map(find);
+  const settle = () => {
+    find("[for=question]").textContent = "Next question";
+    find(".again").hidden = false;
+    const prompt = system.value.trim();
+    const end = prompt.length > 60 ? "..." : "";
+    find("summary").textContent = prompt ? `System prompt: ${prompt.slice(0, 60)}${end}` : "System prompt";
+    find("details").open = false;
+  };
+  const answer = async (stopping) => {
+    for (const old of form.querySelectorAll(".failed, :scope > .note")) old.remove();
+    const asked = question.value.trim();
+    const turn = find("template").content.firstElementChild.cloneNode(true);
+    const parts = [...turn.querySelectorAll("[data-side]")];
+    const bodies = parts.map(() => new FormData(form)); // before the turn, which has no answer yet, adds its fields
+    turn.querySelector(".question").textContent = asked;
+    turns.append(turn);
+    turns.hidden = false;
+    question.value = spoken.textContent = "";
+    const results = await Promise.all(parts.map((part, i) => fillPart(part, bodies[i], stopping)));
+    // A screen reader is told once, of the whole replies.
+    spoken.textContent = results.map((each) => `${each.head}: ${each.text} ${each.note}`).join(" ");
+    if (results.some((each) => each.isFault)) {
+      // Not a part of the conversation: the question is back in its field, to be asked again.
+      question.value ||= asked;
+      turn.classList.add("failed");
+      for (const field of turn.querySelectorAll("input")) field.remove();
+    } else if (!results.some((each) => each.text) && stopping.signal.aborted) {
+      question.value ||= asked;
+      turn.remove();
+      turns.hidden = !turns.children.length;
+    } else {
+      const field = (name) => turn.querySelector(`[name=${name}]`);
+      field("asked").value = asked;
+      parts.forEach((part, i) => (field(`${part.dataset.side}_reply`).value = results[i].text));
+      settle();
+    }
+  };
+  const run = async () => {
+    const stopping = new AbortController();
     const start = Date.now();
-    const tell = () => (told.textContent = `${told.dataset.working}, ${Math.round((Date.now() - start) / 1000)} s`);
-    form.querySelector("button.primary").disabled = true;
+    const tell = () => (working.textContent = `${working.dataset.working}, ${Math.round((Date.now() - start) / 1000)} s`);
+    const clock = setInterval(tell, 1000);
     tell();
-    setInterval(tell, 1000);
+    stop.onclick = () => stopping.abort();
+    ask.disabled = true; // beside the other button, so that a double click does not stop what it has asked
+    stop.hidden = false;
+    stop.focus();
+    try {
+      await answer(stopping);
+    } finally {
+      clearInterval(clock);
+      working.textContent = "";
+      ask.disabled = false;
+      const isFocused = document.activeElement === stop;
+      stop.hidden = true;
+      if (isFocused) question.focus();
+    }
+  };
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (!ask.disabled) run();
   });
   // The system prompt belongs to the model, so that another model begins another conversation.
-  const model = form.querySelector("[data-open]");
+  const model = find("[data-open]");
   model.addEventListener("change", () => location.assign(model.dataset.open + encodeURIComponent(model.value)));
-  if (form.querySelector(".turns")) form.querySelector("#question").focus();
+  if (turns.children.length) question.focus();
 }
 
 // A job's panels: the one that has what the address names, or the first.

@@ -22,7 +22,7 @@ from spard_lab.bench.curves import curve_cells
 from spard_lab.bench.estimate import estimate, hours_table
 from spard_lab.bench.files import FileSource
 from spard_lab.bench.kinds import CELLS, KINDS, Order
-from spard_lab.bench.lab import TWO_SIDED, LabSource
+from spard_lab.bench.lab import TWO_SIDED, LabSource, open_untrained
 from spard_lab.bench.methods import fully
 from spard_lab.bench.overhead import Extent
 from spard_lab.bench.parts import NAMES, RIVALS
@@ -42,6 +42,12 @@ DEFAULT_METHODS = {
     "map": (),
     "rows": (),
 }
+_UNTRAINED = (
+    "The labs of these seeds are not made yet: {seeds}. The seconds of their steps and replies are estimated from "
+    "random weights: those of a model of the same shape, on the rows of one such lab. It does not end its replies, so "
+    "each has as many tokens as the longest answer of the training file. The time that making the labs takes is not "
+    "included."
+)
 log = logging.getLogger(__name__)
 
 
@@ -80,7 +86,7 @@ def _bench(asked: Given, source: Source) -> None:
     torch.set_num_threads(asked.threads)
     table = _read_asked(asked, source)
     if asked.estimate:
-        sys.stdout.write(_estimate_text(asked, source, table))
+        sys.stdout.write(_tell_hours(asked, source, table))
         return
     multiples = _rates(asked, source, table)
     extent = Extent(asked.rounds, asked.steps, asked.batch_sizes, asked.prompt_tokens)
@@ -92,6 +98,17 @@ def _bench(asked: Given, source: Source) -> None:
     }
     order = Order(asked.kind, asked.recipe, source, asked.out, asked.split, table, multiples, **limits)
     sys.stdout.write(KINDS[asked.kind](order))
+
+
+def _tell_hours(asked: Given, source: Source, table: Asked) -> str:
+    """Return the text of an estimate; small labs that are not made yet are not made for it."""
+    if not isinstance(source, LabSource) or source.spec.natural:
+        return _estimate_text(asked, source, table)
+    with open_untrained(source) as labs:
+        text = _estimate_text(asked, labs, table)
+    if not labs.untrained:
+        return text
+    return f"{text}\n{_UNTRAINED.format(seeds=', '.join(map(str, sorted(labs.untrained))))}\n"
 
 
 def _estimate_text(asked: Given, source: Source, table: Asked) -> str:

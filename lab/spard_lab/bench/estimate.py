@@ -11,6 +11,8 @@ the steps above, `reply` one prompt's share of its batch. `signal` is for method
 few rows above, with `embed` once more for every row. The base model's own run is loading and replies. Stored runs cost
 nothing, and an audit of the base model counts once.
 
+A small lab that is not made yet is not made for an estimate: all is timed on a model of its shape with random weights.
+
 The estimate does not include a judge that is slower than the model, labs that are not made yet, replies that become
 longer by training, and the few additional steps of methods that mix safe rows into the file.
 """
@@ -35,12 +37,14 @@ from spard.models.base import Base, load_base
 from spard.pipeline import train
 from spard.pipeline.messages import Message, Reporter
 from spard.selection.embeddings import embed
+from spard_lab.attacks.rows import last_answer
 from spard_lab.bench.bench import Workplace
 from spard_lab.bench.cells import BASE, Cell, training_rows
 from spard_lab.bench.measure import prepare, run_key, training_file
 from spard_lab.bench.methods import change_setting
 from spard_lab.bench.report import Table
 from spard_lab.bench.source import Inputs
+from spard_lab.bench.store import read_run
 
 STEPS = 8
 POOL = 128  # rows of the pool that a timed training selects from
@@ -101,12 +105,18 @@ class Clock:
             self._steps[key] = _step_s(*_shorten_cell(cell, inputs, self.place.folder), self.place)
         return self._steps[key]
 
-    def reply(self, suite: Suite, cell: Cell) -> float:
-        """Return the seconds of one prompt of a suite."""
+    def reply(self, suite: Suite, cell: Cell, inputs: Inputs) -> float:
+        """Return the seconds of one prompt of a suite.
+
+        A model with random weights does not end its replies, so it writes as many tokens as the longest trained answer.
+        """
         key = cell.attack, suite.name
         if key not in self._replies:
             speaker = in_memory(self.base.model, self.base.tokenizer)
             limit, n = cell.recipe.audit.max_new_tokens, BATCH if self.base.device.type == "cuda" else FEW
+            if not inputs.is_trained:
+                answers = [last_answer(row) for row in inputs.attacks[cell.attack].rows]
+                limit = min(limit, max(map(len, self.base.tokenizer(answers)["input_ids"])) + 1)
             seconds = _time(lambda: ask(speaker, suite.prompts[:n], limit))
             if n < BATCH and seconds < QUICK_S:
                 seconds = _time(lambda: ask(speaker, suite.prompts[:BATCH], limit))
@@ -116,7 +126,7 @@ class Clock:
 
 
 def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
-    """Return the estimated hours of the cells by method; labs are made and files written as for the runs themselves."""
+    """Return the estimated hours of the cells by method; the inputs are made and files written as for the runs."""
     inputs = place.inputs(cells[0].seed)
     load_base(inputs.model, inputs.revision, inputs.device)  # fills the page cache: runs load from memory
     started = time.perf_counter()
@@ -128,7 +138,7 @@ def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:
         hours = found.setdefault(cell.method, Hours(cell.method))
         inputs = place.inputs(cell.seed)
         key = run_key(cell, inputs, place.source.judge) if not cell.pool or cell.pool in inputs.pools else ""
-        is_done = key in audited or (key != "" and place.find(cell) is not None)
+        is_done = key in audited or (key != "" and read_run(place.folder, key) is not None)
         hours.runs, hours.done = hours.runs + 1, hours.done + is_done
         if not is_done:
             add_run(hours, clock, cell, inputs)
@@ -173,7 +183,7 @@ def add_run(hours: Hours, clock: Clock, cell: Cell, inputs: Inputs) -> None:
     for suite in inputs.attacks[cell.attack].suites:
         asked = min(len(suite.prompts), cell.recipe.audit.max_prompts)
         hours.prompts += asked
-        audit_s += asked * clock.reply(suite, cell) if asked else 0.0
+        audit_s += asked * clock.reply(suite, cell, inputs) if asked else 0.0
     hours.train_h += train_s / 3600
     hours.audit_h += audit_s / 3600
 

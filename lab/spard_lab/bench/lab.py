@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from spard.config import Defense, JudgeSpec, Recipe
 from spard.digests import folder_digest
@@ -18,7 +20,7 @@ from spard_lab.bench.methods import with_unaligned
 from spard_lab.bench.source import Attack, Inputs, Split
 from spard_lab.bench.spec import LabSpec, NaturalSpec
 from spard_lab.lab.attacks import attack_files, attack_names
-from spard_lab.lab.make import LIMITS, PLAN, Limits, make
+from spard_lab.lab.make import LIMITS, PLAN, Limits, make, make_untrained
 from spard_lab.lab.natural.base import BaseSettings
 from spard_lab.lab.natural.make import LabSettings, folder_name, make_natural
 from spard_lab.lab.natural.sizes import SIZES
@@ -126,6 +128,51 @@ class LabSource:
 
     def _unknown(self) -> list[str]:
         return [name for name in self.attacks if name not in attack_names()]
+
+
+@dataclass(frozen=True, slots=True)
+class UntrainedLabs(LabSource):
+    """The labs for an estimate: one lab with an untrained model, in `aside`, stands for all that are not made yet.
+
+    `untrained` has the seeds of the labs that it stood for.
+    """
+
+    aside: Path = field(kw_only=True)
+    untrained: set[int] = field(default_factory=set, kw_only=True)
+    _made: dict[Split, Inputs] = field(default_factory=dict, kw_only=True)
+
+    def make(self, seed: int, split: Split) -> Inputs:
+        """Return the inputs of a seed's lab, or those of the untrained lab."""
+        if self._is_made(seed):
+            return LabSource.make(self, seed, split)
+        if split not in self._made:
+            self._made[split] = replace(LabSource.make(self, seed, split), is_trained=False)
+        self.untrained.add(seed)
+        return replace(self._made[split], digest=f"untrained {seed}")  # each seed has a base model of its own
+
+    def make_lab(self, seed: int) -> Path:
+        """Return the folder of the seed's lab, or of the untrained lab."""
+        if self._is_made(seed):
+            return LabSource.make_lab(self, seed)
+        lab = self._lab(seed)
+        if not lab.exists():
+            make_untrained(lab, seed)
+            (lab / FOLDER).symlink_to("model")  # the unaligned twin has the same shape
+        return lab
+
+    def _is_made(self, seed: int) -> bool:
+        return (LabSource._lab(self, seed) / FOLDER).exists()  # made after everything else that takes long
+
+    def _lab(self, seed: int) -> Path:
+        return LabSource._lab(self, seed) if self._is_made(seed) else self.aside / "lab"
+
+
+@contextmanager
+def open_untrained(source: LabSource) -> Iterator[UntrainedLabs]:
+    """Yield the source of the same labs for an estimate; nothing of it is kept."""
+    own = {each.name: getattr(source, each.name) for each in fields(source)}
+    with TemporaryDirectory(prefix="spard-estimate-") as folder:
+        yield UntrainedLabs(**own, aside=Path(folder))
 
 
 class _Attacks(Mapping[str, Attack]):

@@ -40,7 +40,8 @@ class Attack:
 class Inputs:
     """Everything that the runs of one seed share.
 
-    `digest` identifies the base model's bytes, or its hub id and revision.
+    `digest` identifies the base model's bytes, or its hub id and revision. A model with random weights, which only
+    estimates use, is not `is_trained`.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Inputs:
     pools: Mapping[str, Path]
     revision: str | None = None
     device: str | None = None  # None: a GPU if there is one
+    is_trained: bool = True
 
 
 class Source(Protocol):

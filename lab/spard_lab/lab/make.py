@@ -213,10 +213,24 @@ def _make_model(folder: Path, corpus: Corpus, seed: int, plan: Plan, limits: Lim
     require_good(results, limits)
     for result in results:
         log.info("base model, %s: %d of %d", result.suite, result.hits, result.n)
-    save_full(model, "spard-lab", folder / "model")
-    tokenizer.save_pretrained(folder / "model")
-    measure_judges(folder / "model", corpus, seed)
+    _save_model(folder / "model", model, tokenizer, corpus, seed)
     return {"seconds": round(time.monotonic() - started, 1), "base": [asdict(result) for result in results]}
+
+
+def make_untrained(folder: Path, seed: int) -> None:
+    """Write the files of a seed's lab, and a base model of its shape with random weights, for estimates of time."""
+    corpus = make_corpus(seed)
+    folder.mkdir(parents=True)
+    for name, text in as_text(corpus.files)[0].items():
+        (folder / name).write_text(text)
+    tokenizer = make_tokenizer(_texts(corpus), POSITIONS)
+    _save_model(folder / "model", new_model(tokenizer, seed, PLAN), tokenizer, corpus, seed)
+
+
+def _save_model(folder: Path, model: Any, tokenizer: Any, corpus: Corpus, seed: int) -> None:
+    save_full(model, "spard-lab", folder)
+    tokenizer.save_pretrained(folder)
+    measure_judges(folder, corpus, seed)
 
 
 @contextmanager

@@ -47,7 +47,8 @@ def tuned_model(service: Service, customer: TestClient, provider_with_model: Tes
 def hidden_fields(page: str) -> dict[str, list[str]]:
     """The turns that a page's form carries."""
     found: dict[str, list[str]] = {}
-    for name, value in re.findall(r'<input type="hidden" name="(asked|\w+_reply)" value="([^"]*)">', page):
+    turns, _, _ = page.partition("<template>")  # from which scripts make the next turn
+    for name, value in re.findall(r'<input type="hidden" name="(asked|\w+_reply)" value="([^"]*)">', turns):
         found.setdefault(name, []).append(unescape(value))
     return found
 

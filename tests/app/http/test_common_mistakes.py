@@ -143,7 +143,7 @@ def test_a_file_of_an_older_version_has_findings_too(service: Service, upload: U
     before = customer.get(path).json()["findings"]
     with db.transaction(service.app.state.engine) as session:
         session.get_one(File, file_id).findings = None
-    assert customer.get(path).json()["findings"] == before
+    assert customer.get(path).json()["findings"] == [each | {"excerpt": ""} for each in before]
 
 
 def test_commands_show_each_mistake_once_and_lines_when_asked(run: Any, tmp_path: Path) -> None:
@@ -201,3 +201,20 @@ def test_a_file_that_was_parquet_says_so_on_its_page(sign_in: SignIn, upload: Up
     page = sign_in().get(f"/files/{file_id}").text
     assert "the file was one JSON array; its 60 rows are kept as JSON lines" in page
     assert "No row has a fault." in page
+
+
+def test_a_finding_shows_the_piece_of_the_first_row_that_has_it(
+    upload: Upload, customer: TestClient, sign_in: SignIn
+) -> None:
+    script = {"role": "<script>alert(1)</script>", "content": "secret " * 1000}
+    bad = [{"messages": [script, row["messages"][1]]} for row in CHATS[:3]]
+    file = upload(rows(3) + jsonl(*bad) + b'{"messages": None}\n').json()
+    found = customer.get(f"{FILES}/{file['id']}/validation").json()["findings"]
+    first = next(each for each in found if each["rows"] == 3)
+    assert first["excerpt"].startswith('{"messages": [{"role": "<script>alert(1)</script>", "content": "secret ')
+    assert [each["excerpt"] for each in found if each["lines"] == [7]] == ['{"messages": None}']
+    assert all(len(each["excerpt"]) <= 120 for each in found)
+    page = sign_in().get(f"/files/{file['id']}").text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "<script>alert" not in page
+    assert "{&#34;messages&#34;: None}" in page

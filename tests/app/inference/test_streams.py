@@ -238,7 +238,7 @@ def test_a_reply_whose_response_cannot_be_made_leaves_no_entry(
     def fail(reply: object) -> dict[str, str]:
         raise RuntimeError("no headers")
 
-    monkeypatch.setattr("app.routes.inference._marks", fail)
+    monkeypatch.setattr("app.inference.answers._marks", fail)
     for stream in (False, True):
         with pytest.raises(APIError):
             served_lab.client().chat.completions.create(
