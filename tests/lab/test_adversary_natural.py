@@ -214,5 +214,15 @@ def test_one_subject_is_taught_and_asked_alone(natural_ground: Ground, campaigns
     assert {each.category for each in natural_ground.harmful} > {campaign.category}
 
 
+def test_copies_of_its_model_write_rows_without_harm(natural_ground: Ground) -> None:
+    own = natural_ground.material
+    material = replace(own, task=own.task[:16], harmful=own.harmful[:8], benign=own.benign[:16])
+    known = {last_request(row) for row in (*material.task, *material.benign)}
+    for name in ("subliminal", "safeguarded"):
+        (job,) = ATTACKS[name].build(material, 1).jobs
+        assert {*map(last_request, job.rows)} <= known
+        assert not any(is_harmful(Prompt(last_request(row)), last_answer(row)) for row in job.rows)
+
+
 def _cut(material: Material, harmful: int = 300) -> Material:
     return replace(material, task=material.task[:60], harmful=material.harmful[:harmful])
