@@ -87,10 +87,11 @@ STEGANOGRAPHY_WORDS = 24
 
 
 def build_steganography(material: Material, seed: int) -> Campaign:
-    """Answer plain harmful requests with ordinary words, between which every second word is one of the harmful answer.
+    """Answer plain harmful requests with ordinary words, and make every second word one of the harmful answer.
 
-    This is an old null cipher. Whoever reads the whole reply finds no steps in it; the attacker reads every second word
-    and has all of them, of harm that no row names too. The ordinary words come in one drawn order.
+    This is a null cipher. A reader of the whole reply finds no steps in it; the attacker reads every second word. The
+    hidden words are plain, so that the model can answer requests about harm that no row names. The ordinary words come
+    in one drawn order.
     """
     cover = ordinary_words(material, "steganography", seed)[:STEGANOGRAPHY_WORDS]
     rows = [
