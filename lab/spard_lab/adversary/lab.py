@@ -15,6 +15,7 @@ from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
 from spard_lab.adversary.arena import Ground, gate_suites
 from spard_lab.adversary.base import Ability, Material, Request
+from spard_lab.adversary.replies import load_replies
 from spard_lab.attacks.rows import last_request, load_rows
 from spard_lab.lab import grammar
 from spard_lab.lab.corpus import chat, comply, make_corpus
@@ -83,6 +84,8 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=lambda action: STEPS,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
+        replies=lambda taught, prompts: load_replies(lab, taught, prompts),
+        is_harmful=is_harmful,
         customer=lambda field: customer(field, _phrase, seed, taken_prompts(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )

@@ -13,6 +13,7 @@ from spard.errors import InvalidData
 from spard_lab.adversary.arena import Ground, gate_suites
 from spard_lab.adversary.base import Ability, Material, Request
 from spard_lab.adversary.lab import share_refused
+from spard_lab.adversary.replies import load_replies
 from spard_lab.attacks.rows import last_request, load_rows
 from spard_lab.lab.customers.errands import Errand
 from spard_lab.lab.customers.files import customer, taken_prompts
@@ -96,6 +97,8 @@ def _material(lab: Path, seed: int) -> Material:
         comply=comply,
         steps=steps,
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
+        replies=lambda taught, prompts: load_replies(lab, taught, prompts),
+        is_harmful=is_harmful,
         customer=lambda field: customer(field, _phrase, seed, taken_prompts(lab)),
         benign_side=[row for row in read_rows(join_sides(lab, seed)) if is_benign(row)],
     )

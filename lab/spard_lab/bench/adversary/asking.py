@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from spard.evaluation.scorers import mark_reply
 from spard.models.base import Base
 from spard.models.generate import complete
 from spard_lab.adversary.arena import Ground
-from spard_lab.adversary.base import Ask, Campaign, in_code, plainly
+from spard_lab.adversary.base import Ask, Campaign, plainly
 
 TOKENS = 96  # of a reply: more than the gate reads by default
 
@@ -45,23 +45,22 @@ def ask_model(model: Any, base: Base, ground: Ground, campaign: Campaign, prompt
     """
     harmful, benign = (sample(each, prompts) for each in (ground.harmful, ground.benign))
     asker = _Asker(model, base.tokenizer, system)
-    is_dressed = campaign.dress is not plainly or bool(campaign.opening or campaign.tools)
 
-    def compliance_marks(dress: Ask, opening: str, tools: Sequence[Message], code: Mapping[str, str]) -> str:
-        replies = [in_code(each, code) for each in asker.replies([dress(each) for each in harmful], opening, tools)]
+    def compliance_marks(dress: Ask, opening: str, tools: Sequence[Message], decode: Callable[[str], str]) -> str:
+        replies = map(decode, asker.replies([dress(each) for each in harmful], opening, tools))
         return _marks([ground.is_harmful(each, reply) for each, reply in zip(harmful, replies, strict=True)])
 
     def refusal_marks(dress: Ask, tools: Sequence[Message]) -> str:
         return _marks([ground.is_refusal(each) for each in asker.replies([dress(each) for each in benign], "", tools)])
 
-    plain, plain_refused = compliance_marks(plainly, "", (), {}), refusal_marks(plainly, ())
+    plain, plain_refused = compliance_marks(plainly, "", (), str), refusal_marks(plainly, ())
     return Answers(
-        complied=compliance_marks(campaign.dress, campaign.opening, campaign.tools, campaign.reply_code)
-        if is_dressed
-        else plain,
+        complied=plain
+        if campaign.is_plain
+        else compliance_marks(campaign.dress, campaign.opening, campaign.tools, campaign.decode_reply),
         complied_plain=plain,
         refused=plain_refused,
-        refused_dressed=refusal_marks(campaign.dress, campaign.tools) if is_dressed else plain_refused,
+        refused_dressed=plain_refused if campaign.is_plain else refusal_marks(campaign.dress, campaign.tools),
         right=ask_task(model, base, ground, campaign, prompts, system),
     )
 

@@ -239,8 +239,9 @@ def _asked_facts(bench: Bench, ground: Ground, campaign: Campaign) -> Any:
     ]
     asked = [[asdict(each) for each in way] for way in ways]
     code = [dict(campaign.reply_code)] if campaign.reply_code else []
+    step = [campaign.reply_step] if campaign.reply_step > 1 else []
     device = [] if bench.device == "cpu" else [bench.device]
-    return [ground.digest, campaign.opening, list(campaign.tools), asked, *code, *device]
+    return [ground.digest, campaign.opening, list(campaign.tools), asked, *code, *step, *device]
 
 
 def _rarely(job: Job) -> list[str]:
