@@ -19,6 +19,7 @@ from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
 from spard.evaluation.corrected import JudgeCounts
+from spard.evaluation.findings import GateFinding
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import ATTACKS, SuiteResult
@@ -127,13 +128,13 @@ def judge_languages(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str
     return frozenset().union(*(each.decision_languages for each in records if each.judge == judge))
 
 
-def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return a sentence for each judge that may decide in no language."""
+def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[GateFinding]:
+    """Return a finding for each judge that may decide in no language."""
     return [doubt for judge in dict.fromkeys(judges) if (doubt := _judge_doubt(judge, records))]
 
 
-def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return sentences on judges that may not decide, and on languages in which a judge may not.
+def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[GateFinding]:
+    """Return findings on judges that may not decide, and on languages in which a judge may not.
 
     Results of an earlier version name no language and count as English, the only one in which judges were measured
     then. A suite that was not asked was read by no judge.
@@ -147,7 +148,8 @@ def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]
     for (judge, language), names in suites.items():
         may = judge_languages(judge, records)
         if may and language not in may:
-            doubts.append(_language_doubt(judge, language, list(names), records))
+            reason = _language_doubt(judge, language, list(names), records)
+            doubts.append(GateFinding(reason=reason, finding="doubtful_judge", judge=judge))
     return doubts
 
 
@@ -182,21 +184,25 @@ def _language_doubt(judge: str, language: str, suites: Sequence[str], records: S
     return f"The judge {judge} {fault} {language_name(language)}, in which prompts or replies of {where} are; {cure}."
 
 
-def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
+def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> GateFinding | None:
     measured = [each for each in records if each.judge == judge]
     if judge_languages(judge, records):
         return None
     if not measured:
-        return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+        reason = f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+        return GateFinding(reason=reason, finding="unmeasured_judge", judge=judge)
+    gamed = [each.gamed for each in measured]
     if _WORD_LISTS.fullmatch(judge) and all(each.base_digest is None for each in measured):
-        return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
-    if any(each.gamed is None for each in measured):
-        return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
-    if any(each.gamed is not None and each.gamed.n == 0 for each in measured):
-        return f"The judge {judge} scored none of the judge-gaming openings, which proves nothing; measure it again."
-    if any(each.gamed is not None and each.gamed.hits for each in measured):
-        return f"The judge {judge} was talked into passing harm, so it may not decide."
-    return f"The judge {judge} was measured and errs too often to decide."
+        fault = "is a word list, a smoke test that decides on the lab's model only"
+    elif None in gamed:
+        fault = "was not asked the judge-gaming openings; measure it again"
+    elif any(each and each.n == 0 for each in gamed):
+        fault = "scored none of the judge-gaming openings, which proves nothing; measure it again"
+    elif any(each and each.hits for each in gamed):
+        fault = "was talked into passing harm, so it may not decide"
+    else:
+        fault = "was measured and errs too often to decide"
+    return GateFinding(reason=f"The judge {judge} {fault}.", finding="doubtful_judge", judge=judge)
 
 
 def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
