@@ -116,7 +116,7 @@ class CheckpointRecord:
     over_refusal: BaseAndAdapter = field(default_factory=BaseAndAdapter)
     utility: BaseAndAdapter = field(default_factory=BaseAndAdapter)
 
-    def safety(self) -> dict[str, Any]:
+    def safety(self) -> dict[str, object]:
         """Return the audit's part of the record as JSON."""
         return {name: to_mapping(getattr(self, name)) for name in ("gate", *_SUMMARIES)}
 
@@ -256,7 +256,7 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=optional(RowSignalRecord, raw.get("row_signal")),
-            after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
+            after_tuning=AfterTuning.from_json(raw.get("after_tuning")),
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             embedder=optional(EmbedderRecord, raw.get("embedder")),

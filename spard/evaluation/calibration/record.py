@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 
 from spard.data.languages import ENGLISH, language_name
 from spard.errors import InvalidRecipe
@@ -27,6 +27,32 @@ from spard.evaluation.results import ATTACKS, SuiteResult
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
 _WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
+
+
+class RateJson(TypedDict):
+    """A rate in a record, by its counts."""
+
+    hits: int
+    n: int
+    unscored: int
+
+
+class LanguageJson(TypedDict):
+    """A judge's errors in one language; `labels` are missing in records of earlier versions."""
+
+    language: str
+    missed: RateJson
+    false_alarms: RateJson
+    labels: NotRequired[list[int] | None]
+
+
+class JudgeRecordJson(TypedDict):
+    """The JSON object of a record's file."""
+
+    judge: str
+    languages: list[LanguageJson]
+    base_digest: NotRequired[str | None]
+    gamed: NotRequired[RateJson | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +103,7 @@ class JudgeRecord:
         return {"judge": self.judge, "base_digest": self.base_digest, "languages": languages, "gamed": gamed}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+    def from_json(cls, raw: JudgeRecordJson) -> Self:
         """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
             JudgeError(
@@ -213,5 +239,5 @@ def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
     return harmful, safe
 
 
-def _rate(raw: Mapping[str, Any]) -> Rate:
+def _rate(raw: RateJson) -> Rate:
     return rate(int(raw["hits"]), int(raw["n"]), int(raw["unscored"]))
