@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal, TypedDict
 
 MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
@@ -43,6 +44,66 @@ def model_digest(sha256: Mapping[str, str]) -> str:
     """Return the digest of a base model from its files' digests by name, in the mapping's order."""
     whole = hashlib.sha256("".join(f"{name} {each}\n" for name, each in sha256.items()).encode())
     return f"sha256:{whole.hexdigest()}"
+
+
+class FileFacts(TypedDict):
+    """The digest and the size of a file, as a manifest lists them."""
+
+    sha256: str
+    bytes: int
+
+
+class BaseSource(TypedDict, total=False):
+    """Where a base model came from: a folder or the hub, and the digest of its bytes."""
+
+    name: str
+    revision: str | None
+    digest: str
+
+
+class RenderingFacts(TypedDict, total=False):
+    """The part of a manifest's record of the chat template that readers need: the mode of requests that name none."""
+
+    asked: Literal["plain", "off", "on"]
+
+
+class GateFacts(TypedDict):
+    """The gate's decision and its reasons in sentences."""
+
+    decision: str
+    reasons: list[str]
+
+
+class DefenseFacts(TypedDict, total=False):
+    """The defense of a recipe."""
+
+    type: str
+
+
+class RecipeFacts(TypedDict, total=False):
+    """The part of a manifest's recipe that readers need."""
+
+    defense: DefenseFacts
+
+
+class Manifest(TypedDict, total=False):
+    """The facts that readers take from a manifest; versions differ in which they wrote, and all have further ones."""
+
+    files: dict[str, FileFacts]
+    job_id: str | None
+    base_model: str | None
+    base_digest: str | None
+    base_source: BaseSource | None
+    rendering: RenderingFacts | None
+    system_prompt: str | None
+    tensor_digest: str | None
+    gate: GateFacts
+    audit: dict[str, list[dict[str, object]]] | None
+    recipe: RecipeFacts | None
+    data_sha256: dict[str, str] | None
+    code: dict[str, str] | None
+    checkpoint: dict[str, object]
+    proof: dict[str, float]
 
 
 def write_manifest(folder: Path, facts: Mapping[str, object]) -> dict[str, object]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from spard.config import GateThresholds
 from spard.evaluation.corrected import JudgeCounts
+from spard.evaluation.findings import GateFinding
 from spard.evaluation.gate import gate
 from spard.evaluation.rates import rate
 from spard.evaluation.results import SuiteResult
@@ -21,6 +22,7 @@ RECALL, FALSE_ALARMS = 0.84, 0.05
 BASE, TRUTHS = 0.01, (0.01, 0.05, 0.10, 0.15)
 SIZES = ((250, 300), (500, 300))  # prompts, labeled replies
 DRAWS, SEED = 300, 45
+_ERRS = GateFinding(reason="The judge errs too often.", finding="doubtful_judge")
 HEAD = "| prompts | labels | truly complies | passes | to people | fails |\n|---|---|---|---|---|---|"
 
 
@@ -32,7 +34,7 @@ def outcomes(truth: float, prompts: int, labels: int, draws: int = DRAWS) -> Cou
         missed, false = generator.binomial(half, 1 - RECALL), generator.binomial(half, FALSE_ALARMS)
         judge = JudgeCounts(int(missed), half, int(false), half)
         base, adapter = (_suite_result(generator, each, prompts, judge) for each in (BASE, truth))
-        doubts = [] if judge.is_informative else ["The judge errs too often."]
+        doubts = [] if judge.is_informative else [_ERRS]
         found[gate([base], [adapter], limits, judge_doubts=doubts).decision] += 1
     return found
 

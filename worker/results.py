@@ -24,11 +24,10 @@ from app.jobs.lease import Claim
 from app.jobs.results import Publication, Rejection, fine_tuned_model
 from app.storage import Storage, Stored
 from spard.digests import MANIFEST, file_sha256
-from spard.evaluation.gate import ABOVE
 from spard.release.archive import archive, folder_name
 from spard.release.evidence import with_ratio
 from spard.release.manifest import sign, verify
-from spard.release.report import SafetyReport
+from spard.release.report import GateRecord, SafetyReport
 from worker.child_files import require_plain
 from worker.workdir import Folder
 
@@ -165,7 +164,7 @@ def _reject(
     held: HeldArchive | None,
 ) -> bool:
     reasons, is_open = " ".join(report["gate"]["reasons"]), report["gate"]["decision"] == "inconclusive"
-    is_of_files = is_open and ABOVE in reasons
+    is_of_files = is_open and any(each.stays_above_limit for each in GateRecord.from_json(report["gate"]).figures)
     beginning = f"{_UNDECIDED} {_OF_PROVIDER}" if is_open and not is_of_files else _UNDECIDED if is_open else _FAILED
     message = f"{beginning} {reasons}".strip()
     if is_open and not is_of_files:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
@@ -45,11 +45,12 @@ _NO_BODY = "Send a JSON object with Content-Type: application/json."
 
 
 class Fault(TypedDict):
-    """One fault of a request."""
+    """One fault of a request; `bound` is the bound that a number is beyond, by `ge`, `gt`, `le` or `lt`."""
 
     param: str | None
     code: str
     message: str
+    bound: NotRequired[dict[str, float]]
 
 
 def first_fault(exc: RequestValidationError) -> AppError:
@@ -90,7 +91,8 @@ def _fault(error: ErrorDetails, body: Any) -> Fault:
     path += [cause.param] if isinstance(cause, Refusal) and cause.param else []
     is_no_object = place == "body" and not path and error["type"] in ("missing", *_OBJECTS)
     text = _NO_BODY if is_no_object else _text(error, code, cause)
-    return {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
+    fault: Fault = {"param": ".".join(map(str, path)) or None, "code": code, "message": text}
+    return fault | {"bound": error["ctx"]} if code == "out_of_range" else fault
 
 
 def _expected_values(error: ErrorDetails) -> str:

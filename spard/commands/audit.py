@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +27,7 @@ from spard.config.quantization import plain_digest
 from spard.config.run_spec import parse
 from spard.data.chat import ask_in_mode
 from spard.data.rows import Prompt
-from spard.digests import MANIFEST
+from spard.digests import MANIFEST, Manifest
 from spard.errors import AdapterMismatch, InvalidModel, SpardError
 from spard.evaluation.ask import Speaker, in_memory
 from spard.evaluation.audit import Measurement, audit_speaker, sample
@@ -102,10 +102,10 @@ def _measure(asked: Asked) -> tuple[list[Measurement], AuditEngineRecord, str | 
     return audit_speaker(speaker, suites, judge, cfg, reads_harmless=reads_harmless), engine, system
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def _manifest(folder: Path) -> Manifest:
     """Read the manifest of a model trained by SPARD; {} for any other model."""
     try:
-        facts: object = json.loads((folder / MANIFEST).read_text())
+        facts: Manifest = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
@@ -115,7 +115,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _load_subject(asked: Asked, facts: Mapping[str, Any]) -> Subject:
+def _load_subject(asked: Asked, facts: Manifest) -> Subject:
     if asked.adapter and asked.adapter.is_dir() and not (asked.adapter / WEIGHTS).is_file():
         message = f"adapter {asked.adapter.name!r} cannot be loaded: it lacks {WEIGHTS}; pickled weights never are"
         raise InvalidModel(message, "adapter")
@@ -132,7 +132,7 @@ def _load_subject(asked: Asked, facts: Mapping[str, Any]) -> Subject:
     return Subject(base, model, asked.model, adapter=asked.adapter)
 
 
-def _check_base(base: Base, facts: Mapping[str, Any]) -> None:
+def _check_base(base: Base, facts: Manifest) -> None:
     """Raise `AdapterMismatch` if an adapter's manifest names another base model; warn if the two are not comparable.
 
     Folders are identified by a digest of their bytes and hub models by their commit, which cannot be compared.
@@ -197,7 +197,7 @@ def _is_for_vllm(engine: str) -> bool:
 
 def _report(
     asked: Asked, results: Sequence[SuiteResult], engine: AuditEngineRecord, system: str | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     attacks = [each for each in results if each.mean_harmfulness is not None]
     scored = sum(each.n for each in attacks)
     total = sum((each.mean_harmfulness or 0.0) * each.n for each in attacks)
@@ -214,7 +214,16 @@ def _report(
     }
 
 
-def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> dict[str, Any] | None:
+class Pooled(TypedDict):
+    """The pooled result of several suites, with the 95 % interval of the rate."""
+
+    rate: float | None
+    ci95: list[float]
+    n: int
+    n_unscored: int
+
+
+def _pool_suites(results: Sequence[SuiteResult], kind: SuiteKind) -> Pooled | None:
     """Return the pooled result of all suites of one kind, or None."""
     found = [each for each in results if each.kind == kind]
     if not found:
@@ -238,7 +247,7 @@ def _table(results: Sequence[SuiteResult]) -> str:
     return "".join(lines)
 
 
-def _transcript(measured: list[Measurement]) -> list[dict[str, Any]]:
+def _transcript(measured: list[Measurement]) -> list[dict[str, object]]:
     named = [({"suite": each.result.suite, "kind": each.result.kind}, each.items) for each in measured]
     return [suite | asdict(item) for suite, items in named for item in items]
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from spard.commands.front import Asked
 from spard.data.jsonl import BadRow, file_chunks, numbered_rows
@@ -22,6 +22,8 @@ from spard.evaluation.calibration.labeling import (
     SCORES,
     Exchange,
     Label,
+    LabeledRow,
+    LabelerAgreement,
     decide_label,
     disputed_replies,
     draw_replies,
@@ -35,12 +37,35 @@ _LATER, _BACK, _END = "s", "b", "q"
 _ENDS = (_END, "\x03", "\x04", "")  # also Ctrl-C, Ctrl-D, and the end of a piped input
 
 
+class DrawnReply(TypedDict):
+    """A drawn reply in a work file; `population` is the number of replies in its stratum."""
+
+    prompt: str
+    reply: str
+    suite: str
+    category: str | None
+    stratum: str
+    population: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How far the work is; `labels` are the numbers of labels by person, and the fields are the keys of `--json`."""
+
+    drawn: int
+    labels: dict[str, int]
+    harmful: int
+    safe: int
+    disputed: int
+    agreement: LabelerAgreement | None
+
+
 @dataclass(slots=True)
 class Work:
     """The content of a work file: the drawn replies by their digests, and all labels in their order."""
 
     path: Path
-    drawn: dict[str, dict[str, Any]] = field(default_factory=dict)
+    drawn: dict[str, DrawnReply] = field(default_factory=dict)
     labels: list[Label] = field(default_factory=list)
 
     def add(self, label: Label) -> None:
@@ -68,7 +93,7 @@ def execute(asked: Asked) -> int:
         rows = _labeled_rows(work)
         asked.export.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     summary = _summarize(work)
-    sys.stdout.write(json.dumps(summary, indent=2) + "\n" if asked.as_json else _describe(summary))
+    sys.stdout.write(json.dumps(asdict(summary), indent=2) + "\n" if asked.as_json else _describe(summary))
     return 0
 
 
@@ -82,9 +107,11 @@ def _read_work(path: Path) -> Work:
                     raise ValueError(row)
                 work.keep(label)
             else:
-                texts = {name: str(row[name]) for name in ("prompt", "reply", "suite", "stratum")}
-                facts = {"category": row.get("category"), "population": int(row["population"])}
-                work.drawn[str(row["id"])] = texts | facts
+                prompt, reply, suite, stratum = (str(row[name]) for name in ("prompt", "reply", "suite", "stratum"))
+                category, population = row.get("category"), int(row["population"])
+                work.drawn[str(row["id"])] = DrawnReply(
+                    prompt=prompt, reply=reply, suite=suite, category=category, stratum=stratum, population=population
+                )
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{path} is not a work file of `spard judge label`; name another file") from None
     return work
@@ -105,13 +132,19 @@ def _draw(work: Work, files: Sequence[Path], count: int) -> None:
     with work.path.open("w", encoding="utf-8") as file:
         for each in draw_replies(exchanges, count):
             exchange = exchanges[each.place]
-            shown = {name: getattr(exchange, name) for name in ("prompt", "reply", "suite", "category")}
-            row = shown | {"stratum": each.stratum, "population": each.population}
+            row = DrawnReply(
+                prompt=exchange.prompt,
+                reply=exchange.reply,
+                suite=exchange.suite,
+                category=exchange.category,
+                stratum=each.stratum,
+                population=each.population,
+            )
             work.drawn[exchange.digest] = row
-            file.write(json.dumps({"id": exchange.digest} | row) + "\n")
+            file.write(json.dumps({"id": exchange.digest, **row}) + "\n")
 
 
-def _exchange(path: Path, line: int, row: dict[str, Any]) -> Exchange:
+def _exchange(path: Path, line: int, row: Mapping[str, object]) -> Exchange:
     texts = [row.get(name) for name in ("prompt", "reply", "suite", "kind")]
     score, category = row.get("score"), row.get("category")
     if not all(isinstance(each, str) for each in texts) or not isinstance(score, int | None):
@@ -175,7 +208,7 @@ def _read_key() -> str:
     return key
 
 
-def _labeled_rows(work: Work) -> list[dict[str, Any]]:
+def _labeled_rows(work: Work) -> list[LabeledRow]:
     """Return the rows with a decided label; labels count for as many replies as their stratum has for each of them."""
     decisions = {reply: decide_label(labels) for reply, labels in group_labels(work.labels).items()}
     decided = {reply: harmful for reply, harmful in decisions.items() if harmful is not None}
@@ -187,29 +220,29 @@ def _labeled_rows(work: Work) -> list[dict[str, Any]]:
     ]
 
 
-def _summarize(work: Work) -> dict[str, Any]:
+def _summarize(work: Work) -> Summary:
     rows, agreed = _labeled_rows(work), labeler_agreement(work.labels)
     people = dict.fromkeys(sorted({each.labeler for each in work.labels if not each.settles}), 0)
     for each in work.labels:
         if not each.settles:
             people[each.labeler] += 1
-    return {
-        "drawn": len(work.drawn),
-        "labels": people,
-        "harmful": sum(row["harmful"] for row in rows),
-        "safe": sum(not row["harmful"] for row in rows),
-        "disputed": len(disputed_replies(work.labels)),
-        "agreement": None if agreed is None else asdict(agreed),
-    }
+    return Summary(
+        drawn=len(work.drawn),
+        labels=people,
+        harmful=sum(row["harmful"] for row in rows),
+        safe=sum(not row["harmful"] for row in rows),
+        disputed=len(disputed_replies(work.labels)),
+        agreement=agreed,
+    )
 
 
-def _describe(summary: dict[str, Any]) -> str:
-    people = ", ".join(f"{_printable(name)} {count}" for name, count in summary["labels"].items()) or "nobody yet"
-    text = f"\n{summary['drawn']} replies; labels by {people}; decided: {summary['harmful']} harmful, "
-    text += f"{summary['safe']} safe; {summary['disputed']} disputed\n"
-    if agreed := summary["agreement"]:
-        share, kappa = agreed["share"], agreed["kappa"]
-        text += f"{' and '.join(map(_printable, agreed['labelers']))} agree on {share['hits']} of {share['n']}"
-        text += f" [{share['low']:.0%}, {share['high']:.0%}]"
-        text += f", kappa {kappa['value']:.2f} [{kappa['low']:.2f}, {kappa['high']:.2f}]\n" if kappa else "\n"
+def _describe(summary: Summary) -> str:
+    people = ", ".join(f"{_printable(name)} {count}" for name, count in summary.labels.items()) or "nobody yet"
+    text = f"\n{summary.drawn} replies; labels by {people}; decided: {summary.harmful} harmful, "
+    text += f"{summary.safe} safe; {summary.disputed} disputed\n"
+    if agreed := summary.agreement:
+        share, kappa = agreed.share, agreed.kappa
+        text += f"{' and '.join(map(_printable, agreed.labelers))} agree on {share.hits} of {share.n}"
+        text += f" [{share.low:.0%}, {share.high:.0%}]"
+        text += f", kappa {kappa.value:.2f} [{kappa.low:.2f}, {kappa.high:.2f}]\n" if kappa else "\n"
     return text

@@ -116,7 +116,8 @@ def _release(
     proved: manifest.Proved, waiver: Path | None, public: Ed25519PublicKey | None, known: Collection[str]
 ) -> str | None:
     """Return why an adapter that did not pass was released, or None; raise `NotProved` if nothing released it."""
-    decision = (proved.manifest.get("gate") or {}).get("decision")
+    gate = proved.manifest.get("gate")
+    decision = gate.get("decision") if gate else None
     if waiver is None:
         if decision in ("fail", "inconclusive"):
             raise NotProved(f"The safety gate decided {decision}; give the waiver that released it with --waiver.")

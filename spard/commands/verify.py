@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,7 @@ from spard.errors import InvalidKey, NotProved
 
 if TYPE_CHECKING:
     from spard.commands.proofs import Checked
+    from spard.digests import BaseSource, Manifest
 
 REFUSED, UNPROVED = ERROR, NOT_PASSED
 PublicKey = Annotated[
@@ -81,29 +82,36 @@ def _tell(checked: Checked) -> None:
         typer.echo(f"released by a waiver: {checked.waived}")
 
 
-def _as_json(found: Checked) -> dict[str, Any]:
+def _as_json(found: Checked) -> dict[str, object]:
     proved = found.proved
-    counts = {"files": proved.files, "bytes": proved.bytes, "not_signed": list(proved.passed_over)}
-    signed = {"signed_with": proved.key_id, "signer": found.signer, "waiver": found.waived}
-    return counts | signed | {"manifest": proved.manifest}
+    return {
+        "files": proved.files,
+        "bytes": proved.bytes,
+        "not_signed": list(proved.passed_over),
+        "signed_with": proved.key_id,
+        "signer": found.signer,
+        "waiver": found.waived,
+        "manifest": proved.manifest,
+    }
 
 
-def _pinned_name(source: dict[str, Any]) -> str | None:
+def _pinned_name(source: BaseSource) -> str | None:
     """Return the name of a hub model with its commit, or of a folder."""
-    return source.get("name") and "@".join(filter(None, [source["name"], source.get("revision")]))
+    name = source.get("name")
+    return name and "@".join(filter(None, [name, source.get("revision")]))
 
 
-def _facts(found: dict[str, Any]) -> dict[str, Any]:
+def _facts(found: Manifest) -> dict[str, str | None]:
     """Return the signed facts about an adapter's origin, under readable names."""
-    gate, data = found.get("gate") or {}, found.get("data_sha256") or {}
-    recipe, code = found.get("recipe") or {}, found.get("code") or {}
+    gate, data, code = (found.get("gate"), found.get("data_sha256") or {}, found.get("code") or {})
+    source, defense = found.get("base_source"), (found.get("recipe") or {}).get("defense")
     return {
         "job": found.get("job_id"),
         "base model": f"{found.get('base_model')} ({found.get('base_digest')})",
-        "base model's source": _pinned_name(found.get("base_source") or {}),
+        "base model's source": _pinned_name(source) if source else None,
         "training data sha256": data.get("training"),
         "safety pool sha256": data.get("pool"),
-        "defence": (recipe.get("defense") or {}).get("type"),
-        "gate": gate.get("decision"),
+        "defence": defense.get("type") if defense else None,
+        "gate": gate.get("decision") if gate else None,
         "code": code.get("sources") and f"spard {code.get('spard')}, {code['sources']}",
     }

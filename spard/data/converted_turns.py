@@ -6,6 +6,7 @@ Nothing is dropped silently: data without a place in OpenAI's format raises `Not
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from spard.data.chat_rows import MESSAGE_KEYS, ROLES
@@ -134,7 +135,7 @@ def convert_turns(turns: Any, name: str) -> list[Message]:
     return made.messages
 
 
-def require_text(row: Message, key: str) -> str:
+def require_text(row: Mapping[str, object], key: str) -> str:
     """Return a string value of a row; raise `NotConvertible` for anything else."""
     if not isinstance(row.get(key), str):
         raise NotConvertible(f'"{key}" is not text')

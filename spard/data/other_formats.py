@@ -85,7 +85,7 @@ def _from_sharegpt(row: dict[str, Any]) -> dict[str, object]:
     return _with_answers(row, [*_system(row), *convert_turns(row[name], name)])
 
 
-def _from_alpaca(row: dict[str, Any]) -> dict[str, object]:
+def _from_alpaca(row: Mapping[str, object]) -> dict[str, object]:
     asked = require_text(row, "instruction")
     if row.get("input"):
         asked = f"{asked}\n\n{require_text(row, 'input')}"
@@ -169,7 +169,7 @@ def _pair(
     return {"input": _chat(row, turns), "preferred_output": preferred, "non_preferred_output": other}
 
 
-def _system(row: dict[str, Any]) -> list[Message]:
+def _system(row: Mapping[str, object]) -> list[Message]:
     return [{"role": "system", "content": require_text(row, "system")}] if row.get("system") else []
 
 

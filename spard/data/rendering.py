@@ -31,8 +31,8 @@ class Rendering:
     """
 
     template: str
-    arguments: Mapping[str, Any]
-    modes: Mapping[Mode, Mapping[str, Any]]
+    arguments: Mapping[str, object]
+    modes: Mapping[Mode, Mapping[str, object]]
     default: Mode
     stops: tuple[int, ...]
     asked: Mode
@@ -53,11 +53,11 @@ class Rendering:
         """The mode for rows with reasoning."""
         return "on" if "on" in self.modes else next(iter(self.modes))
 
-    def mode_arguments(self, mode: Mode | None = None) -> dict[str, Any]:
+    def mode_arguments(self, mode: Mode | None = None) -> dict[str, object]:
         """Return the template's arguments in a mode (default: `asked`)."""
         return {**self.arguments, **self.modes[mode or self.asked]}
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         """Return the record as JSON types."""
         return {**asdict(self), "stops": list(self.stops)}
 

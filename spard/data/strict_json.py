@@ -78,7 +78,7 @@ def _check_text(text: str) -> None:
         raise BadJson("invalid_unicode", "text contains half of a surrogate pair")
 
 
-def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)

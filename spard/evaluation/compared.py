@@ -7,13 +7,13 @@ from dataclasses import replace
 from spard.config import ON_FIGURES, GateThresholds
 from spard.evaluation.bounded import (
     MIN_SCORED,
-    Bounded,
     bounded_figures,
     by_category,
     confirmed_failures,
     disguised_attacks,
     unasked_harm,
 )
+from spard.evaluation.findings import Figure
 from spard.evaluation.results import SuiteResult
 
 DRESSED = ("mined", "dressed_benign")  # kinds that are judged only relative to the base model
@@ -21,7 +21,7 @@ DRESSED = ("mined", "dressed_benign")  # kinds that are judged only relative to 
 
 def compare(
     before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool, may_look_again: bool = False
-) -> tuple[list[Bounded], list[Bounded]]:
+) -> tuple[list[Figure], list[Figure]]:
     """Return two lists: the figures of a suite that exceed their thresholds, and the figures that may exceed them.
 
     is_sampled      the adapter was asked only a part of the suite: it fails only by lower bounds.
@@ -61,14 +61,14 @@ def _wavers(before: SuiteResult, limits: GateThresholds) -> bool:
     return before.kind in DRESSED and before.hits > limit * before.n
 
 
-def _exceeds(each: Bounded, *, by_bound: bool) -> bool:
+def _exceeds(each: Figure, *, by_bound: bool) -> bool:
     """Return True if a figure exceeds its limit: by its lower bound, or by the estimate."""
-    return each.estimate.low > each.limit if by_bound else each.exceeds_limit
+    return each.low > each.limit if by_bound else each.exceeds_limit
 
 
-def _may_exceed(each: Bounded, *, by_figure: bool) -> bool:
+def _may_exceed(each: Figure, *, by_figure: bool) -> bool:
     """Return True if a figure may exceed its limit: by the estimate, or by its upper bound."""
-    return each.exceeds_limit if by_figure else each.estimate.high > each.limit
+    return each.exceeds_limit if by_figure else each.high > each.limit
 
 
 def per_look(limits: GateThresholds, result: SuiteResult) -> GateThresholds:

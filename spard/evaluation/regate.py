@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spard.config import GateThresholds
+from spard.evaluation.findings import GateFinding
 from spard.evaluation.gate import Gate, gate, worse
 from spard.evaluation.results import SuiteResult
 
@@ -50,11 +51,12 @@ def _worse_gate(
     doubts: Sequence[str] = (),
 ) -> Gate:
     """Return the gate's decision; the worse of two if the models were also audited after a further fine-tuning."""
-    found = gate(base, adapter, thresholds, judge_doubts=doubts)
-    return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
+    judges = [GateFinding(reason=each, finding="doubtful_judge") for each in doubts]
+    found = gate(base, adapter, thresholds, judge_doubts=judges)
+    return worse(found, gate(*later, thresholds, judge_doubts=judges)) if all(later) else found
 
 
 def _add_doubts(found: Gate, doubts: Sequence[str]) -> Gate:
-    """Add doubts to a decision; a pass becomes inconclusive."""
+    """Add doubts to the reasons of a decision; a pass becomes inconclusive."""
     decision = "inconclusive" if found.decision == "pass" and doubts else found.decision
-    return Gate(decision, tuple(dict.fromkeys([*found.reasons, *doubts])))
+    return Gate(decision, tuple(dict.fromkeys([*found.reasons, *doubts])), found.findings)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -41,6 +41,18 @@ ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice a job's, which als
 _EARLIER = replace(PLAIN, max_gradient_ratio=ANCHORS.max_gradient_ratio)  # the anchor before disguised prompts
 _ANY_LENGTH = 2**31
 _BASE, _ANCHOR = "base_losses", "anchor"
+
+
+class Place(TypedDict):
+    """A position in the random schedules, the number of anchored prompts, and the begun answers.
+
+    Checkpoints of earlier versions lack the last two.
+    """
+
+    drawn: int
+    anchored: int
+    pairs: NotRequired[int | None]
+    replies: NotRequired[list[str] | None]
 
 
 class SafeRows:
@@ -145,12 +157,12 @@ class SafeRows:
         kept = {_BASE: self._base_N2, _ANCHOR: self._anchor.reference_ND if self._anchor else None}
         return {name: tensor for name, tensor in kept.items() if tensor is not None}
 
-    def place(self) -> dict[str, Any]:
+    def place(self) -> Place:
         """Return the position in the random schedules and the begun answers, for checkpoints, as JSON types."""
         pairs = len(self._anchor.prompts) if self._anchor else 0
         return {"drawn": self.drawn, "anchored": self.anchored, "pairs": pairs, "replies": self._replies}
 
-    def restore(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any]) -> None:
+    def restore(self, tensors: Mapping[str, Tensor], place: Place) -> None:
         """Continue from the results of `tensors` and `place`; raise `InvalidRecipe` if they had other prompts."""
         self.drawn, self.anchored = place["drawn"], place["anchored"]
         if self._base_N2 is not None:
@@ -159,16 +171,17 @@ class SafeRows:
             self._anchor = self._restore_anchor(place, self._anchor)
             self._anchor.reference_ND = tensors[_ANCHOR].to(self._anchor.reference_ND.device)
 
-    def _restore_anchor(self, place: Mapping[str, Any], anchor: Anchor) -> Anchor:
+    def _restore_anchor(self, place: Place, anchor: Anchor) -> Anchor:
         """Return the anchor that matches a saved state; raise `InvalidRecipe` if its prompts cannot match."""
-        if "pairs" not in place:
+        pairs_then, replies = place.get("pairs"), place.get("replies")
+        if pairs_then is None:
             pairs = select_pairs(_EARLIER, self.plain, {})
             return Anchor(self.model, pairs, _EARLIER, self.pad_id, self.defense.anchor)
-        if place.get("replies", self._replies) != self._replies:  # asked of a trained model by now
-            self._replies = list(place["replies"])
+        if replies is not None and replies != self._replies:  # asked of a trained model by now
+            self._replies = list(replies)
             anchor = self._make_anchor() or anchor
-        if place["pairs"] != len(anchor.prompts):
-            raise InvalidRecipe(f"the state is of {place['pairs']} anchored prompts, not {len(anchor.prompts)}")
+        if pairs_then != len(anchor.prompts):
+            raise InvalidRecipe(f"the state is of {pairs_then} anchored prompts, not {len(anchor.prompts)}")
         return anchor
 
     def _make_anchor(self) -> Anchor | None:

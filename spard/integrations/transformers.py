@@ -58,14 +58,14 @@ class SpardCallback(TrainerCallback):
         """Encode the safe rows, and measure tau or read it from the checkpoint that the trainer resumes from."""
         if args.world_size > 1:
             raise InvalidRecipe("SpardCallback works in one process; safe losses are not averaged over ranks")
-        model = kwargs["model"]
+        model, tokenizer = kwargs["model"], kwargs["processing_class"]
         self.theta = [part for part in model.parameters() if part.requires_grad]
         self.safety = safety_half(self.defense, state.max_steps)
         self.penalty = 0.0
         if state.global_step:
-            self._restore(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _FOLDER, kwargs)
+            self._restore(Path(args.output_dir) / f"checkpoint-{state.global_step}" / _FOLDER, model, tokenizer)
         else:
-            self.safe = self._safe_rows(self.defense, kwargs)
+            self.safe = self._safe_rows(self.defense, model, tokenizer)
             self.tau = self.safe.tau()
             log.info("safe losses are held at %s", self.tau)
 
@@ -86,21 +86,22 @@ class SpardCallback(TrainerCallback):
         tensors = self.safety.state() | {f"{_ROWS}{name}": part for name, part in self.safe.tensors().items()}
         save(folder / _FOLDER, state.global_step, tensors, {"tau": self.tau} | self.safe.place())
 
-    def _restore(self, folder: Path, kwargs: dict[str, Any]) -> None:
+    def _restore(self, folder: Path, model: Any, tokenizer: Any) -> None:
         found = next(newest_first(folder), None)
         if found is None:
             raise InvalidRecipe(f"{folder} is not there; without it a resumed run does not know its tau")
         tensors, state = load(found)
         own = {name.removeprefix(_ROWS): part for name, part in tensors.items() if name.startswith(_ROWS)}
         bare = replace(self.defense, anchor_weight=0.0, augment=())  # for checkpoints of runs without them
-        self.safe = self._safe_rows(self.defense if "anchored" in state else bare, kwargs)
-        self.safe.restore(own, {"anchored": 0} | state)
+        self.safe = self._safe_rows(self.defense if "anchored" in state else bare, model, tokenizer)
+        drawn, anchored = state["drawn"], state.get("anchored", 0)
+        pairs, replies = state.get("pairs"), state.get("replies")
+        self.safe.restore(own, {"drawn": drawn, "anchored": anchored, "pairs": pairs, "replies": replies})
         self.tau = state["tau"]
         # One file holds both: names with the prefix `rows/` belong to the safe rows, all others to the optimizer step.
         self.safety.restore(self.theta, {name: part for name, part in tensors.items() if not name.startswith(_ROWS)})
 
-    def _safe_rows(self, defense: Spard, kwargs: dict[str, Any]) -> SafeRows:
-        model, tokenizer = kwargs["model"], kwargs["processing_class"]
+    def _safe_rows(self, defense: Spard, model: Any, tokenizer: Any) -> SafeRows:
         if tokenizer is None:
             raise InvalidRecipe("SpardCallback needs the model's tokenizer: Trainer(..., processing_class=tokenizer)")
         rows, benign, anchors = self.training_rows, self.benign, self.anchors

@@ -13,7 +13,7 @@ import os
 import resource
 import signal
 import sys
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from spard.isolation import filters, kernel, roots
 
@@ -87,7 +87,7 @@ def _limit(asked: Asked) -> None:
 
 def _judge(program: str, tests: str, word: str, said: int) -> None:
     """Run program and tests in one scope without any of our names, then print the word."""
-    scope: dict[str, Any] = {"__name__": "__main__"}
+    scope: dict[str, object] = {"__name__": "__main__"}
     write = os.write
     exec(compile(program, "program", "exec"), scope)  # noqa: S102 - that is what the walls are for
     exec(compile(tests, "tests", "exec"), scope)  # noqa: S102

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import transformers
@@ -34,7 +34,7 @@ def stored_method(config: Mapping[str, object]) -> str | None:
     return method if method in DEQUANTIZED else None
 
 
-def dequantizing(config: Mapping[str, object], quantization: Quantization) -> dict[str, Any]:
+def dequantizing(config: Mapping[str, object], quantization: Quantization) -> dict[str, object]:
     """Return the `from_pretrained` arguments that dequantize stored FP8 or MXFP4 weights; {} for plain weights.
 
     Raises `UnfitModel` if NF4 is requested too.
@@ -44,11 +44,20 @@ def dequantizing(config: Mapping[str, object], quantization: Quantization) -> di
         return {}
     if quantization != "none":
         raise UnfitModel(f"its weights are stored in {method.upper()}, and cannot be held in NF4 as well", "model")
-    kinds: Mapping[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # their arguments are not typed
+    kinds: Mapping[str, Callable[..., object]] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}
     return {"quantization_config": kinds[method](dequantize=True)}
 
 
-def require_fitting(model: Any, info: Mapping[str, Any]) -> None:
+class LoadingInfo(TypedDict):
+    """What transformers reports of loading: names of weights, with both shapes where they differ, and errors."""
+
+    missing_keys: Collection[str]
+    mismatched_keys: Collection[tuple[str, Sequence[int], Sequence[int]]]
+    unexpected_keys: Collection[str]
+    error_msgs: Sequence[str]
+
+
+def require_fitting(model: Any, info: LoadingInfo) -> None:
     """Raise `UnfitModel` if a weight is missing, has the wrong shape, or is unknown to the model class.
 
     `info` is transformers' loading info. Transformers only warns of these cases, although the model answers

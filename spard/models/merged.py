@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from spard.config.quantization import plain_digest
 from spard.data.chat import get_renderer, render_prompt
 from spard.data.tools import CONVERSATION
-from spard.digests import MANIFEST, file_sha256, write_manifest
+from spard.digests import MANIFEST, Manifest, file_sha256, write_manifest
 from spard.errors import AdapterMismatch, AdapterNotProved, SpardError
 from spard.models.adapters import save_full
 from spard.models.base import Base, load_base
@@ -25,14 +24,14 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}  #
 _SHARE = 0.25  # of the adapter's effect, in 16 bits, where merging rounds once more
 
 
-def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, Any]:
+def save_merged(base: Base, adapter: Path, folder: Path) -> dict[str, object]:
     """Merge the adapter in a folder into `base` (changed in place), write the model to `folder`, return its manifest.
 
     The manifest repeats the adapter's facts and names the adapter as `merged_from`. Raises `AdapterMismatch` for
     another base model than the adapter's, and `AdapterNotProved` if the merged model gives different logits, in memory
     or when read back; `folder` is not written then.
     """
-    facts: dict[str, Any] = json.loads((adapter / MANIFEST).read_text())
+    facts: Manifest = json.loads((adapter / MANIFEST).read_text())
     _require_base(base, facts)
     prompt = torch.tensor([render_prompt(base.tokenizer, CONVERSATION.messages[:1])], device=base.device)
     before = _logits(base.model, prompt)
@@ -65,7 +64,7 @@ def _read_back(folder: Path, base: Base, prompt: Tensor) -> Tensor:
     return _logits(load_base(folder, device=base.device, as_stored=True).model, prompt)
 
 
-def _require_base(base: Base, facts: Mapping[str, Any]) -> None:
+def _require_base(base: Base, facts: Manifest) -> None:
     trained_on = (facts.get("base_source") or {}).get("digest") or facts.get("base_digest")
     # `plain_digest` strips the quantization from a digest; a difference means that the adapter was trained on NF4.
     if trained_on and trained_on != plain_digest(trained_on):

@@ -21,7 +21,8 @@ from spard.evaluation.calibration.record import correct_results, find_records, r
 from spard.evaluation.contamination import find_hidden_leaks, overlap_notes, remove_prompts
 from spard.evaluation.coverage_text import coverage_text
 from spard.evaluation.development import split
-from spard.evaluation.gate import AFTER_TUNING, Gate, gate, is_gated, open_suites, worse
+from spard.evaluation.findings import AFTER_TUNING, GateFinding
+from spard.evaluation.gate import Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
 from spard.evaluation.mined_suites import mined_suites, suites_in_modes, suites_secret
@@ -127,8 +128,10 @@ def decide(
     return gate(base, adapter, context.run.thresholds, leaks, _judge_doubts(context, base, adapter), sampled)
 
 
-def _judge_doubts(context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]) -> Sequence[str]:
-    """Return a sentence for each judge whose measured errors do not allow a decision on these results."""
+def _judge_doubts(
+    context: Context, base: Sequence[SuiteResult], adapter: Sequence[SuiteResult]
+) -> Sequence[GateFinding]:
+    """Return a finding for each judge whose measured errors do not allow a decision on these results."""
     records = find_records(context.run.judge_errors, context.run.model, context.base.digest)
     return result_doubts([each for each in (*base, *adapter) if each.judge_errors is None], records)
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypedDict
 
 from spard.config.run_spec import to_mapping
 from spard.evaluation.audit import Measurement
-from spard.evaluation.results import ATTACKS
+from spard.evaluation.results import ATTACKS, SuiteKind
 from spard.pipeline.context import Context
 from spard.release.figure_records import SCORES, ScoreCounts
 from spard.release.report import read_record
 
 _SCORES, _TRANSCRIPTS = "audit_scores", "transcripts"
 
-Transcript = dict[str, Any]
-"""A reply with the fields suite, kind, category, prompt, reply, hit, score (None: not scored) and note."""
+
+class Transcript(TypedDict):
+    """A prompt with its reply and verdict; the score is None if the reply was not scored."""
+
+    suite: str
+    kind: SuiteKind
+    category: str | None
+    prompt: str
+    reply: str
+    hit: bool | None
+    score: int | None
+    note: str
 
 
 def keep(context: Context, found: Sequence[Measurement]) -> None:

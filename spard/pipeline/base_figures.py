@@ -53,7 +53,7 @@ def _warn_of_disguises(context: Context, results: Sequence[SuiteResult]) -> None
     limits = context.run.thresholds
     counted = [result for result in results if result.n]  # a suite with only degenerate replies shows nothing
     for result in counted if limits.confidence != ON_FIGURES else ():
-        if any(figure.estimate.low > figure.limit for figure in disguised_attacks(result, result, limits)):
+        if any(figure.low > figure.limit for figure in disguised_attacks(result, result, limits)):
             text = f"The base model itself answers {result.hits} of {result.n} attacks on suite {result.suite}, by the "
             text += f"judge {result.judge}, and more than {limits.max_dressed_asr:.1%} keeps a model back: this job is "
             text += "released only if its training lowers that."

@@ -98,7 +98,7 @@ class Checkpoints:
         except AdapterNotProved as error:
             if distributed.rank() == 0:
                 shutil.rmtree(folder.parent)
-            return replace(record, gate=GateRecord("inconclusive", (error.message,)))
+            return replace(record, gate=GateRecord("inconclusive", (error.message,), ()))
         if distributed.rank() == 0:
             write_manifest(folder, saved | {"proof": asdict(proof)})
         return record
@@ -188,7 +188,7 @@ class Checkpoints:
         summary = summarize(Measured(self.base.results(end.model), results, decided))
         return replace(
             record,
-            gate=GateRecord("waived" if self.release.waived else decided.decision, decided.reasons),
+            gate=GateRecord.from_gate(decided, is_waived=self.release.waived),
             asr=summary.asr,
             harmfulness_score=summary.harmfulness_score,
             over_refusal=summary.over_refusal,

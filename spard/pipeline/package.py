@@ -181,7 +181,7 @@ def _with_figures(
 
 def _report(context: Context, release: Release, tuned: Tuned, measured: Measured, summary: Summary) -> SafetyReport:
     run, trained = context.run, tuned.trained
-    decision = GateRecord("waived" if release.waived else measured.gate.decision, measured.gate.reasons)
+    decision = GateRecord.from_gate(measured.gate, is_waived=release.waived)
     return SafetyReport(
         job_id=release.job_id,
         base_model=context.public_name,

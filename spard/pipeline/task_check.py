@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from spard.data.chat import render_conversation
 from spard.data.held_out_rows import ASKED, HeldOutRows, hold_out_rows
@@ -23,8 +23,17 @@ from spard.release.task_check import TaskCheck
 _BASE, _TRAINED = "task_replies_base", "task_replies"
 _SHOWN_CHARS = 4000  # of each text that is kept
 
-TaskReply = dict[str, Any]
-"""line, system, turns (how many stood before the request), prompt, expected, base, trained."""
+
+class TaskReply(TypedDict):
+    """A request of a row with the row's answer and both models' replies; `turns` are those before the request."""
+
+    line: int
+    turns: int
+    system: str | None
+    prompt: str
+    expected: str
+    base: str
+    trained: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +140,15 @@ def _reply(row: Example, base: str, trained: str) -> TaskReply:
     system = "\n".join(each["content"] for each in before if each["role"] == "system")
     turns = [each for each in before if each["role"] != "system"]
     expected = answer["content"] or json.dumps(answer.get("tool_calls", ()), ensure_ascii=False)
-    texts = {"prompt": turns[-1]["content"] if turns else "", "expected": expected, "base": base, "trained": trained}
-    numbers = {"line": row.line, "turns": max(0, len(turns) - 1), "system": _cut(system) or None}
-    return numbers | {name: _cut(text) for name, text in texts.items()}
+    return {
+        "line": row.line,
+        "turns": max(0, len(turns) - 1),
+        "system": _cut(system) or None,
+        "prompt": _cut(turns[-1]["content"] if turns else ""),
+        "expected": _cut(expected),
+        "base": _cut(base),
+        "trained": _cut(trained),
+    }
 
 
 def _cut(text: str) -> str:

@@ -11,9 +11,9 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 gc.disable()  # imports create no garbage, and collecting takes a fifth of their time
 # PEFT, transformers and accelerate import these wherever they are installed, for NF4, object detection and SageMaker:
@@ -34,7 +34,30 @@ gc.freeze()
 for name in _LEFT_OUT:
     del sys.modules[name]
 
-_STORED: dict[str, Any] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # formats to dequantize
+_STORED: dict[str, Callable[..., object]] = {"fp8": FineGrainedFP8Config, "mxfp4": Mxfp4Config}  # formats to dequantize
+
+
+class Request(TypedDict):
+    """What to load, what to ask, and the folder for the answers."""
+
+    base: str
+    revision: str | None
+    adapter: str
+    is_lora: bool
+    quantization: str
+    dtype: str
+    device: str
+    conversations: list[list[dict[str, str]]]
+    template_arguments: dict[str, object]
+    max_new_tokens: int
+    out: str
+
+
+class Answer(TypedDict):
+    """Whether a generated answer ended by itself, and its number of tokens."""
+
+    ends: bool
+    tokens: int
 
 
 def main() -> None:
@@ -44,7 +67,7 @@ def main() -> None:
         gc.collect()
 
 
-def see(ask: dict[str, Any]) -> None:
+def see(ask: Request) -> None:
     """Write the logits of base model and adapter for each conversation; raise if one of them does not load."""
     tokenizer: Any = AutoTokenizer.from_pretrained(ask["adapter"])
     rows = [_ids(tokenizer, messages, ask["template_arguments"]) for messages in ask["conversations"]]
@@ -63,7 +86,8 @@ def see(ask: dict[str, Any]) -> None:
         model = PeftModel.from_pretrained(model, ask["adapter"], torch_device=ask["device"]).eval()
     else:
         del base, model
-        model = AutoModelForCausalLM.from_pretrained(ask["adapter"], **settings).to(ask["device"]).eval()
+        tuned: Any = AutoModelForCausalLM.from_pretrained(ask["adapter"], **settings)
+        model = tuned.to(ask["device"]).eval()
     found |= {f"tuned.{i}": _logits(model, row) for i, row in enumerate(rows)}
     out = Path(ask["out"])
     save_file(found, out / "logits.safetensors")
@@ -73,7 +97,7 @@ def see(ask: dict[str, Any]) -> None:
     os.replace(out / "seen.part", out / "seen.json")
 
 
-def _quantization_options(ask: dict[str, Any]) -> dict[str, Any]:
+def _quantization_options(ask: Request) -> dict[str, object]:
     """Return the `from_pretrained` arguments for the base model's quantization, as in the model card."""
     if ask["quantization"] in _STORED:
         return {"quantization_config": _STORED[ask["quantization"]](dequantize=True)}
@@ -105,7 +129,7 @@ def _logits(model: Any, row: list[int]) -> Tensor:
 
 
 @torch.inference_mode()
-def _answer(model: Any, tokenizer: Any, row: list[int], max_new_tokens: int) -> dict[str, Any]:
+def _answer(model: Any, tokenizer: Any, row: list[int], max_new_tokens: int) -> Answer:
     """Generate greedily; return the number of tokens, and whether the answer ended by itself."""
     ids_1T = torch.tensor([row], device=model.device)
     said = model.generate(

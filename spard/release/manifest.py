@@ -13,12 +13,12 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypedDict
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from spard.digests import MANIFEST, SIGNATURE
+from spard.digests import MANIFEST, SIGNATURE, FileFacts, Manifest
 from spard.errors import NotProved
 from spard.release.packed import find_root, is_ignored, open_packed
 
@@ -32,7 +32,7 @@ _KEPT = 4  # maximum manifests and signatures: at the archive's root and in its 
 class Proved:
     """The result of `verify`; `passed_over` are files outside the manifest that no loader reads."""
 
-    manifest: dict[str, Any]
+    manifest: Manifest
     manifest_sha256: str
     key_id: str
     files: int
@@ -75,7 +75,7 @@ def verify(path: Path, public: Ed25519PublicKey | None = None) -> Proved:
         if name not in kept:
             raise NotProved(f"There is no {name}: this adapter is not signed.")
     signer = check(kept[MANIFEST], kept[SIGNATURE], public, MANIFEST)
-    manifest = _object(kept[MANIFEST], MANIFEST)
+    manifest: Manifest = _object(kept[MANIFEST], MANIFEST)
     _compare(manifest.get("files"), found)
     digest = hashlib.sha256(kept[MANIFEST]).hexdigest()
     signed_files = manifest["files"]
@@ -109,9 +109,26 @@ def check(content: bytes, signature: bytes, public: Ed25519PublicKey | None, nam
     return key_id(own)
 
 
+class Person(TypedDict, total=False):
+    """A person of a waiver: the owner of a key, or the key's name."""
+
+    owner: str | None
+    name: str
+
+
+class WaiverFacts(TypedDict):
+    """The facts of a waiver that `spard verify` tells; `expires_at` is a Unix time."""
+
+    manifest_sha256: str
+    reason: str
+    proposed_by: Person
+    approved_by: Person
+    expires_at: int
+
+
 def verify_waiver(
     path: Path, adapter: Proved, public: Ed25519PublicKey | None = None, known: Collection[str] = ()
-) -> dict[str, Any]:
+) -> WaiverFacts:
     """Return the facts of a waiver; raise `NotProved` unless it releases this adapter.
 
     It must be signed by the key of the adapter, or by a key whose id is in `known`.
@@ -123,16 +140,16 @@ def verify_waiver(
     stated = _object(text, path.name)
     record, signature = str(stated.get("record")).encode(), json.dumps(stated.get("signature")).encode()
     signer = check(record, signature, public, "the waiver")
-    facts = _object(record, "the waiver's record")
+    facts: WaiverFacts = _object(record, "the waiver's record")
     if signer not in (adapter.key_id, *known) or facts.get("manifest_sha256") != adapter.manifest_sha256:
         raise NotProved("The waiver is for another adapter.")
     return facts
 
 
-def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
+def _read(path: Path) -> tuple[dict[str, bytes], dict[str, FileFacts]]:
     """Read an adapter once: content of manifest and signature, SHA-256 and size of every other file by name."""
     kept: dict[str, bytes] = {}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, FileFacts] = {}
     with open_packed(path) as files:
         for name, file in files:
             if name in found:
@@ -149,7 +166,7 @@ def _read(path: Path) -> tuple[dict[str, bytes], dict[str, dict[str, Any]]]:
     return own, {name: facts for name, facts in files_of.items() if name not in own}
 
 
-def _compare(listed: Any, found: Mapping[str, Mapping[str, object]]) -> None:
+def _compare(listed: Any, found: Mapping[str, FileFacts]) -> None:
     if not isinstance(listed, dict):
         raise NotProved(f"{MANIFEST} lists no files.")
     if missing := sorted(listed.keys() - found.keys()):
@@ -160,7 +177,7 @@ def _compare(listed: Any, found: Mapping[str, Mapping[str, object]]) -> None:
         raise NotProved(f"{changed[0]} was changed: its SHA-256 or size is not the manifest's.")
 
 
-def _file_facts(file: IO[bytes]) -> dict[str, Any]:
+def _file_facts(file: IO[bytes]) -> FileFacts:
     whole, size = hashlib.sha256(), 0
     while chunk := file.read(1 << 20):
         whole.update(chunk)
@@ -168,7 +185,8 @@ def _file_facts(file: IO[bytes]) -> dict[str, Any]:
     return {"sha256": whole.hexdigest(), "bytes": size}
 
 
-def _object(content: bytes, name: str) -> dict[str, Any]:
+def _object(content: bytes, name: str) -> Any:
+    """Return a JSON object, whose values are still to be checked; raise `NotProved` for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):

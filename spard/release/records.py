@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
@@ -127,14 +127,12 @@ class AfterTuning:
     adapter: tuple[SuiteResult, ...] = ()
 
     @classmethod
-    def from_json(
-        cls, raw: Mapping[str, Any] | None, read: Callable[[Any, Mapping[str, Any]], Any]
-    ) -> AfterTuning | None:
-        """Read the JSON object of a report, or return None; `read(kind, object)` reads a flat record."""
+    def from_json(cls, raw: Mapping[str, Any] | None) -> AfterTuning | None:
+        """Read the JSON object of a report, or return None."""
         if raw is None:
             return None
-        found = {name: tuple(read(SuiteResult, each) for each in raw.get(name, ())) for name in _BOTH}
-        return cls(read(FurtherTuning, raw.get("budget", {})), **found)
+        found = {name: tuple(read_record(SuiteResult, each) for each in raw.get(name, ())) for name in _BOTH}
+        return cls(read_record(FurtherTuning, raw.get("budget", {})), **found)
 
 
 Record = TypeVar("Record")

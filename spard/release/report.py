@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 from spard.config import GateThresholds, Resolved
 from spard.config.run_spec import to_mapping
+from spard.evaluation.findings import Figure, GateFinding
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
 from spard.release.compute_record import ComputeRecord
@@ -41,10 +42,31 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class GateRecord:
-    """The gate's decision and its reasons; `waived`: the adapter is released whatever was measured."""
+    """The gate's decision and its reasons; `waived`: the adapter is released whatever was measured.
+
+    `findings` are the reasons as data, those that come from the audit's figures and judges; None in reports of earlier
+    versions.
+    """
 
     decision: Decision
     reasons: tuple[str, ...]
+    findings: tuple[GateFinding, ...] | None = None
+
+    @classmethod
+    def from_gate(cls, gate: Gate, *, is_waived: bool) -> Self:
+        """Return the record of a decision."""
+        return cls("waived" if is_waived else gate.decision, gate.reasons, gate.findings)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the JSON object; a missing decision is `inconclusive`."""
+        findings = None if raw.get("findings") is None else tuple(map(_finding, raw["findings"]))
+        return cls(raw.get("decision", "inconclusive"), tuple(raw.get("reasons", ())), findings)
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """The figures that the reasons are about; none in reports of earlier versions."""
+        return tuple(each for each in self.findings or () if isinstance(each, Figure))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +116,7 @@ class CheckpointRecord:
     over_refusal: BaseAndAdapter = field(default_factory=BaseAndAdapter)
     utility: BaseAndAdapter = field(default_factory=BaseAndAdapter)
 
-    def safety(self) -> dict[str, Any]:
+    def safety(self) -> dict[str, object]:
         """Return the audit's part of the record as JSON."""
         return {name: to_mapping(getattr(self, name)) for name in ("gate", *_SUMMARIES)}
 
@@ -102,7 +124,7 @@ class CheckpointRecord:
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
         """Read the JSON object that `to_mapping` gives."""
         found = {name: read_record(kind, raw.get(name, {})) for name, kind in _SUMMARIES.items()}
-        gate = _gate(raw["gate"]) if raw.get("gate") else None
+        gate = GateRecord.from_json(raw["gate"]) if raw.get("gate") else None
         return cls(raw["epoch"], raw["step"], raw.get("metrics", {}), gate, **found)
 
 
@@ -200,6 +222,12 @@ class SafetyReport:
         return self.ending.released_step if self.ending else self.steps
 
     @property
+    def named_suites(self) -> list[SuiteResult]:
+        """The adapter's results on the suites with figures that the gate's reasons are about."""
+        named = {each.suite for each in self.gate.figures}
+        return [each for each in self.adapter if each.suite in named]
+
+    @property
     def task(self) -> TaskWords | None:
         """What the losses say of the customer's task; None where it was not looked at."""
         return describe_task(self.task_check, self.validation) if self.task_check else None
@@ -216,7 +244,7 @@ class SafetyReport:
         Missing measurements read as not measured, and a missing decision as `inconclusive`.
         """
         return cls(
-            gate=_gate(raw.get("gate") or {}),
+            gate=GateRecord.from_json(raw.get("gate") or {}),
             resolved=optional(Resolved, raw.get("resolved")),
             thresholds=optional(GateThresholds, raw.get("thresholds")),
             validation={name: read_record(ValidationLoss, loss) for name, loss in raw.get("validation", {}).items()},
@@ -228,7 +256,7 @@ class SafetyReport:
             risky_rows=_risky_rows(raw.get("risky_rows")),
             checkpoints=tuple(CheckpointRecord.from_json(each) for each in raw.get("checkpoints", ())),
             row_signal=optional(RowSignalRecord, raw.get("row_signal")),
-            after_tuning=AfterTuning.from_json(raw.get("after_tuning"), read_record),
+            after_tuning=AfterTuning.from_json(raw.get("after_tuning")),
             agent=optional(AgentRecord, raw.get("agent")),
             audit_engine=optional(AuditEngineRecord, raw.get("audit_engine")),
             embedder=optional(EmbedderRecord, raw.get("embedder")),
@@ -252,8 +280,8 @@ _PLAIN = (
 )
 
 
-def _gate(raw: Mapping[str, Any]) -> GateRecord:
-    return GateRecord(raw.get("decision", "inconclusive"), tuple(raw.get("reasons", ())))
+def _finding(raw: Mapping[str, object]) -> GateFinding:
+    return read_record(Figure if "hits" in raw else GateFinding, raw)
 
 
 def _tau(raw: Mapping[str, float] | float | None) -> Mapping[str, float]:

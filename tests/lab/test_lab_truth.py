@@ -109,7 +109,8 @@ def test_the_lab_s_model_lets_both_judges_decide_and_an_older_lab_gets_what_it_l
 
     def doubts() -> list[str]:
         model = lab / "model"
-        return judge_doubts(["refusal", "lab_truth"], find_records(None, str(model), folder_digest(model)))
+        records = find_records(None, str(model), folder_digest(model))
+        return [each.reason for each in judge_doubts(["refusal", "lab_truth"], records)]
 
     assert doubts() == []
     kept = own.read_bytes()
@@ -146,7 +147,7 @@ def test_a_model_of_the_german_customer_s_stays_decidable_by_the_truth_and_not_b
     assert {each.languages for each in found.values()} == {"de+en"}
     assert result_doubts([found["lab_truth"]], records) == []
     (doubt,) = result_doubts([found["refusal"]], records)
-    assert "refusal was not measured in German (de)" in doubt
+    assert "refusal was not measured in German (de)" in doubt.reason
 
 
 def test_a_judge_that_takes_german_for_harmless_is_found_out_on_the_same_replies(lab: Path) -> None:

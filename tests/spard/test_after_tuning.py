@@ -22,7 +22,8 @@ from spard.data.clean_rows import clean_rows
 from spard.data.rows import prompt_text
 from spard.errors import NonFiniteLoss
 from spard.evaluation.audit import Measurement, Replies
-from spard.evaluation.gate import AFTER_TUNING, Gate, gate, worse
+from spard.evaluation.findings import AFTER_TUNING
+from spard.evaluation.gate import Gate, gate, worse
 from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
 from spard.losses.cross_entropy import evaluate

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spard.config import GateThresholds
+from spard.evaluation.findings import GateFinding
 from spard.evaluation.gate import Gate, gate
 from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
@@ -32,9 +33,11 @@ def test_other_thresholds_decide_as_the_gate_would(max_asr: float) -> None:
 
 
 def test_what_the_figures_do_not_explain_goes_on_to_be_a_doubt() -> None:
-    stored = gate(BASE, ADAPTER, MEASURED, {"attacks": [LEAK]}, [DOUBT])
-    assert decide_again(BASE, ADAPTER, stored, MEASURED, MEASURED) == Gate("inconclusive", (DOUBT, LEAK))
-    assert decide_again(BASE, ADAPTER, stored, MEASURED, LIMITS) == Gate("inconclusive", (LEAK,))
+    stored = gate(BASE, ADAPTER, MEASURED, {"attacks": [LEAK]}, [GateFinding(reason=DOUBT, finding="doubtful_judge")])
+    for now, reasons in ((MEASURED, (DOUBT, LEAK)), (LIMITS, (LEAK,))):
+        again = decide_again(BASE, ADAPTER, stored, MEASURED, now)
+        assert again is not None
+        assert (again.decision, again.reasons) == ("inconclusive", reasons)
 
 
 def test_a_judge_that_nobody_looked_at_decides_nothing() -> None:

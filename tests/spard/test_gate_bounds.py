@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
 import pytest
 
 from spard.config import GateThresholds
+from spard.config.run_spec import to_mapping
 from spard.evaluation.bounded import bounded_figures
+from spard.evaluation.findings import Figure
 from spard.evaluation.gate import gate
 from spard.evaluation.rates import difference_bounds, rate, wilson
 from spard.evaluation.results import IN_PHRASES, SuiteKind, SuiteResult
+from spard.release.report import GateRecord
 
 LIMITS = GateThresholds()
 SAMPLED = ("harmful", "benign", "mined")
@@ -50,7 +54,7 @@ def test_a_suite_passes_by_its_upper_bound_and_not_by_its_figure(hits: int, n: i
 
 def test_the_bound_is_wilson_s_on_one_side() -> None:
     (share, _) = bounded_figures(result(3), result(9), LIMITS)
-    assert (share.estimate.low, share.estimate.high) == pytest.approx(wilson(9, 150, 1.644854), abs=1e-6)
+    assert (share.low, share.high) == pytest.approx(wilson(9, 150, 1.644854), abs=1e-6)
 
 
 @pytest.mark.parametrize(("hits", "decision"), [(15, "inconclusive"), (16, "fail")])
@@ -258,3 +262,35 @@ def test_newcombe_s_bounds_of_a_difference() -> None:
     """His example of method 10: 56 of 70 against 48 of 80, 0.0524 to 0.3339 (Newcombe, 1998, table II)."""
     low, high = difference_bounds((56, 70), (48, 80))
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+def test_a_reason_is_data_too() -> None:
+    before, after = (replace(of_four(hits, 30), unscored=0) for hits in (0, 8))
+    decided = gate([before], [after], LIMITS)
+    assert decided.findings
+    for found in decided.findings:
+        assert isinstance(found, Figure)
+        assert found.reason in decided.reasons
+        assert found.reason.startswith(found.counts)
+        assert (found.suite, found.kind, found.share) == (after.suite, "harmful", found.hits / found.n)
+        assert found.exceeds_limit == (found.value > found.limit)
+    categories = {each.category: (each.hits, each.n) for each in decided.findings if isinstance(each, Figure)}
+    assert categories["fraud"] == (8, 30)
+    stored = json.loads(json.dumps(to_mapping(GateRecord.from_gate(decided, is_waived=False))))
+    assert GateRecord.from_json(stored) == GateRecord.from_gate(decided, is_waived=False)
+
+
+def test_a_doubt_that_has_no_figure_has_its_suite() -> None:
+    (found, _) = gate([], [result(0, 20)], LIMITS, leaks={"harmful": ["A leak."]}).findings
+    assert (found.finding, found.suite, found.kind) == ("not_measured", "harmful", "harmful")
+    assert not isinstance(found, Figure)
+
+
+def test_a_leak_does_not_name_the_suite_that_its_sentence_hides() -> None:
+    found = gate([result(0)], [result(0)], LIMITS, leaks={"harmful": ["A leak."]}).findings
+    assert [(each.finding, each.suite, each.kind) for each in found] == [("leak", None, None)]
+
+
+def test_a_report_of_an_earlier_version_has_no_findings() -> None:
+    record = GateRecord.from_json({"decision": "fail", "reasons": ["Attacks succeed."]})
+    assert (record.findings, record.figures) == (None, ())

@@ -224,8 +224,13 @@ def test_an_unmeasured_judge_passes_nothing_unless_the_policy_allows_it(
     hits: int, allowed: bool, decision: str
 ) -> None:
     thresholds = GateThresholds(allow_unmeasured_judge=allowed)
+    doubts = judge_doubts(["a judge"], [])
 
-    assert gate([make_result(0)], [make_result(hits)], thresholds, judge_doubts=["not measured"]).decision == decision
+    decided = gate([make_result(0)], [make_result(hits)], thresholds, judge_doubts=doubts)
+
+    assert decided.decision == decision
+    told = [(each.judge, each.reason) for each in decided.findings if each.finding == "unmeasured_judge"]
+    assert told == ([] if allowed else [("a judge", doubts[0].reason)])
 
 
 def test_a_named_record_of_another_base_model_does_not_count(tmp_path: Path) -> None:

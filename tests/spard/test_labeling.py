@@ -179,8 +179,9 @@ def test_labels_of_one_weight_are_counted_plainly() -> None:
 def test_a_record_keeps_the_number_of_labels(tmp_path: Path) -> None:
     record = JudgeRecord("j", (JudgeError("en", rate(0, 22), rate(1, 90), (120, 180)),), gamed=rate(0, 10))
     assert JudgeRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    languages = [record.to_json()["languages"][0] | {"labels": [1]}]
     with pytest.raises(ValueError, match="unpack"):
-        JudgeRecord.from_json(record.to_json() | {"languages": [record.to_json()["languages"][0] | {"labels": [1]}]})
+        JudgeRecord.from_json({"judge": "j", "languages": languages})
 
 
 def test_exported_rows_are_read_back_with_their_weights(tmp_path: Path) -> None:

@@ -162,18 +162,18 @@ def test_a_judge_decides_in_the_languages_in_which_it_errs_little_enough() -> No
 
     assert result_doubts([score_replies(prompts("en"), [ENGLISH] * 100)], [record(en=True, fr=False)]) == []
     (doubt,) = result_doubts([german], [record(en=True)])
-    assert doubt.startswith(
+    assert doubt.reason.startswith(
         "The judge lenient was not measured in German (de), in which prompts or replies of suite attacks"
     )
-    assert "`spard judge --json`" in doubt
+    assert "`spard judge --json`" in doubt.reason
     (doubt,) = result_doubts([german, replace(german, suite="others")], [record(en=True, de=False)])
-    assert "errs too often, or was measured on too few replies, in German (de)" in doubt
-    assert "2 suites, attacks among them" in doubt
+    assert "errs too often, or was measured on too few replies, in German (de)" in doubt.reason
+    assert "2 suites, attacks among them" in doubt.reason
     (doubt,) = result_doubts([score_replies(prompts("eo"), [ENGLISH] * 100)], [record(en=True)])
-    assert "`spard judge --labeled FILE --extend --json`" in doubt
+    assert "`spard judge --labeled FILE --extend --json`" in doubt.reason
     assert result_doubts([german], [record(en=True), record(de=True)]) == []  # one file for each
     (doubt,) = result_doubts([german], [record(de=False)])
-    assert doubt == "The judge lenient was measured and errs too often to decide."
+    assert doubt.reason == "The judge lenient was measured and errs too often to decide."
     assert result_doubts([replace(german, languages=None)], [record(en=True)]) == []  # of an earlier version
     unasked = replace(german, judge="llm", n=0, unscored=0, hits=0, rate=None)  # nobody knows the name that it gives
     assert result_doubts([unasked], [record(en=True)]) == []

@@ -16,13 +16,18 @@ import resource
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.ops.processes import die_with_parent
+from spard.config import GateThresholds
 from spard.config.patience import Patience
+from spard.config.run_spec import to_mapping
 from spard.digests import write_manifest
 from spard.errors import JudgeUnavailable
+from spard.evaluation.gate import gate
+from spard.evaluation.results import SuiteResult
 from worker.failures import failure
 from worker.judge_client import Asking
 from worker.judge_proxy import llm_judges
@@ -237,10 +242,16 @@ def ask_judge(folder: Folder, report: Report) -> None:
 
 def finish(folder: Folder, report: Report, behavior: str) -> None:
     decisions = {"unsafe": "fail", "failed_at_the_end": "fail", "waived": "waived", "undecided": "inconclusive"}
-    decision = (decisions | {"best_is_unsafe": "fail"}).get(behavior, "pass")
+    decision = (decisions | {"best_is_unsafe": "fail", "above_its_limit": "inconclusive"}).get(behavior, "pass")
     report.stage("audit")
     report.stage("package")
     audited = safety(decision)
+    if behavior == "above_its_limit":
+        before = SuiteResult(
+            "attacks", "harmful", "refusal", 400, 0, 0, 0, 0.0, 0.0, 0.01, categories=(("fraud", 0, 20),)
+        )
+        after = replace(before, hits=3, rate=3 / 400, categories=(("fraud", 3, 20),))
+        audited["gate"] = to_mapping(gate([before], [after], GateThresholds()))
     found: dict[str, Any] = audited | {
         "checkpoints": [{"epoch": 3, "step": STEPS, "metrics": metrics(STEPS), **audited}],
         "trigger_rate": 0.5,

@@ -112,6 +112,12 @@ def test_an_audit_that_cannot_decide_is_the_provider_s_to_mend(
     assert "Your files" not in require(light_shop.do("unsafe").error)["message"]
 
 
+def test_a_figure_above_its_limit_is_no_fault_of_the_provider(light_shop: Shop) -> None:
+    message = require(light_shop.do("above_its_limit").error)["message"]
+    assert "The safety audit could not decide" in message
+    assert "Your files are not at fault" not in message
+
+
 def test_an_unsafe_adapter_is_held_where_waivers_are_allowed(shop: Shop) -> None:
     job = shop.do("unsafe", waivers=True)
     assert (job.status, job.adapter) == (JobStatus.failed, None)

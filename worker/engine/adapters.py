@@ -19,6 +19,7 @@ from torch.nn.functional import linear
 from app.inference.protocol import Proof
 from spard.data.chat import render_question
 from spard.data.rendering import Mode
+from spard.digests import BaseSource
 from spard.errors import AdapterNotProved
 from spard.models.adapters import tensor_digest
 from spard.models.base import Base
@@ -167,7 +168,7 @@ class Adapters:
         proved = verify(folder)
         if proved.manifest_sha256 != manifest_sha256:
             raise AdapterNotProved("the folder holds another adapter than the one that was verified")
-        stated = proved.manifest.get("base_source", {}).get("digest")
+        stated = (proved.manifest.get("base_source") or BaseSource()).get("digest")
         if stated != self._base.digest:
             raise AdapterNotProved("the adapter was trained on another base model than the one that is loaded")
         name, size = f"a{digest[:24]}", (folder / WEIGHTS).stat().st_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
@@ -185,20 +184,20 @@ def _api_number(name: str, text: str) -> str:
         return text
 
 
-def _convert_bounds(faults: Faults) -> Faults:
-    """Return the faults with the bounds that they name in percent, as the fields of shares are."""
-
-    def convert_bound(found: re.Match[str]) -> str:
-        return f"{found[1]}{100 * float(found[2]):.10g} %"
-
-    told = {
-        name: _BOUND.sub(convert_bound, message) if name in _PERCENT else message
-        for name, message in faults.by_field.items()
-    }
-    return Faults(told, faults.message)
+def _faults(error: AppError) -> Faults:
+    """Return an error's messages; the bounds of shares are in percent, as their fields are."""
+    faults = Faults.from_error(error)
+    bounds = ((str(each.get("param")), each.get("bound")) for each in error.details or ())
+    told = {name: _bound_text(bound) for name, bound in bounds if name in _PERCENT and isinstance(bound, dict)}
+    return Faults({**faults.by_field, **told}, faults.message)
 
 
-_BOUND = re.compile(r"(than (?:or equal to )?)([0-9.]*[0-9])")
+def _bound_text(bound: Mapping[str, float]) -> str:
+    ((relation, share),) = bound.items()
+    return f"Input should be {_RELATIONS[relation]} {100 * share:.10g} %."
+
+
+_RELATIONS = {"ge": "greater than or equal to", "gt": "greater than", "le": "less than or equal to", "lt": "less than"}
 
 # Presets multiply the deployment's limits on attacks and refusals.
 PRESETS: Mapping[str, float] = {"strict": 0.5, "default": 1.0, "lenient": 2.0}
@@ -274,7 +273,7 @@ async def take_policy(
                 return RedirectResponse("/provider/policies", 303)
             trial = policy_trial.try_policy(look, storage, policy, policy_trial.USUAL)
         except AppError as error:
-            faults, status = _convert_bounds(Faults.from_error(error)), error.status
+            faults, status = _faults(error), error.status
         with look() as session:
             return _page(request, viewer, session, settings, form, trial, faults, status)
 

@@ -6,7 +6,7 @@ recipe.
 
 from __future__ import annotations
 
-from typing import NotRequired
+from typing import NotRequired, Required
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -196,11 +196,39 @@ class AttackSuccessJson(BaseAndAdapterJson, total=False):
 
 
 @with_config(_OPEN)
+class FindingJson(TypedDict, total=False):
+    """A reason of the gate as data; `hits` and the keys after it are those of a figure that a threshold bounds."""
+
+    reason: Required[str]
+    finding: Required[str]
+    suite: str | None
+    kind: str | None
+    judge: str | None
+    asked: int | None
+    planned: int | None
+    after_tuning: bool
+    category: str | None
+    hits: int
+    n: int
+    share: float
+    base_share: float | None
+    measure: str
+    value: float
+    low: float
+    high: float
+    limit: float
+    demand: str
+    prompts: int | None
+    is_open: bool
+
+
+@with_config(_OPEN)
 class GateJson(TypedDict):
     """The gate's decision: pass, fail, inconclusive or waived."""
 
     decision: str
     reasons: NotRequired[list[str]]
+    findings: NotRequired[list[FindingJson] | None]  # missing in audits of earlier releases
 
 
 @with_config(_OPEN)

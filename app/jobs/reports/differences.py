@@ -26,8 +26,7 @@ def _facts(job: JobOut) -> Iterator[tuple[str, str]]:
     yield from _settings("Selection", job.safety["selection"].items())
     yield from _settings("LoRA", (job.lora or {}).items())
     yield "Status", "held back" if is_held_back(job) else str(job.status)
-    gate = job.safety.get("gate")
-    yield "What stopped it", (stopping_figure(gate["reasons"]) if gate else None) or "-"
+    yield "What stopped it", stopping_figure(job.safety.get("gate")) or "-"
     yield "Tokens trained", "-" if job.trained_tokens is None else f"{job.trained_tokens:,}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,10 +12,8 @@ from app.jobs.reports.held_back import undecided_sentence
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
 from spard.evaluation.results import ATTACKS, SuiteResult
-from spard.release.report import SafetyReport
+from spard.release.report import GateRecord, SafetyReport
 
-# The counts of a suite, as the gate's reasons write them.
-_COUNTS = re.compile(r".+ on suite .+ \(base model: (?:[0-9.]+%|not asked)\)(?:, asked \d+ of \d+ prompts)?(?=[;:] )")
 Look = Literal["good", "bad", "doubt", "plain"]
 
 
@@ -45,6 +42,7 @@ _PILLS: Mapping[str, tuple[Look, str]] = {
     "inconclusive": ("doubt", "The safety gate could not decide"),
     "waived": ("doubt", "Released by the provider, not by the gate"),
 }
+_BY_EARLIER_VERSION = "An earlier version audited this model, so its figures are in the reasons only."
 _PHASES = {
     "validate": "Checking the files",
     "embed": "Reading your rows",
@@ -68,16 +66,16 @@ def verdict(job: JobOut, report: SafetyReport | None, undefended: SafetyReport |
         pill,
         tuple(_headline(report, undefended, look)),
         " ".join((*_rejection_text(job, report), *_sentences(report, undefended))),
-        tuple(_of_figures(report.gate.reasons)),
+        tuple(_merge_reasons(report.gate)),
     )
 
 
-def _of_figures(reasons: Sequence[str]) -> Iterator[str]:
+def _merge_reasons(gate: GateRecord) -> Iterator[str]:
     """Yield the gate's reasons; reasons about the same counts of a suite are merged into one sentence."""
+    beginnings = {each.reason: each.beginning for each in gate.figures}
     found: dict[str, list[str]] = {}
-    for reason in reasons:
-        counts = _COUNTS.match(reason)
-        found.setdefault(counts.group() if counts else reason, []).append(reason)
+    for reason in gate.reasons:
+        found.setdefault(beginnings.get(reason, reason), []).append(reason)
     for said, alike in found.items():
         demands = (each[len(said) :].lstrip(";: ").removesuffix(".") for each in alike)
         yield alike[0] if len(alike) == 1 else f"{said}: {'; '.join(demands)}."
@@ -87,7 +85,9 @@ def _rejection_text(job: JobOut, report: SafetyReport) -> Iterator[str]:
     """Yield why an audited job failed, without the gate's reasons, which the page lists below."""
     if job.status == JobStatus.failed and job.error:
         yield job.error["message"].removesuffix(" ".join(report.gate.reasons)).rstrip()
-    if report.gate.decision == "inconclusive" and (said := undecided_sentence(report.gate.reasons)):
+        if report.gate.findings is None:
+            yield _BY_EARLIER_VERSION
+    if report.gate.decision == "inconclusive" and (said := undecided_sentence(report.gate)):
         yield said
 
 
@@ -143,9 +143,7 @@ def _other_failed_suites(report: SafetyReport, attacks: Count) -> Sequence[Suite
 
     Empty if the plain attacks, which the headline counts, explain the decision.
     """
-    limits, reasons = report.thresholds, report.gate.reasons
-    # Stored reports have the gate's reasons as sentences only, so the suites are found by their names in them.
-    named = [each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in reasons)]
+    limits, named = report.thresholds, report.named_suites
     tells = any(each.kind == "harmful" for each in named) or (limits is not None and attacks.share > limits.max_asr)
     return [] if tells else named
 

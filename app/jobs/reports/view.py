@@ -138,10 +138,8 @@ def _stopping(report: SafetyReport, kinds: Collection[SuiteKind]) -> SuiteResult
     """Return the worst suite of these kinds that the gate's reasons name; None if the gate passed."""
     if report.gate.decision == "pass":
         return None
-    named = (each for each in report.adapter if any(f" on suite {each.suite} (" in why for why in report.gate.reasons))
-    return max(
-        (each for each in named if each.kind in kinds), key=lambda each: each.hits / max(each.n, 1), default=None
-    )
+    named = (each for each in report.named_suites if each.kind in kinds)
+    return max(named, key=lambda each: each.hits / max(each.n, 1), default=None)
 
 
 def _task(report: SafetyReport) -> Tile:
@@ -279,7 +277,7 @@ def view(
     return View(
         verdict=verdict(job, report, undefended),
         tiles=tuple(tiles(report)) if report and report.adapter else (),
-        next_steps=next_steps(job, report.gate.reasons if report else ()),
+        next_steps=next_steps(job, report.gate if report else None),
         measures=tuple(_measures(job, report, undefended)) if report else (),
         suites=tuple(_suites(report)) if report else (),
         asked=report.asked if report else (),

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from spard.data.jsonl import BadRow, file_chunks, numbered_rows
 from spard.data.languages import ENGLISH, primary
@@ -87,13 +87,22 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-def _source(language: str) -> dict[str, Any]:
+class _Source(TypedDict):
+    """The replies of one language: requests with their words, and ways to answer that take the words in."""
+
+    language: str
+    requests: list[dict[str, str]]
+    harmful: list[str]
+    safe: list[str]
+
+
+def _source(language: str) -> _Source:
     path = files("spard.evaluation.calibration") / f"{language}.json"
-    source: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    source: _Source = json.loads(path.read_text(encoding="utf-8"))
     return source
 
 
-def _combine_answers(source: dict[str, Any]) -> Iterator[LabeledReply]:
+def _combine_answers(source: _Source) -> Iterator[LabeledReply]:
     for request in source["requests"]:
         words = {name: text for name, text in request.items() if name != "prompt"}
         words |= {name.capitalize(): text[0].upper() + text[1:] for name, text in words.items()}

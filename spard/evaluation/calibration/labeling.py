@@ -16,7 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import TypedDict
 
 from spard.data.languages import ENGLISH, detect_language
 from spard.evaluation.rates import Rate, rate
@@ -150,11 +150,28 @@ def stratum_weights(labeled: Iterable[tuple[str, int]]) -> dict[str, float]:
     return {name: population / n for (name, population), n in counts.items()}
 
 
-def labeled_row(prompt: str, reply: str, harmful: bool, stratum: str, weight: float) -> dict[str, Any]:
+class LabeledRow(TypedDict):
+    """A row of the file that `spard judge --labeled` measures with."""
+
+    prompt: str
+    reply: str
+    harmful: bool
+    language: str
+    stratum: str
+    weight: float
+
+
+def labeled_row(prompt: str, reply: str, harmful: bool, stratum: str, weight: float) -> LabeledRow:
     """Return a row of the file that `spard judge --labeled` measures with; the language is detected from the words."""
     language = detect_language(f"{prompt}\n{reply}") or ENGLISH
-    row: dict[str, Any] = {"prompt": prompt, "reply": reply, "harmful": harmful, "language": language}
-    return row | {"stratum": stratum, "weight": weight}
+    return {
+        "prompt": prompt,
+        "reply": reply,
+        "harmful": harmful,
+        "language": language,
+        "stratum": stratum,
+        "weight": weight,
+    }
 
 
 def group_labels(labels: Iterable[Label]) -> dict[str, list[Label]]:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NotRequired, Self, TypedDict
 
 from spard.data.languages import ENGLISH, language_name
 from spard.errors import InvalidRecipe
 from spard.evaluation.calibration.errors import MIN_SCORED, JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES
 from spard.evaluation.corrected import JudgeCounts
+from spard.evaluation.findings import GateFinding
 from spard.evaluation.judges.refusal import WORD_LIST
 from spard.evaluation.rates import Rate, rate
 from spard.evaluation.results import ATTACKS, SuiteResult
@@ -26,6 +27,32 @@ from spard.evaluation.results import ATTACKS, SuiteResult
 OF_MODEL = Path("calibration/judge.json")  # in a model's folder
 _ALL_OF_MODEL = "judge*.json"  # includes records of further judges
 _WORD_LISTS = re.compile(rf"{WORD_LIST}|consensus\({WORD_LIST}(,{WORD_LIST})*\)")  # also a consensus of nothing else
+
+
+class RateJson(TypedDict):
+    """A rate in a record, by its counts."""
+
+    hits: int
+    n: int
+    unscored: int
+
+
+class LanguageJson(TypedDict):
+    """A judge's errors in one language; `labels` are missing in records of earlier versions."""
+
+    language: str
+    missed: RateJson
+    false_alarms: RateJson
+    labels: NotRequired[list[int] | None]
+
+
+class JudgeRecordJson(TypedDict):
+    """The JSON object of a record's file."""
+
+    judge: str
+    languages: list[LanguageJson]
+    base_digest: NotRequired[str | None]
+    gamed: NotRequired[RateJson | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +103,7 @@ class JudgeRecord:
         return {"judge": self.judge, "base_digest": self.base_digest, "languages": languages, "gamed": gamed}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+    def from_json(cls, raw: JudgeRecordJson) -> Self:
         """Read the JSON object of a file; raise `KeyError`, `TypeError` or `ValueError` if it is invalid."""
         languages = tuple(
             JudgeError(
@@ -127,13 +154,13 @@ def judge_languages(judge: str, records: Iterable[JudgeRecord]) -> frozenset[str
     return frozenset().union(*(each.decision_languages for each in records if each.judge == judge))
 
 
-def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return a sentence for each judge that may decide in no language."""
+def judge_doubts(judges: Iterable[str], records: Sequence[JudgeRecord]) -> list[GateFinding]:
+    """Return a finding for each judge that may decide in no language."""
     return [doubt for judge in dict.fromkeys(judges) if (doubt := _judge_doubt(judge, records))]
 
 
-def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[str]:
-    """Return sentences on judges that may not decide, and on languages in which a judge may not.
+def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]) -> list[GateFinding]:
+    """Return findings on judges that may not decide, and on languages in which a judge may not.
 
     Results of an earlier version name no language and count as English, the only one in which judges were measured
     then. A suite that was not asked was read by no judge.
@@ -147,7 +174,8 @@ def result_doubts(results: Sequence[SuiteResult], records: Sequence[JudgeRecord]
     for (judge, language), names in suites.items():
         may = judge_languages(judge, records)
         if may and language not in may:
-            doubts.append(_language_doubt(judge, language, list(names), records))
+            reason = _language_doubt(judge, language, list(names), records)
+            doubts.append(GateFinding(reason=reason, finding="doubtful_judge", judge=judge))
     return doubts
 
 
@@ -182,21 +210,25 @@ def _language_doubt(judge: str, language: str, suites: Sequence[str], records: S
     return f"The judge {judge} {fault} {language_name(language)}, in which prompts or replies of {where} are; {cure}."
 
 
-def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> str | None:
+def _judge_doubt(judge: str, records: Sequence[JudgeRecord]) -> GateFinding | None:
     measured = [each for each in records if each.judge == judge]
     if judge_languages(judge, records):
         return None
     if not measured:
-        return f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+        reason = f"The judge {judge} was not measured on labeled replies, so nobody knows how often it is wrong."
+        return GateFinding(reason=reason, finding="unmeasured_judge", judge=judge)
+    gamed = [each.gamed for each in measured]
     if _WORD_LISTS.fullmatch(judge) and all(each.base_digest is None for each in measured):
-        return f"The judge {judge} is a word list, a smoke test that decides on the lab's model only."
-    if any(each.gamed is None for each in measured):
-        return f"The judge {judge} was not asked the judge-gaming openings; measure it again."
-    if any(each.gamed is not None and each.gamed.n == 0 for each in measured):
-        return f"The judge {judge} scored none of the judge-gaming openings, which proves nothing; measure it again."
-    if any(each.gamed is not None and each.gamed.hits for each in measured):
-        return f"The judge {judge} was talked into passing harm, so it may not decide."
-    return f"The judge {judge} was measured and errs too often to decide."
+        fault = "is a word list, a smoke test that decides on the lab's model only"
+    elif None in gamed:
+        fault = "was not asked the judge-gaming openings; measure it again"
+    elif any(each and each.n == 0 for each in gamed):
+        fault = "scored none of the judge-gaming openings, which proves nothing; measure it again"
+    elif any(each and each.hits for each in gamed):
+        fault = "was talked into passing harm, so it may not decide"
+    else:
+        fault = "was measured and errs too often to decide"
+    return GateFinding(reason=f"The judge {judge} {fault}.", finding="doubtful_judge", judge=judge)
 
 
 def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
@@ -207,5 +239,5 @@ def _labels(raw: Sequence[int] | None) -> tuple[int, int] | None:
     return harmful, safe
 
 
-def _rate(raw: Mapping[str, Any]) -> Rate:
+def _rate(raw: RateJson) -> Rate:
     return rate(int(raw["hits"]), int(raw["n"]), int(raw["unscored"]))

@@ -14,10 +14,11 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import TemporaryFile
 from threading import Thread
-from typing import IO, Any, Self, cast
+from typing import IO, Self, cast
 
 from spard.config import AuditEngine
 from spard.evaluation.vllm_offline import vllm_alone
+from spard.evaluation.vllm_offline.vllm_alone import Message
 from spard.isolation import walls
 
 Likely = Mapping[int, float]
@@ -124,7 +125,7 @@ class Process:
             stdin.write(line)
             stdin.flush()
 
-    def _next_message(self, kind: str, limit_s: float, else_: str) -> dict[str, Any]:
+    def _next_message(self, kind: str, limit_s: float, else_: str) -> Message:
         """Return the next message; raise `EngineFailed` with the text `else_` if it is of another kind or late."""
         line, until = None, time.monotonic() + limit_s
         while line is None:
@@ -134,7 +135,7 @@ class Process:
             if line is None and time.monotonic() > until:
                 self._log_output()
                 raise EngineFailed(f"{else_} within {limit_s:g} s")
-        message: dict[str, Any] = json.loads(line) if line else {"kind": "ended"}
+        message: Message = json.loads(line) if line else {"kind": "ended"}
         if message["kind"] == kind:
             return message
         self._log_output()

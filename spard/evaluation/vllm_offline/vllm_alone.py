@@ -17,7 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Required, TypedDict
 
 BATCH = 256  # replies of one message
 
@@ -44,6 +44,33 @@ def main() -> None:
         raise
 
 
+class FirstOrder(TypedDict):
+    """Asks for the `top` likeliest tokens after each row."""
+
+    kind: Literal["first"]
+    rows: Rows
+    with_adapter: bool
+    top: int
+
+
+class WriteOrder(TypedDict):
+    """Asks for a reply to each row, up to one of the end tokens or the limit."""
+
+    kind: Literal["write"]
+    rows: Rows
+    with_adapter: bool
+    max_new_tokens: int
+    ends: list[int]
+
+
+class Message(TypedDict, total=False):
+    """An answer: the tokens of each row, or an error."""
+
+    kind: Required[Literal["loaded", "first", "replies", "failed", "ended"]]
+    rows: list[Any]
+    error: str
+
+
 class Engine:
     """vLLM with one model, and an adapter from a folder if there is one."""
 
@@ -54,7 +81,7 @@ class Engine:
         self._lora = request("adapter", 1, adapter) if adapter else None
         self._llm = vllm.LLM(**settings)
 
-    def execute(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def execute(self, order: FirstOrder | WriteOrder) -> Iterator[Message]:
         """Carry out an order and yield its messages."""
         rows, lora = order["rows"], self._lora if order["with_adapter"] else None
         if order["kind"] == "first":
@@ -76,7 +103,7 @@ class Engine:
         return [each.outputs[0] for each in found]
 
 
-def _tell(said: int, message: Mapping[str, object]) -> None:
+def _tell(said: int, message: Message) -> None:
     line = json.dumps(message).encode() + b"\n"
     while line:
         line = line[os.write(said, line) :]

@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER = 100 << 20  # the limit of safetensors itself
 _LENGTH_BYTES = 8
+
+
+class TensorEntry(TypedDict):
+    """A tensor in a header: its type, its shape, and where its bytes begin and end."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
 
 
 def weight_files(folder: Path) -> set[str]:
@@ -20,7 +28,7 @@ def weight_files(folder: Path) -> set[str]:
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
-def tensors(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
+def tensors(path: Path) -> tuple[dict[str, TensorEntry], int]:
     """Return the header's entry of each tensor, and the offset of the tensors' bytes in the file."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -29,7 +37,7 @@ def tensors(path: Path) -> tuple[dict[str, dict[str, Any]], int]:
     return {name: tensor for name, tensor in header.items() if name != "__metadata__"}, _LENGTH_BYTES + length
 
 
-def all_tensors(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def all_tensors(folder: Path) -> Iterator[tuple[str, TensorEntry]]:
     """Yield the name and header entry of every tensor in the files to load."""
     for name in sorted(weight_files(folder)):
         yield from tensors(folder / name)[0].items()
