@@ -261,9 +261,9 @@ def _not_asked(
 
 
 def _finding(finding: FindingKind, result: SuiteResult, reason: str) -> GateFinding:
-    asked = None if result.planned is None else result.prompt_count
+    asked, planned = (result.prompt_count, result.planned) if result.is_partial else (None, None)
     return GateFinding(
-        reason=reason, finding=finding, suite=result.suite, kind=result.kind, asked=asked, planned=result.planned
+        reason=reason, finding=finding, suite=result.suite, kind=result.kind, asked=asked, planned=planned
     )
 
 
