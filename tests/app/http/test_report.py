@@ -271,3 +271,7 @@ def test_the_same_file_without_a_defense_is_named_beside_it(
         assert lease.reject(session, claim, Rejection("No.", 10, [], {"gate": GATE}, "jobs/undefended"))
     page = customer.get(f"{JOBS}/{job}/safety", headers=PAGE).text
     assert f'<span class="figure undefended">{shown}</span>' in page
+
+
+def test_the_api_s_findings_have_the_keys_of_the_gate_s() -> None:
+    assert FindingJson.__annotations__.keys() == {each.name for each in fields(Figure)}
