@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,12 +15,12 @@ from sqlalchemy import update
 
 from app import db
 from app.db.tables import Job
-from app.db.tables.job_records import GateJson
+from app.db.tables.job_records import FindingJson, GateJson
 from app.jobs import lease
 from app.jobs.results import Rejection
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
-from spard.evaluation.findings import GateFinding
+from spard.evaluation.findings import Figure, GateFinding
 from spard.evaluation.gate import Gate, make_gate
 from spard.evaluation.gate import gate as decide
 from spard.evaluation.results import SuiteResult
