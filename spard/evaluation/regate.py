@@ -1,12 +1,12 @@
 """Decide a stored audit again under other thresholds, without asking a model or a judge.
 
-Leaks and doubts about judges are not stored as such. They are recovered from the stored reasons: those that the
-figures do not explain.
+The stored findings tell leaks and doubts about judges apart. Reports of earlier versions have sentences alone: a reason
+that the figures do not explain is a doubt about a judge if it begins with the judge's name, else a leak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from spard.config import GateThresholds
 from spard.evaluation.findings import GateFinding
@@ -31,9 +31,8 @@ def decide_again(
     """
     explained = _worse_gate(base, adapter, later, was)
     others = tuple(each for each in stored.reasons if each not in explained.reasons)
-    judges = {each.judge for each in adapter}
-    doubts = [each for each in others if any(each.startswith(f"The judge {judge} ") for judge in judges)]
-    leaks = tuple(each for each in others if each not in doubts)
+    doubts = _judge_doubts(others, stored.findings, {each.judge for each in adapter})
+    leaks = tuple(each for each in others if each not in {doubt.reason for doubt in doubts})
     # If today's rule does not reproduce the stored decision, its verdict under other thresholds would mean nothing.
     if not set(explained.reasons) <= set(stored.reasons) or _add_doubts(explained, others).decision != stored.decision:
         return None
@@ -43,17 +42,27 @@ def decide_again(
     return None if is_unknown else again
 
 
+def _judge_doubts(
+    reasons: Sequence[str], findings: Sequence[GateFinding], judges: Collection[str]
+) -> list[GateFinding]:
+    """Return the doubts about judges among the reasons."""
+    if findings:
+        kinds = ("unmeasured_judge", "doubtful_judge")
+        return [each for each in findings if each.finding in kinds and each.reason in reasons]
+    begins = tuple(f"The judge {judge} " for judge in judges)
+    return [GateFinding(reason=each, finding="doubtful_judge") for each in reasons if each.startswith(begins)]
+
+
 def _worse_gate(
     base: Sequence[SuiteResult],
     adapter: Sequence[SuiteResult],
     later: tuple[Sequence[SuiteResult], Sequence[SuiteResult]],
     thresholds: GateThresholds,
-    doubts: Sequence[str] = (),
+    doubts: Sequence[GateFinding] = (),
 ) -> Gate:
     """Return the gate's decision; the worse of two if the models were also audited after a further fine-tuning."""
-    judges = [GateFinding(reason=each, finding="doubtful_judge") for each in doubts]
-    found = gate(base, adapter, thresholds, judge_doubts=judges)
-    return worse(found, gate(*later, thresholds, judge_doubts=judges)) if all(later) else found
+    found = gate(base, adapter, thresholds, judge_doubts=doubts)
+    return worse(found, gate(*later, thresholds, judge_doubts=doubts)) if all(later) else found
 
 
 def _add_doubts(found: Gate, doubts: Sequence[str]) -> Gate:

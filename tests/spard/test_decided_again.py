@@ -32,9 +32,21 @@ def test_other_thresholds_decide_as_the_gate_would(max_asr: float) -> None:
     assert decide_again(BASE, ADAPTER, stored, LIMITS, now) == gate(BASE, ADAPTER, now)
 
 
-def test_what_the_figures_do_not_explain_goes_on_to_be_a_doubt() -> None:
-    stored = gate(BASE, ADAPTER, MEASURED, {"attacks": [LEAK]}, [GateFinding(reason=DOUBT, finding="doubtful_judge")])
-    for now, reasons in ((MEASURED, (DOUBT, LEAK)), (LIMITS, (LEAK,))):
+@pytest.mark.parametrize("doubt", [DOUBT, "In other words, the judge may not decide."])
+def test_what_the_figures_do_not_explain_goes_on_to_be_a_doubt(doubt: str) -> None:
+    findings = [GateFinding(reason=doubt, finding="doubtful_judge")]
+    stored = gate(BASE, ADAPTER, MEASURED, {"attacks": [LEAK]}, findings)
+    check_doubts(stored, doubt)
+
+
+def test_reports_without_findings_tell_doubts_by_the_judge_s_name() -> None:
+    findings = [GateFinding(reason=DOUBT, finding="doubtful_judge")]
+    stored = gate(BASE, ADAPTER, MEASURED, {"attacks": [LEAK]}, findings)
+    check_doubts(replace(stored, findings=()), DOUBT)
+
+
+def check_doubts(stored: Gate, doubt: str) -> None:
+    for now, reasons in ((MEASURED, (doubt, LEAK)), (LIMITS, (LEAK,))):
         again = decide_again(BASE, ADAPTER, stored, MEASURED, now)
         assert again is not None
         assert (again.decision, again.reasons) == ("inconclusive", reasons)

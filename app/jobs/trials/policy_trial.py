@@ -241,6 +241,6 @@ def _gate(report: SafetyReport, past: _Past, policy: Policy) -> Gate | None:
     if past.waived or stored.decision == "waived":
         return Gate(stored.decision, stored.reasons)  # type: ignore[arg-type]  # the gate itself never waives
     was = report.thresholds or past.policy.thresholds()
-    gate = Gate(stored.decision, stored.reasons)
+    gate = Gate(stored.decision, stored.reasons, stored.findings or ())
     later = (report.after_tuning.base, report.after_tuning.adapter) if report.after_tuning else ((), ())
     return decide_again(report.base, report.adapter, gate, was, policy.thresholds, later)
