@@ -128,9 +128,10 @@ def delete_file(file_id: FileId, as_json: Json = False) -> None:
 
 
 def _show_findings(found: Any) -> None:
-    """Print the problems of a file, each once, if there are any."""
-    if found["findings"]:
-        show_rows(found["findings"], _FINDING, as_json=False)
+    """Print the problems of a file, each once, if there are any; below each the piece of the row that has the fault."""
+    if rows := found["findings"]:
+        texts = ("\n".join(filter(None, (each["text"], each.get("excerpt")))) for each in rows)
+        show_rows([row | {"text": text} for row, text in zip(rows, texts, strict=True)], _FINDING, as_json=False)
 
 
 def _show_row(row: Any) -> None:

@@ -207,6 +207,19 @@ def test_what_is_folded_is_printed(
     page.wait_for_function(can_be_seen)  # a style is computed anew with the next frame
 
 
+def test_a_phone_shows_a_finding_whole(page: Page, service: Service, customer: TestClient) -> None:
+    content = rows(12) + b'{"messages": [{"role": "User", "content": "rain"}]}\n'
+    sent = {"file": ("bad.jsonl", content)}
+    file = customer.post("/v1/files", files=sent, data={"purpose": "fine-tune"}).json()["id"]
+    page.set_viewport_size({"width": 390, "height": 844})
+    sign_in(page, service)
+    page.goto(f"/files/{file}")
+    found = page.get_by_role("region", name="What was found")
+    expect(found.locator(".excerpt")).to_be_in_viewport()
+    assert found.evaluate("region => region.scrollWidth <= region.clientWidth")
+    assert serious(page) == []
+
+
 LONG = "a_file_with_a_long_name" * 8 + ".jsonl"
 
 

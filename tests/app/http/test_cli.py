@@ -164,6 +164,14 @@ def test_a_bad_file_is_shown_line_by_line(run: Any, tmp_path: Path) -> None:
     assert "missing_content" in printed
 
 
+def test_a_finding_shows_the_piece_of_the_row_that_has_the_fault(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(rows(10) + b'{"messages": [{"role": "User", "content": "rain"}]}\n')
+    code, printed = run("files", "upload", str(path))
+    assert code == 1
+    assert '"User"' in printed
+
+
 def test_a_refusal_is_one_line(run: Any, train: str) -> None:
     code, printed = run("jobs", "create", "--model", "gpt-7", "--file", train)
     assert (code, printed.count("\n")) == (1, 1)
