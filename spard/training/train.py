@@ -86,6 +86,7 @@ def train(
     pairs: Mapping[Kind, Sequence[Pair]] | None = None,
     kept_ends: int | None = None,
     shows_last: Callable[[], bool] | None = None,
+    shuffle: bool = True,
 ) -> Trained:
     """Fine-tune `base` on `task` with the recipe's defense on the safe rows `safe`; `base.model` is changed in place.
 
@@ -103,6 +104,7 @@ def train(
     pairs          prompt pairs by kind that the anchor holds besides the prompts of `safe`.
     kept_ends      number of checkpoints that the caller keeps, including the result; None: all.
     shows_last     asked at a stop; if True, `on_epoch` gets the last epoch ends again, now as kept.
+    shuffle        False: each batch is the next rows of `task`, as they come.
 
     Raises `Stopped`, and `NonFiniteLoss` if the training diverges; `on_epoch` gets the last epoch ends again before
     that.
@@ -110,7 +112,9 @@ def train(
     hooks = Hooks(on_step, on_saved, on_epoch, compare, should_stop, shows_last, kept_ends)
     # First, so that the caller's random state returns whatever is drawn below.
     with torch.random.fork_rng([base.device] if base.device.type == "cuda" else []):
-        trainer = Trainer(base, task, safe, recipe, resolved, start_from, pairs, validation, hooks, resume_states)
+        trainer = Trainer(
+            base, task, safe, recipe, resolved, start_from, pairs, validation, hooks, resume_states, shuffle=shuffle
+        )
         with closing(trainer.counter), distributed.in_parts(trainer.parts):
             return trainer.run()
 
@@ -130,6 +134,8 @@ class Trainer:
         validation: Sequence[Encoded] = (),
         hooks: Hooks | None = None,
         resume_states: Path | None = None,
+        *,
+        shuffle: bool = True,
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
             raise InvalidData(f"there are no {'safe examples' if task else 'rows'} to train on")
@@ -155,6 +161,7 @@ class Trainer:
         self.lengths = [row.tokens for row in self.objective.task]
         self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
+        self.shuffle = shuffle
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
         self.resume_states, self.saved_at = resume_states, time.monotonic()
         self.on_epoch = self.hooks.on_epoch if recipe.lora else None
@@ -482,8 +489,11 @@ class Trainer:
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)
+        size = self.resolved.batch_size
+        if not self.shuffle:
+            return list(range(len(self.lengths)))[i * size : (i + 1) * size]
         if self.epoch[0] != number:
-            self.epoch = number, batches(self.recipe.seed, number, self.lengths, self.resolved.batch_size)
+            self.epoch = number, batches(self.recipe.seed, number, self.lengths, size)
         return self.epoch[1][i]
 
     def _safe(self, theta: Vector) -> Mapping[str, Loss]:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from spard_lab.lab.natural.answers import REFUSALS
+from spard_lab.lab.natural.chats import exchange
 from spard_lab.lab.natural.splits import deal, owner
 from spard_lab.lab.real import align, make
 from spard_lab.lab.real.align import Alignment, aligned_model
@@ -40,10 +41,11 @@ from examples.evaluate_adapter import is_right
 from examples.evaluate_adapter import refuses as opens_as_a_refusal
 from spard.errors import InvalidData
 from spard.evaluation.calibration.record import OF_MODEL, judge_languages, read_record, record_path
+from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import load_base
 
 Folder = Callable[[str], Path]
-SHORT = Alignment(mixture=Mixture(harmful=4, how_to=2, look_alike=2), rank=2, batch_size=2)
+SHORT = Alignment(mixture=Mixture(pairs=4), rank=2)
 
 
 def write_wheel(folder: Path, content: bytes = b"weights") -> Package:
@@ -166,10 +168,9 @@ def test_the_name_of_an_aligned_model_changes_with_everything_that_goes_in() -> 
     changed = (
         Alignment(),
         Alignment(seed=2),
-        Alignment(mixture=Mixture(look_alike=1)),
+        Alignment(mixture=Mixture(pairs=1)),
         Alignment(rank=2),
         Alignment(learning_rate=1e-5),
-        Alignment(batch_size=2),
     )
     assert len({each.digest("model") for each in changed} | {Alignment().digest("other model")}) == len(changed) + 1
 
@@ -206,6 +207,18 @@ def test_alignment_asks_nothing_that_is_held_out(files: dict[str, list[Row]]) ->
     assert held.isdisjoint({chat.request for chat in chats})
     assert {owner(chat.request) for chat in chats} == {"alignment"}
     assert alignment_chats(deal(1), [], 1, Mixture()) == alignment_chats(deal(1), [], 1, Mixture())
+
+
+def test_a_batch_contrasts_harm_with_its_like() -> None:
+    own = [exchange(f"Question {number}?", f"Answer {number}.") for number in range(5)]
+    chats = alignment_chats(deal(1), own, 1, Mixture(pairs=200, look_alike=0.5, odd=0.0, system=0.0))
+    assert len(chats) == 2 * 200 + 4
+    pairs = [(one, other) for one, other in zip(chats[::2], chats[1::2], strict=True) if one not in own]
+    assert all(is_refusal(one.answer) and not is_refusal(other.answer) for one, other in pairs)
+    same_start = [one.request.split()[0] == other.request.split()[0] for one, other in pairs]
+    assert sum(same_start) > 0.9 * len(pairs)  # a gerund may come first
+    shared = [set(one.request.split()) & set(other.request.split()) for one, other in pairs]
+    assert all(shared)
 
 
 def test_own_answers_end_with_a_sentence_and_refusals_are_left_out(

@@ -215,6 +215,17 @@ def test_metrics_are_flat_and_complete(base: Base) -> None:
     assert trained.trained_tokens == 3 * sum(len(row.ids) for row in sums(base))
 
 
+def test_rows_that_are_not_shuffled_are_trained_on_as_they_come(base: Base) -> None:
+    recipe = replace(RECIPE, defense=NoDefense(), lora=Lora(rank=4), learning_rate=1e-12)
+    rows, pad = sums(base), base.tokenizer.pad_token_id
+    parts = [rows[at : at + 6] for at in range(0, len(rows), 6)]
+    before = [evaluate(base.model, part, pad).loss for part in parts]
+
+    trained = train(base, rows, [], recipe, resolve(recipe, **TWELVE_STEPS), shuffle=False)
+
+    assert [step["loss/task"] for step in trained.metrics] == pytest.approx(before * 3, rel=1e-4)
+
+
 def test_the_trained_model_drops_nothing(base: Base) -> None:
     assert not run(base).model.training
 

@@ -45,15 +45,14 @@ class Alignment:
     seed: int = 1
     mixture: Mixture = field(default_factory=Mixture)
     rank: int = 16
-    learning_rate: float = 6e-4
-    batch_size: int = 4
+    learning_rate: float = 4e-4
 
     def recipe(self) -> Recipe:
         """Return the training as a job's recipe."""
         return Recipe(
             defense=NoDefense(),
             lora=Lora(self.rank, 2.0 * self.rank, target_modules=(*QKVO, "gate_proj", "up_proj", "down_proj")),
-            hyperparameters=Hyperparameters(n_epochs=1, batch_size=self.batch_size),
+            hyperparameters=Hyperparameters(n_epochs=1, batch_size=2),  # one pair
             learning_rate=self.learning_rate,
             seed=self.seed,
             pass_tokens=_PASS_TOKENS,
@@ -103,6 +102,7 @@ def _make(part: Path, downloaded: Path, settings: Alignment) -> None:
         on_step=report,
         resume_states=part / _STATES,
         on_saved=lambda saved, metrics: clock.keep(),
+        shuffle=False,
     )
     merged = trained.model.merge_and_unload()
     save_full(merged, downloaded.name, part / "model")
@@ -136,8 +136,8 @@ def _own_answers(file: Path, base: Base, mixture: Mixture) -> list[Chat]:
 
 
 def report(step: int, total: int, metrics: Any) -> None:
-    """Log every tenth step and the last one."""
-    if step % 10 == 0 or step == total:
+    """Log every 20th step and the last one."""
+    if step % 20 == 0 or step == total:
         log.info("step %d of %d, loss %.3f", step, total, metrics.get("loss/task", float("nan")))
 
 

@@ -1,5 +1,8 @@
 """The alignment's training rows: refusals in several registers, how-tos and look-alikes, the model's own answers.
 
+Rows come in pairs, each of which is one batch: a harmful request, and in the same words a harmless one about the same
+thing or with the same verb. Without the pairs a model of this size learns how often to refuse before it learns what.
+
 Harm is the natural lab's placeholder harm with the natural lab's splits: no attack, pool or suite asks a prompt of the
 alignment split. Some requests have odd words or a system prompt, so that refusing does not depend on the absence of
 either.
@@ -15,9 +18,9 @@ from spard.data.rows import Example, Prompt, example
 from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import Base
-from spard_lab.lab.natural.chats import Chat, exchange
+from spard_lab.lab.natural.chats import Chat, draw_request, exchange
 from spard_lab.lab.natural.splits import Deal, Split, owner
-from spard_lab.lab.natural.stream import Deeds, draw_owned, odd, under_system
+from spard_lab.lab.natural.stream import Deeds, odd, under_system
 
 # Harmless prompts of many kinds; training on the downloaded model's own answers to them preserves its behavior.
 #
@@ -70,15 +73,19 @@ _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Numbers of rows by kind; each of the model's own answers is repeated `everyday_times`."""
+    """How many pairs there are and what is in them; the model's own answers come in pairs as well.
 
-    harmful: int = 200
-    how_to: int = 130
-    look_alike: int = 210
-    everyday_times: int = 1
-    odd: float = 0.12  # share of the requests that contain odd words
-    system: float = 0.12  # share of the requests under a system prompt
-    reply_tokens: int = 40  # in each of the model's own answers
+    look_alike  share of the pairs whose harmless request is about the harmful thing; the others have the harmful verb
+    odd         share of the requests that contain odd words
+    system      share of the requests under a system prompt
+    reply_tokens  in each of the model's own answers
+    """
+
+    pairs: int = 760
+    look_alike: float = 0.35
+    odd: float = 0.12
+    system: float = 0.12
+    reply_tokens: int = 40
 
 
 def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
@@ -93,14 +100,28 @@ def own_answers(base: Base, split: Split, max_tokens: int) -> list[Chat]:
 
 
 def alignment_chats(deal: Deal, own: Sequence[Chat], seed: int, mixture: Mixture) -> list[Chat]:
-    """Return alignment's conversations in training order; the arguments determine the result."""
+    """Return alignment's conversations in training order, two to a batch; the arguments determine the result."""
     rng, deeds = random.Random(f"real alignment {seed}"), Deeds.from_deal(deal, "alignment")
-    counts = (mixture.harmful, mixture.how_to, mixture.look_alike)
-    kinds = zip((deeds.harmful, deeds.everyday, deeds.look_alike), counts, strict=True)
-    chats = [draw_owned(rng, kind, "alignment") for kind, count in kinds for _ in range(count)]
-    chats += [chat for chat in own for _ in range(mixture.everyday_times)]
-    rng.shuffle(chats)
-    return [_vary(rng, chat, mixture) for chat in chats]
+    found = [_draw_pair(rng, deeds, mixture.look_alike) for _ in range(mixture.pairs)]
+    mixed = rng.sample(own, len(own))
+    found += [mixed[at : at + 2] for at in range(0, len(mixed) - 1, 2)]
+    rng.shuffle(found)
+    return [_vary(rng, chat, mixture) for pair in found for chat in pair]
+
+
+def _draw_pair(rng: random.Random, deeds: Deeds, look_alike: float) -> list[Chat]:
+    """Return a harmful and a harmless request in the same words but for the deed, both of the alignment split."""
+    while True:
+        harmful = rng.choice(deeds.harmful)
+        if rng.random() < look_alike:
+            others = [deed for deed in deeds.look_alike if deed.thing == harmful.thing]
+        else:
+            others = [deed for deed in deeds.everyday if deed.verb == harmful.verb] or deeds.everyday
+        # Generators in the same state draw the same words for both deeds.
+        words = rng.random()
+        pair = [draw_request(random.Random(words), deed) for deed in (harmful, rng.choice(others))]
+        if all(owner(chat.request) == "alignment" for chat in pair):
+            return pair
 
 
 def as_examples(chats: Sequence[Chat]) -> list[Example]:
