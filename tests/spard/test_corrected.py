@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +25,10 @@ from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
 from spard.evaluation.statistics import Interval
 from spard.pipeline import audit, audit_rounds
-from tools.judge_operating import DRAWS, HEAD, outcomes, table_rows
+from tools.judge_operating import DRAWS, HEAD, ErrorRates, outcomes, short_table, table_rows
 
-DOCS = Path(__file__).resolve().parents[2] / "docs/provider.md"
+ROOT = Path(__file__).resolve().parents[2]
+DOCS, GUARD_MODELS = ROOT / "docs/provider.md", ROOT / "lab/docs/results/guard-models.md"
 Z = NormalDist().inv_cdf(0.95)
 JUDGE = JudgeCounts(missed=24, harmful=150, false_alarms=8, safe=150)
 CORRECTED = GateThresholds(correct_judge_errors=True)
@@ -184,3 +187,29 @@ def test_the_table_of_the_documents_is_what_the_simulation_gives() -> None:
 def test_recall_of_84_percent_decides_with_500_prompts_and_300_labels() -> None:
     assert outcomes(0.01, 500, 300)["pass"] / DRAWS >= 0.90
     assert rate(outcomes(0.15, 500, 300)["pass"], DRAWS).high <= 0.025
+
+
+def test_a_judge_that_errs_too_often_is_not_corrected_and_passes_nothing() -> None:
+    found = outcomes(0.01, 500, 300, 20, ErrorRates(0.70, 0.30))
+    assert (found["corrected"], found["pass"], found["fail"]) == (0, 0, 20)
+
+
+def test_the_tables_of_the_page_on_guard_models_are_what_its_commands_print() -> None:
+    """Each command stands before its table, and asks about judges whose errors were published."""
+    text = GUARD_MODELS.read_text()
+    found = re.findall(r"```bash\npython -m tools\.judge_operating (.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    for arguments in found:
+        assert "\n".join(short_table(shlex.split(arguments.replace("\\\n", " ")))) in text
+
+
+def test_the_false_alarms_that_the_page_derives_follow_from_recall_and_precision() -> None:
+    """There were 43,393 harmful prompts and 35,938 safe ones; the simulation is asked about the same rates."""
+    text = GUARD_MODELS.read_text()
+    rows = re.findall(r"\| ([\d.]+) % \| ([\d.]+) % \| [^|]* \| ([\d.]+) % \|\n", text)
+    assert len(rows) == 4
+    for recall, precision, false_alarms in rows:
+        found, right = float(recall) / 100, float(precision) / 100
+        derived = found * 43_393 * (1 - right) / right / 35_938
+        assert false_alarms == f"{100 * derived:.1f}"
+        assert f"' {found:.4f} {derived:.3f}" in text
