@@ -1,7 +1,7 @@
 """Refuse JSON schemas that are too costly to compile, by their shape alone.
 
 An engine intersects all patterns that apply to one string, and expands bounded repeats; the cost of both grows with the
-product of their sizes. A schema that passes is still compiled under limits (`worker/engine/grammar_process.py`).
+product of their sizes. A schema that passes is still compiled under limits (`worker/engine/grammar.py`).
 """
 
 from __future__ import annotations

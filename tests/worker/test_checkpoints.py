@@ -22,7 +22,7 @@ from spard.release.manifest import verify
 from tests.app.parts import claim_job, epoch_end
 from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
-from worker.checkpoint_archives import CheckpointArchives
+from worker.results import CheckpointArchives
 
 
 def rows(shop: Shop, job: Job) -> list[JobCheckpoint]:

@@ -22,7 +22,7 @@ from tests.worker.shop import Shop
 from worker import gpu
 from worker.failures import HubUnavailable, ModelMissing, failure
 from worker.inputs import Changed, fill
-from worker.interrupts import Cancelled
+from worker.listener import Cancelled
 from worker.workdir import Assignment, Folder, new_folder, read_assignment
 
 

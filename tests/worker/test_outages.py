@@ -26,7 +26,7 @@ from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wai
 from worker import inputs
 from worker.attempt import Waiting
 from worker.failures import ModelMissing
-from worker.interrupts import Stopping
+from worker.listener import Stopping
 from worker.workdir import new_folder
 from worker.worker import Worker
 
