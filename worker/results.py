@@ -25,8 +25,8 @@ from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, AuditRow, CheckpointSafety, HeldArchive, SafetySummary
 from app.jobs import events, later_outcomes, lease
-from app.jobs.lease import Claim
-from app.jobs.results import Publication, Rejection, fine_tuned_model
+from app.jobs.lease import Claim, Publication, Rejection
+from app.jobs.project_models import fine_tuned_model
 from app.storage import Storage, StorageError, Stored
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.db.tables import BaseModelEntry
 from app.errors import Forbidden, NotFound
-from app.jobs.checkpoint_models import OwnModel, own_model
+from app.jobs.project_models import OwnModel, own_model
 from app.keys.access import find_ended
 from app.keys.service import Principal
 from app.policies import service as policies

@@ -8,8 +8,8 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app.deps import AdminDep, LookDep, ProviderSessionDep, QuickStorageDep, ReadDep, ReadsDep, SettingsDep
-from app.jobs.trials import policy_trial
-from app.jobs.trials.schemas import PolicyTrial
+from app.jobs import policy_trial
+from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
 from app.policies.merge import PolicyAdded, PolicyChange
 from app.policies.schemas import PolicyList

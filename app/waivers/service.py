@@ -18,7 +18,7 @@ from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
 from app.db.tables.job_records import KeyName, WaiverFacts
 from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFound
 from app.jobs import events, transitions
-from app.jobs.results import fine_tuned_model
+from app.jobs.project_models import fine_tuned_model
 from app.keys.service import Principal
 from app.objects import served_adapters
 from app.settings import Settings

@@ -20,8 +20,8 @@ from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest, NotFound
 from app.http.validation_errors import read
-from app.jobs.trials import policy_trial
-from app.jobs.trials.schemas import PolicyTrial
+from app.jobs import policy_trial
+from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
 from app.policies.schemas import Policy, Serving
 from app.settings import Settings
