@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.inference.json_depth import Schema
+from app.inference.json_limits import Schema
 from tests.spard.parts import byte_tokenizer
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
 from worker.engine.replies import Text

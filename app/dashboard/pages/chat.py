@@ -26,8 +26,7 @@ from app.files import preview
 from app.files import service as files
 from app.http.validation_errors import read
 from app.inference import chat
-from app.inference.answers import EventStream, unless_gone
-from app.inference.replies import CountedResponse, Replies, RepliesDep
+from app.inference.answers import CountedResponse, EventStream, Replies, RepliesDep, unless_gone
 from app.inference.schemas import ChatCreate
 from app.policies import service as policies
 
