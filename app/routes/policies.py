@@ -11,8 +11,8 @@ from app.deps import AdminDep, LookDep, ProviderSessionDep, QuickStorageDep, Rea
 from app.jobs import policy_trial
 from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
-from app.policies.merge import PolicyAdded, PolicyChange
 from app.policies.schemas import PolicyList
+from app.policies.service import PolicyAdded, PolicyChange
 
 router = APIRouter(prefix="/v1/admin/policies", tags=["provider"])
 ReplaceQuery = Annotated[

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
-from app.dashboard.fields import NO_FAULTS, Faults
+from app.dashboard.forms import NO_FAULTS, Faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
