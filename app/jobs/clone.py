@@ -28,7 +28,7 @@ from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import Ending, Recipe
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.report import SafetyReport
 

@@ -37,7 +37,7 @@ from app.keys.service import Principal
 from app.settings import Settings
 from app.storage import Storage
 from spard.config import OptimizerName, Quantization, Recipe, resolve
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse
 from spard.data.held_out_rows import ASKED, planned_rows
 from spard.evaluation.expected_replies import ReplyPlan, SuiteSize, expected_replies

@@ -38,7 +38,7 @@ from app.ops.periodic import repeat
 from app.policies import service as policies
 from app.settings import Settings
 from spard.config import Audit, NoDefense, Recipe
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.version import AUDIT_VERSION
 

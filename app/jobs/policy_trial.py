@@ -28,7 +28,7 @@ from app.policies import service as policies
 from app.policies.schemas import Policy
 from app.storage import Storage, StorageError
 from spard.config import Recipe, RowSignal
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse
 from spard.errors import InvalidRecipe
 from spard.evaluation.gate import Gate

@@ -32,7 +32,7 @@ from app.keys.service import Principal
 from app.ops.broker import wake
 from app.quotas import service as quotas
 from app.settings import Settings
-from spard.config.deprecated import to_stored
+from spard.config.earlier_versions import to_stored
 from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)

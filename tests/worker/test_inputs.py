@@ -15,7 +15,7 @@ from app.db.tables.job_spec import ModelRef, StartFrom
 from app.jobs.needs import Room
 from app.storage import Storage, Stored
 from spard.config import DISGUISES_ALONE, Asking, Audit, JudgeSpec
-from spard.config.deprecated import to_stored
+from spard.config.earlier_versions import to_stored
 from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop

@@ -26,7 +26,7 @@ from app.policies.schemas import Policy, Serving
 from app.settings import Settings
 from spard import config
 from spard.config import Agent, FurtherTuning, GateThresholds
-from spard.config.row_signal import RowAction
+from spard.config.checks import RowAction
 from spard.data import strict_json
 from spard.evaluation.partial import most_hits
 

@@ -17,8 +17,7 @@ from app.db.tables import HeldAdapter, Job
 from app.db.tables.job_records import GateJson, WaiverFacts
 from app.errors import HasNone
 from app.storage import Storage
-from spard.release.audit_attestation import Audited, audit_statement
-from spard.release.dsse import Envelope, sign_statement
+from spard.release.audit_attestation import Audited, Envelope, audit_statement, sign_statement
 from spard.release.report import SafetyReport
 
 ROWS_SHOWN = "risky_row.shown"  # the action in the audit log
