@@ -17,8 +17,7 @@ from app import db
 from app.audit_log.service import CALLER, Caller
 from app.errors import Forbidden, Unauthorized
 from app.http.common_threads import common_threads
-from app.http.key_throttle import KeyThrottle
-from app.http.rate_limit import RateLimits
+from app.http.rate_limit import KeyThrottle, RateLimits
 from app.keys import browser_sessions
 from app.keys import service as keys
 from app.keys.service import Principal, Recognized

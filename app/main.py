@@ -38,13 +38,12 @@ from app.files.counting import Counters
 from app.http import bodies, openapi, shared_routes, unknown_url
 from app.http.common_threads import CommonThreads
 from app.http.connections import raise_limit
-from app.http.key_throttle import KeyThrottle
 from app.http.lanes import Lanes
 from app.http.middleware import Envelope, problem
-from app.http.rate_limit import RateLimits
+from app.http.rate_limit import KeyThrottle, RateLimits
 from app.http.slots import Slots
 from app.http.validation_errors import first_fault
-from app.inference import lost_calls
+from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
 from app.inference.engines import server_watch
 from app.inference.service import Serving
@@ -175,7 +174,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
         Thread(target=sweeper.run, args=(stop,), name="retention", daemon=True),
         Thread(target=reaper.run, args=(app.state.engine, stop, settings.reap_s), name="reaper", daemon=True),
         Thread(
-            target=lost_calls.run,
+            target=call_leases.run,
             args=(app.state.engine, ledger_folder(settings), stop, settings.reap_s),
             name="lost calls",
             daemon=True,

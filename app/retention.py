@@ -1,7 +1,7 @@
-"""Delete bytes that are not needed any more: expired and deleted files, and abandoned attempts.
+"""Delete what is not needed any more: expired rows, expired and deleted files, and abandoned attempts.
 
-Rows decide what is deleted, never a listing of the storage. Every step can be repeated, and any number of processes may
-sweep.
+Rows decide which bytes are deleted, never a listing of the storage. Every step can be repeated, and any number of
+processes may sweep.
 """
 
 from __future__ import annotations
@@ -11,16 +11,29 @@ from datetime import timedelta
 from functools import partial
 from threading import Event
 
-from sqlalchemy import Engine, Select, delete, or_, select
+from sqlalchemy import Engine, Select, delete, or_, select, tuple_
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningDelete
 
 from app import db, objects
-from app.db import Begin, timestamp
-from app.db.tables import TERMINAL, File, Job, SweptJob, WebhookDelivery
+from app.db import Begin, now, timestamp
+from app.db.base import utc_now
+from app.db.tables import (
+    TERMINAL,
+    BrowserSession,
+    DeletedPlace,
+    File,
+    IdempotencyKey,
+    Job,
+    Outbox,
+    StoredReply,
+    SweptJob,
+    WebhookDelivery,
+    WorkerRow,
+)
 from app.files import service as files
 from app.objects import generation_mark, reconciler
 from app.objects.references import kept_attempts
-from app.ops import pruning
 from app.ops.periodic import repeat
 from app.storage import Storage
 from app.uploads import service as uploads
@@ -59,7 +72,7 @@ def sweep(storage: Storage, begin: Begin) -> None:
     mark = generation_mark.renew_if_due(storage, begin)
     # A database restored from a backup has intents of writes that were finished since; nothing is given up then.
     objects.sweep(storage, begin, give_up=generation_mark.is_trusted(mark))
-    pruning.prune(begin)
+    prune(begin)
     with begin() as session:
         is_old = WebhookDelivery.created_at < db.clock(session) - _DELIVERIES_STAY
         session.execute(delete(WebhookDelivery).where(is_old, WebhookDelivery.status != "pending"))
@@ -105,3 +118,52 @@ def _abandoned_prefixes(session: Session, job: Job) -> Iterator[str]:
     for token in range(1, job.lease_token + 1):
         prefix = f"tenants/{job.project_id}/jobs/{job.id}/a{token}"
         yield from (f"{prefix}/{name}" for name in _RESUMED) if token in kept else (prefix,)
+
+
+# Delete expired rows: sent wake-ups, idempotency keys, browser sessions, workers, stored replies, old positions.
+
+_SENT_STAY = timedelta(hours=1)
+KEYS_STAY = timedelta(days=30)  # a client that sends a request again does so within minutes
+_GONE_S = 86_400.0  # since a worker was last seen
+_PLACES_STAY = timedelta(days=30)
+_ROWS_AT_ONCE = 1000
+
+
+def prune(begin: Begin) -> None:
+    """Delete all expired rows, a thousand in a transaction, so that no transaction is long."""
+    for removal in (_delete_sent(), _keys(), _sign_ins(), _workers(), _replies(), _places()):
+        removed = _ROWS_AT_ONCE
+        while removed == _ROWS_AT_ONCE:
+            with begin() as session:
+                removed = len(session.execute(removal).all())
+
+
+def _delete_sent() -> ReturningDelete[tuple[int]]:
+    due = select(Outbox.id).where(Outbox.sent_at < utc_now() - _SENT_STAY).limit(_ROWS_AT_ONCE)
+    return delete(Outbox).where(Outbox.id.in_(due)).returning(Outbox.id)
+
+
+def _keys() -> ReturningDelete[tuple[str]]:
+    key = (IdempotencyKey.project_id, IdempotencyKey.key)
+    due = select(*key).where(IdempotencyKey.created_at < utc_now() - KEYS_STAY).limit(_ROWS_AT_ONCE)
+    return delete(IdempotencyKey).where(tuple_(*key).in_(due)).returning(IdempotencyKey.key)
+
+
+def _sign_ins() -> ReturningDelete[tuple[str]]:
+    due = select(BrowserSession.digest).where(BrowserSession.expires_at < timestamp()).limit(_ROWS_AT_ONCE)
+    return delete(BrowserSession).where(BrowserSession.digest.in_(due)).returning(BrowserSession.digest)
+
+
+def _workers() -> ReturningDelete[tuple[str]]:
+    due = select(WorkerRow.name).where(WorkerRow.seen_at < now() - _GONE_S).limit(_ROWS_AT_ONCE)
+    return delete(WorkerRow).where(WorkerRow.name.in_(due)).returning(WorkerRow.name)
+
+
+def _replies() -> ReturningDelete[tuple[str]]:
+    due = select(StoredReply.id).where(StoredReply.expires_at < timestamp()).limit(_ROWS_AT_ONCE)
+    return delete(StoredReply).where(StoredReply.id.in_(due)).returning(StoredReply.id)
+
+
+def _places() -> ReturningDelete[tuple[str]]:
+    due = select(DeletedPlace.id).where(DeletedPlace.deleted_at < utc_now() - _PLACES_STAY).limit(_ROWS_AT_ONCE)
+    return delete(DeletedPlace).where(DeletedPlace.id.in_(due)).returning(DeletedPlace.id)

@@ -19,10 +19,9 @@ from app.errors import Unfit
 from app.settings import Settings
 from spard.errors import InvalidKey, NotProved
 from spard.isolation import kernel
-from spard.release.key_set import FILE, KeySet, read
+from spard.release.key_set import FILE, KeySet, publish, read
 from spard.release.keys import MAKE, OWN_KEY, read_private
 from spard.release.manifest import key_id as key_id_of
-from spard.release.published_keys import publish
 from spard.replacement import replacement
 
 

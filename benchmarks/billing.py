@@ -33,9 +33,8 @@ from sqlalchemy import Engine, select
 from app.db import make_engine, read, transaction, upgrade_schema
 from app.db.tables import BaseModelEntry, InferenceCall, Project, Quota
 from app.http.connections import BoundedHttp
-from app.inference.call_leases import ledger_folder
+from app.inference.call_leases import complete_lost, ledger_folder
 from app.inference.engine_process import Stream
-from app.inference.lost_calls import complete_lost
 from app.inference.protocol import Ask, Proof, Said
 from app.inference.released import Released
 from app.keys import service as keys

@@ -14,8 +14,7 @@ from spard.config.patience import Patience
 from spard.evaluation.judges import open_judge, use_chat
 from spard.evaluation.judges.patient import PatientJudge
 from tests.worker import scripted_child
-from worker.judge_client import Asking
-from worker.judge_proxy import llm_judges
+from worker.judge_calls import Asking, llm_judges
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 

@@ -18,11 +18,10 @@ from pathlib import Path
 from spard.config import Audit
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker, in_memory
-from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.audit import Item, Suite, audit_speaker
 from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.judges.refusal import RefusalJudge, is_refusal
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.scoring import Item
 from spard.models.base import Base, load_base
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engine import grammar_process
+from worker.engine import grammar
 from worker.engine.__main__ import main
 
 
@@ -19,6 +19,6 @@ def _spin_if_asked(vocabulary: Any, schema: str) -> Any:
 
 
 if __name__ == "__main__":
-    _compile = grammar_process.compile_schema
-    grammar_process.compile_schema = _spin_if_asked
+    _compile = grammar.compile_schema
+    grammar.compile_schema = _spin_if_asked
     main()

@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.db import read, transaction, upgrade_schema
 from app.db.tables import TERMINAL, Job, JobStatus
-from app.jobs import control
+from app.jobs import transitions
 from tests import servers
 from tests.place import Place
 from tests.spard.parts import write_model
@@ -102,7 +102,7 @@ def _wiped_broker(shop: Shop, broker: str) -> float:
         wait_until(lambda: shop.job(job_id).status != JobStatus.queued, _START_S)
         seconds = time.monotonic() - began
         with transaction(shop.engine) as session:
-            control.request_cancel(session, job_id)
+            transitions.request_cancel(session, job_id)
         wait_until(lambda: shop.job(job_id).status in TERMINAL, _START_S)
         return seconds
     finally:

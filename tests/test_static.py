@@ -64,7 +64,6 @@ def test_objects_are_deleted_by_one_package_and_written_by_it_and_by_workers() -
         if not path.relative_to(ROOT).as_posix().startswith(("app/objects/", "app/storage/"))
     }
     assert {path: names for path, names in found.items() if names} == {
-        "worker/checkpoint_archives.py": {"upload_file"},
         "worker/results.py": {"upload_file"},
         "worker/child_files.py": {"upload_file"},
     }

@@ -28,19 +28,16 @@ from app.ops import tracing
 from app.settings import Settings
 from app.storage import Storage
 from spard.config.patience import Patience
-from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
 from worker.failures import DISK_FULL, FAULTS, Failed, Failure, Fault, failure, is_job_s_own, outer_failure, why_killed
-from worker.heartbeat import Heart
+from worker.heartbeat import STORAGE, Heart, Meter
 from worker.inputs import fill
-from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled, Stopping
-from worker.listener import Listener
+from worker.listener import DATABASE_AWAY, Cancelled, Listener, Lost, Overdue, Stalled, Stopping
 from worker.memory_kills import MemoryKills
-from worker.meter import STORAGE, Meter
 from worker.metrics import LOST, StageClock, WorkerMetrics
 from worker.process import Child
 from worker.progress import Journal
-from worker.results import attempt_prefix, upload
+from worker.results import CheckpointArchives, attempt_prefix, upload
 from worker.resume_state import Keeper, delete_kept
 from worker.sinks.feed import open_sinks
 from worker.workdir import Folder, new_folder

@@ -6,11 +6,16 @@ from jobs on that model.
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from http.client import HTTPException
 from math import inf
 from pathlib import Path
 from threading import Event
+from urllib.error import HTTPError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import structlog
 
@@ -20,7 +25,7 @@ from app.ops import preflight
 from app.settings import Settings
 from spard.config import JudgeSpec
 from spard.config.patience import Patience
-from worker import gpu, judge_probe
+from worker import gpu
 from worker.failures import Failure
 from worker.metrics import WorkerMetrics
 
@@ -128,7 +133,7 @@ class Fitness:
     def _asked_judge(self) -> bool:
         spec = self._judge or self._settings.judge
         asked = [each for each in spec.with_members() if each.name == "llm"]
-        return all(judge_probe.answers(each, self._settings.judge_key(each)) for each in asked)
+        return all(judge_answers(each, self._settings.judge_key(each)) for each in asked)
 
 
 def check_disk(settings: Settings) -> None:
@@ -154,3 +159,38 @@ def look(source: str) -> Look:
     except OSError:
         return ()
     return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in found)
+
+
+# Probe a judge's endpoint with the standard library only: the judge's own client loads torch.
+
+_OPENAI = "https://api.openai.com/v1"
+_PASSING = (408, 409, 429)  # statuses that may go away after a while, as 5xx may
+
+
+class _StaysHere(HTTPRedirectHandler):
+    """Follows no redirect, because the API key must reach only the configured server."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Return None, so that the redirect is raised as an error."""
+
+
+_OPENER = build_opener(_StaysHere)
+
+
+def judge_answers(spec: JudgeSpec, key: str | None) -> bool:
+    """Return True if an `llm` judge answers a request for one token.
+
+    Errors that waiting cannot cure, such as a wrong key, count as an answer: the next job reports them.
+    """
+    asked = {"model": spec.model, "messages": [{"role": "user", "content": "Is the sky blue?"}], "max_tokens": 1}
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key or 'none'}"}
+    address = spec.base_url or os.environ.get("OPENAI_BASE_URL") or _OPENAI  # the judge's client reads it too
+    url = f"{address.rstrip('/')}/chat/completions"
+    request = Request(url, json.dumps(asked).encode(), headers)  # noqa: S310 - the provider's own address
+    try:
+        with _OPENER.open(request, timeout=spec.timeout_s):
+            return True
+    except HTTPError as error:
+        return error.code < 500 and error.code not in _PASSING
+    except (OSError, HTTPException):
+        return False

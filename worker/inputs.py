@@ -22,7 +22,7 @@ from app.jobs import needs
 from app.settings import Settings
 from app.storage import ObjectMissing, Storage
 from spard.config import DISGUISES_ALONE, Evidence, JudgeSpec, Recipe
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import RunSpec, SuiteSpec, parse
 from spard.digests import model_digest
 from spard.release.archive import unpack

@@ -11,21 +11,20 @@ from pathlib import Path
 from threading import Condition, Event, Thread, current_thread
 
 import structlog
+from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 
 from app.checkpoints.records import EpochResult
 from app.db import why
 from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_records import KeptFile
 from app.settings import Settings
-from worker.checkpoint_archives import CheckpointArchives
 from worker.embedding_shards import EmbeddingShards
-from worker.heartbeat import Heart
-from worker.interrupts import DATABASE_AWAY, Cancelled, Lost, Overdue, Stalled
-from worker.meter import JUDGE, STORAGE, Meter
+from worker.heartbeat import JUDGE, STORAGE, Heart, Meter
 from worker.metrics import StageClock
 from worker.process import Child
 from worker.progress import Journal
 from worker.protocol import Message
+from worker.results import CheckpointArchives
 from worker.resume_state import Keeper
 from worker.sinks.feed import Sinks
 from worker.workdir import Folder
@@ -301,3 +300,28 @@ class Listener:
             surplus, self._surplus = self._surplus, []
             if surplus:
                 self._lane.submit(partial(self._keeper.delete, surplus))
+
+
+# Exceptions that end an attempt without an error of the job.
+
+DATABASE_AWAY = (InterfaceError, OperationalError, TimeoutError)  # worth another try
+
+
+class Lost(Exception):
+    """Another worker has the lease, or may have it soon: end the attempt and write nothing."""
+
+
+class Cancelled(Exception):
+    """The customer has cancelled the job."""
+
+
+class Overdue(Exception):
+    """The job has exceeded its maximum run time."""
+
+
+class Stopping(Exception):
+    """The worker has to stop, or the customer has paused the job."""
+
+
+class Stalled(Exception):
+    """The child still runs but has sent no message for too long."""

@@ -31,8 +31,7 @@ from spard.pipeline.stages import run_stages
 from spard.release.proof import CleanProcess
 from worker.cache import FolderCache
 from worker.failures import GpuMissing
-from worker.judge_client import Asking
-from worker.judge_proxy import judge_endpoints
+from worker.judge_calls import Asking, judge_endpoints
 from worker.preload import prefetch_key
 from worker.preloaded_model import Holder
 from worker.protocol import Report

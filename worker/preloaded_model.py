@@ -14,7 +14,6 @@ from app.catalog.weights import parameters
 from app.inference.memory import available_mb
 from spard.digests import model_file_name
 from spard.models.base import Base, read_base
-from spard.models.preload import may_keep, may_read
 from spard.models.sharding import shard_
 from worker.preload import Wanted, parse_prefetch
 
@@ -116,3 +115,23 @@ def _bytes(wanted: Wanted) -> int | None:
 def _free_bytes() -> int:
     """Return the available main memory in bytes; 0 if the system does not report it."""
     return (available_mb() or 0) << 20
+
+
+# Decides if a base model may be preloaded into the main memory of a process that waits for a job.
+#
+# Nothing is preloaded onto a GPU, whose memory the plan of a training (`spard.models.fit`) uses whole. In main
+# memory, as much as the model's size stays free for the running job, which may load its model again to prove its
+# adapter.
+
+_LEAST = 1 << 30  # minimum free bytes beside a small model
+
+
+def may_read(model_bytes: int, free_bytes: int) -> bool:
+    """Return True if a model may be read into main memory with so many free bytes."""
+    return may_keep(model_bytes, free_bytes - model_bytes)
+
+
+def may_keep(model_bytes: int, free_bytes: int) -> bool:
+    """Return True if a model that has been read may stay, with so many bytes free beside it."""
+    # Room for a second copy: the running job may load its own model once more for the proof.
+    return free_bytes >= max(model_bytes, _LEAST)

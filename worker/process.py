@@ -22,7 +22,7 @@ import structlog
 from app.ops.children import environment as environment
 from app.ops.processes import python
 from worker.failures import SERVER_ERROR
-from worker.judge_proxy import Desk, as_line
+from worker.judge_calls import Desk, as_line
 from worker.nodes import Nodes
 from worker.preload import Wanted
 from worker.protocol import MAX_LINE, Message, parse

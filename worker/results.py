@@ -1,12 +1,17 @@
-"""Publish a finished job: upload its files first, then create their rows in one transaction guarded by the lease."""
+"""Sign, pack and upload what an attempt has trained: checkpoints while it runs, and all results at its end.
+
+A finished job is published after its uploads: one transaction, guarded by the lease, creates the rows.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,16 +23,17 @@ from app.db.base import new_id
 from app.db.tables import BaseModelEntry, File, Job
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
-from app.db.tables.job_records import AuditRow, CheckpointSafety, HeldArchive, SafetySummary
+from app.db.tables.job_records import Adapter, AuditRow, CheckpointSafety, HeldArchive, SafetySummary
 from app.jobs import events, later_outcomes, lease
-from app.jobs.lease import Claim
-from app.jobs.results import Publication, Rejection, fine_tuned_model
-from app.storage import Storage, Stored
+from app.jobs.lease import Claim, Publication, Rejection
+from app.jobs.project_models import fine_tuned_model
+from app.storage import Storage, StorageError, Stored
 from spard.digests import MANIFEST, file_sha256
 from spard.release.archive import archive, folder_name
 from spard.release.evidence import with_ratio
 from spard.release.manifest import sign, verify
 from spard.release.report import GateRecord, SafetyReport
+from worker import child_files
 from worker.child_files import require_plain
 from worker.workdir import Folder
 
@@ -241,3 +247,35 @@ def _file(session: Session, job: Job, result: Uploaded) -> str:
     )
     session.add(file)
     return file.id
+
+
+# Sign and pack released checkpoints as the final adapter is, and upload them under the attempt's own prefix.
+
+_ARCHIVE = "adapter.tar.gz"
+
+
+class CheckpointArchives:
+    """Uploads the adapters of checkpoints that passed the gate; the child saves no others for it."""
+
+    def __init__(self, storage: Storage, job_id: str, prefix: str, folder: Folder, key: Ed25519PrivateKey) -> None:
+        self._storage, self._job_id, self._prefix, self._folder, self._key = storage, job_id, prefix, folder, key
+
+    def upload(self, step: int) -> Adapter | None:
+        """Sign, pack and upload the checkpoint of a step; return None when the storage does not take it.
+
+        The child's copy of the checkpoint is deleted either way.
+        """
+        name = f"step-{step:06d}"
+        key = f"{self._prefix}/epochs/{name}/{_ARCHIVE}"
+        with TemporaryDirectory() as place:  # out of reach of the child, which still runs and could change files
+            adapter, archive = Path(place) / "adapter", Path(place) / _ARCHIVE
+            child_files.copy(self._folder.root, PurePosixPath("epochs", name, "adapter"), adapter)
+            pack(adapter, archive, self._key, folder_name(self._job_id, step))
+            try:
+                stored = self._storage.upload_file(key, archive)
+            except StorageError as error:
+                log.warning("the checkpoint of step %d is not kept: %s", step, error)
+                return None
+            finally:
+                shutil.rmtree(self._folder.epochs / name, ignore_errors=True)
+        return {"storage_key": key, "sha256": stored.sha256, "bytes": stored.bytes}

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from enum import IntEnum
 from functools import partial
+from importlib.metadata import version
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 
 import structlog
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from app import locked_folders
-from app.db import make_engine, read, transaction
+from app.db import make_engine, read, transaction, why
 from app.db.tables import Job, JobStatus
-from app.jobs import events, lease, reaper, scheduling
+from app.jobs import events, fleet, lease, reaper, scheduling
+from app.jobs.fleet import Presence
 from app.jobs.lease import Claim
+from app.jobs.needs import Room
 from app.ops import preflight
 from app.ops.periodic import repeat
 from app.settings import Settings
 from app.signing import signing_key
 from app.storage import open_storage
 from spard.config.audit_engine import vllm_version
-from worker import fleet_presence, gpu, heartbeat
+from worker import gpu, heartbeat
 from worker.attempt import Attempt, Backend
 from worker.fitness import Fitness, check_disk, look
 from worker.metrics import serve_metrics
@@ -176,7 +180,7 @@ class Worker:
 
     def _tell(self) -> None:
         backend, every_s = self._backend, self._settings.heartbeat_s
-        fleet_presence.tell(
+        report_presence(
             backend.engine, self._owner, self._room, lambda: backend.metrics.current_troubles, self._stop, every_s
         )
 
@@ -221,3 +225,28 @@ class _WarmPool:
         if self._spare:
             self._spare.kill()
             self._spare = None
+
+
+# Record in the database that a worker is running, for the provider's view of the fleet.
+#
+# Nothing depends on these rows: only leases decide which worker has a job.
+
+
+def report_presence(
+    engine: Engine, name: str, room: Room, troubles: Callable[[], Iterable[str]], stop: Event, every_s: float
+) -> None:
+    """Write a worker's presence every `every_s` seconds until `stop` is set, and then that it has left."""
+    host, ours, devices = socket.gethostname(), version("spard-service"), gpu.names()
+    is_stopped = False
+    while not is_stopped:
+        is_stopped = stop.is_set()
+        try:
+            with transaction(engine) as session:
+                if is_stopped:
+                    fleet.leave(session, name)
+                else:
+                    has = room.memory_bytes, room.gpus
+                    fleet.note(session, Presence(name, host, ours, devices, sorted(troubles()), *has))
+        except SQLAlchemyError as error:
+            log.warning("the worker's presence cannot be written to the database", error=why(error))
+        stop.wait(every_s)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.catalog import adapters, weights
+from app.catalog import weights
 from app.catalog.schemas import BaseModelIn, ModelFitness, TemplateCardOut
 from app.db import Begin
 from app.db.tables import BaseModelEntry
@@ -18,13 +19,15 @@ from app.db.tables.catalog import LoraReachJson
 from app.errors import InvalidRequest, InvalidState
 from app.files.template_look import TemplateLook, inspect_folder
 from app.files.tokenizer import tokenizer_folder
-from app.policies.embedders import checked_embedder
+from app.policies.service import checked_embedder
 from app.settings import Settings
-from spard.config import GateThresholds
+from spard.config import GateThresholds, Lora, Recipe
 from spard.config.quantization import plain_digest
 from spard.digests import folder_digest
 from spard.models.folder.configuration import stored_quantization
 from spard.models.folder.headers import weights_fault
+from spard.models.stored import read_layout
+from spard.models.targets import reach, refusal
 
 # Validate the source of a base model: an existing folder, or a hub id pinned to a commit.
 
@@ -93,7 +96,7 @@ def inspect(entry: BaseModelIn) -> Inspected:
         return Inspected(source, entry.digest, _tools(look), rendering=_rendering(look), embedder=embedder)
     notes, look = require_fit(source)
     _require_plain(Path(source), entry)
-    reach = adapters.adapter_reach(source, entry.target_modules)
+    reach = adapter_reach(source, entry.target_modules)
     digest = entry.digest or folder_digest(Path(source))
     return Inspected(source, digest, _tools(look), notes, reach, _rendering(look), embedder)
 
@@ -213,3 +216,51 @@ def _require_plain(folder: Path, entry: BaseModelIn) -> None:
     if entry.quantization != "never":
         message = f"{what}, and cannot be held in NF4 as well; leave quantization out, or give plain weights."
         raise InvalidRequest(message, code=code, param="quantization")
+
+
+# Check which modules of a base model LoRA adapters can change, from its files alone, without torch.
+
+
+def adapter_reach(source: str, targets: Sequence[str] | None) -> LoraReachJson | None:
+    """Return the layers and the share of a model's parameters that adapters with these target modules cover.
+
+    `targets` None means the default modules. Returns None if the model's weights are not on this machine. Raises
+    `InvalidRequest` for modules that cannot be adapted.
+    """
+    _require_adaptable(source, targets, has_anchor=True, param="target_modules")
+    layout = read_layout(source)
+    found = reach(layout, targets) if layout else None
+    if found is None or not found.target_modules:
+        return None
+    return {
+        "target_modules": list(found.target_modules),
+        "layers": found.layers,
+        "of_layers": found.of_layers,
+        "share": found.share,
+        "leaves_out_experts": found.leaves_out_experts,
+    }
+
+
+def with_default(lora: Lora, model: BaseModelEntry) -> Lora:
+    """Return LoRA settings with the base model's own target modules filled in, if they name none."""
+    if lora.target_modules or model.target_modules is None:
+        return lora
+    return Lora(lora.rank, lora.alpha, lora.dropout, tuple(model.target_modules))
+
+
+def check_recipe(recipe: Recipe, model: BaseModelEntry) -> None:
+    """Raise `InvalidRequest` if a recipe's target modules do not exist in the model or cannot be adapted."""
+    targets = recipe.lora.target_modules if recipe.lora else None
+    has_anchor = recipe.effective_anchor > 0
+    _require_adaptable(model.source, targets, has_anchor=has_anchor, param="lora.target_modules")
+
+
+def _require_adaptable(source: str, targets: Sequence[str] | None, *, has_anchor: bool, param: str) -> None:
+    """Raise `InvalidRequest`, with the reason, for target modules that cannot be adapted.
+
+    A model that is not on this machine is not checked; its job will fail by itself.
+    """
+    layout = read_layout(source) if targets else None
+    why = refusal(layout, targets, has_anchor=has_anchor) if layout and targets else None
+    if why:
+        raise InvalidRequest(f"{param}: {why}.", code="unsupported_module", param=param)

@@ -1,4 +1,4 @@
-"""Import pools and suites: if any row is invalid, nothing is stored.
+"""Preview and import pools and suites: if any row is invalid, nothing is stored.
 
 Leaks between pools and suites are found here, before any job uses them: pool rows that contain a prompt of a current
 suite are left out, and an imported suite with prompts in the current pool gets a warning to import the pool again.
@@ -6,16 +6,24 @@ suite are left out, and an imported suite with prompts in the current pool gets 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+import json
+import tempfile
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from hashlib import sha256
 from itertools import product
+from typing import BinaryIO, Literal
 
+from pydantic import BaseModel, JsonValue, TypeAdapter
 from sqlalchemy.orm import Session
 
 from app import objects
-from app.catalog import held_out, service
+from app.catalog import service
 from app.catalog.checklist import MIN_ATTACKS
-from app.catalog.profile import benign_warnings
+from app.catalog.profile import CorpusProfile, benign_warnings, profile
 from app.catalog.schemas import CorpusOut, PoolOut
 from app.catalog.service import HELD_OUT
 from app.db import Begin
@@ -23,11 +31,13 @@ from app.db.base import new_id
 from app.db.tables import Corpus
 from app.errors import InvalidRequest
 from app.files.findings import summary
+from app.files.tables import read_lines
 from app.files.upload import Received, receive
-from app.files.validation import Limits
+from app.files.validation import Limits, Validator
 from app.http.multipart import Form
 from app.objects import Planned, Writing
 from app.storage import Storage, Stored
+from spard.data.clusters import clusters
 from spard.data.jsonl import numbered_rows
 from spard.data.overlap import find_leaks, rows_holding
 from spard.data.row_rules import SUITE_RULES, SuiteRowKind, is_benign, pool_row
@@ -160,26 +170,26 @@ def _new(kind: str, name: str) -> Corpus:
 
 
 def _split(storage: Storage, writing: Writing, raw: Corpus, pool: Corpus, attacks: Corpus, left_out: set[int]) -> None:
-    def rows() -> Iterator[held_out.Row]:
+    def rows() -> Iterator[PoolRow]:
         numbered = enumerate(row for _, row in numbered_rows(storage.chunks(raw.storage_key)))
         return (row for i, row in numbered if i not in left_out)
 
-    held = held_out.held_out_digests(rows())
-    _write(writing, pool, held_out.keep_selectable(rows(), held))
+    held = held_out_digests(rows())
+    _write(writing, pool, keep_selectable(rows(), held))
     if held:
-        _write(writing, attacks, held_out.attacks(rows(), held))
+        _write(writing, attacks, attack_rows(rows(), held))
 
 
-def _write(writing: Writing, corpus: Corpus, rows: Iterator[held_out.Row]) -> None:
+def _write(writing: Writing, corpus: Corpus, rows: Iterator[PoolRow]) -> None:
     count = 0
 
-    def count_rows() -> Iterator[held_out.Row]:
+    def count_rows() -> Iterator[PoolRow]:
         nonlocal count
         for row in rows:
             count += 1
             yield row
 
-    stored = writing.write(corpus.storage_key, held_out.write_lines(count_rows()))
+    stored = writing.write(corpus.storage_key, write_lines(count_rows()))
     _note_size(corpus, stored, count)
 
 
@@ -192,3 +202,193 @@ def _refuse_bad_rows(received: Received) -> None:
     if errors:
         message = summary(received.report.finding_list()) or ""
         raise InvalidRequest(message, code="invalid_corpus", param="file", details=errors[:_SHOWN])
+
+
+# Hold a share of each pool out of training, as attacks for a provider without a harmful suite.
+#
+# Whole clusters of near duplicates are held out, by the gate's rule for leaks, so no held-out prompt appears in a row
+# that stays. Clusters are taken in the order of their smallest digest, as long as at most a fifth of the prompts so
+# far, and at most 300, are held out. So the same prompts give the same split in any order of rows.
+
+_EVERY = 5
+_AT_MOST = 300
+
+PoolRow = dict[str, object]
+
+
+def held_out_digests(rows: Iterable[PoolRow]) -> set[bytes]:
+    """Return the digests of the prompts to hold out.
+
+    Clusters that contain a benign prompt are never held out, because benign prompts are not attacks.
+    """
+    prompts: dict[bytes, str] = {}
+    benign: set[bytes] = set()
+    for row in rows:
+        prompts.setdefault(_digest(row), str(row["prompt"]))
+        if is_benign(row):
+            benign.add(_digest(row))
+    digests, held, seen = sorted(prompts), set[bytes](), 0
+    groups = _groups(digests, clusters([prompts[digest] for digest in digests]))
+    groups = [group for group in groups if benign.isdisjoint(group)]
+    for group in groups:
+        seen += len(group)
+        if len(held) + len(group) <= min(seen // _EVERY, _AT_MOST):
+            held.update(group)
+    return held or _smallest(groups, sum(map(len, groups)))
+
+
+def keep_selectable(rows: Iterable[PoolRow], held: set[bytes]) -> Iterator[PoolRow]:
+    """Yield the rows whose prompts are not held out, which jobs may select."""
+    return (row for row in rows if _digest(row) not in held)
+
+
+def attack_rows(rows: Iterable[PoolRow], held: set[bytes]) -> Iterator[PoolRow]:
+    """Yield each held-out prompt once, without its answer."""
+    left = set(held)
+    for row in rows:
+        if (digest := _digest(row)) in left:
+            left.discard(digest)
+            yield {key: row[key] for key in ("prompt", "category", "language") if key in row}
+
+
+def write_lines(rows: Iterable[PoolRow]) -> Iterator[bytes]:
+    """Yield each row as a line of JSON in UTF-8."""
+    return (json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+
+
+def _groups(digests: list[bytes], labels: list[int]) -> list[list[bytes]]:
+    """Return the digests grouped by cluster label, in the order of `digests`."""
+    groups = defaultdict[int, list[bytes]](list)
+    for digest, label in zip(digests, labels, strict=True):
+        groups[label].append(digest)
+    return list(groups.values())
+
+
+def _smallest(groups: list[list[bytes]], prompts: int) -> set[bytes]:
+    """Return the smallest cluster, for a pool whose clusters are all too large, if it leaves half of the prompts."""
+    group = min(groups, key=len, default=[])
+    is_enough = prompts >= _EVERY and 2 * len(group) <= prompts and len(group) <= _AT_MOST
+    return set(group) if is_enough else set()
+
+
+def _digest(row: PoolRow) -> bytes:
+    """Return the SHA-256 of a row's prompt, normalized by NFKC, case and white space."""
+    text = unicodedata.normalize("NFKC", str(row["prompt"])).casefold()
+    return sha256(" ".join(text.split()).encode()).digest()
+
+
+# Preview the import of a pool or suite, without storing anything.
+
+_LISTED = 100
+_CHUNK = 1 << 20
+_PROBLEMS = TypeAdapter(list[dict[str, JsonValue]])
+
+CorpusKind = Literal["pool", "harmful", "benign", "utility"]
+
+
+class SharedPrompts(BaseModel):
+    """Leaks between a suite and a pool: the number of the suite's prompts, or of the pool's rows, that are shared."""
+
+    name: str
+    prompts: int
+
+
+class ImportPreview(BaseModel):
+    """The preview of an import. If there are `errors`, the import is refused, and there is no profile.
+
+    For a pool, `held_out` is the number of prompts held out as attacks, and `leaks` are rows that are left out because
+    they contain prompts of a suite. For a suite, `leaks` are its prompts in the current pool. `replaces` is the version
+    that is current now. `warnings` are about the pool's effect on jobs.
+    """
+
+    object: Literal["corpus.preview"] = "corpus.preview"
+    kind: CorpusKind
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+    errors: int
+    problems: list[dict[str, JsonValue]]
+    profile: CorpusProfile | None
+    held_out: int | None
+    leaks: list[SharedPrompts]
+    replaces: int | None
+    warnings: list[str] = []
+
+
+def preview(storage: Storage, look: Begin, form: Form, name: str, kind: CorpusKind, limits: Limits) -> ImportPreview:
+    """Validate an uploaded file as the import does, and return a preview of the result.
+
+    The upload is spooled to a temporary file; nothing is written to storage or database.
+    """
+    form.fields_before_file()
+    lines = read_lines(form.file(), form.filename or "", limits.bytes, limits.line_bytes)
+    validator = Validator(pool_row if kind == "pool" else SUITE_RULES[kind], limits, was=lines.was)
+    digest, size = hashlib.sha256(), 0
+    with tempfile.TemporaryFile() as file:
+        for chunk in lines.chunks:
+            validator.feed(chunk)
+            digest.update(chunk)
+            size += file.write(chunk)
+        report = validator.finish()
+        rows = [] if report.errors else [*numbered_rows(_chunks(file))]
+    found = ImportPreview(
+        kind=kind,
+        name=name,
+        rows=report.rows,
+        bytes=size,
+        sha256=digest.hexdigest(),
+        errors=report.errors,
+        problems=_PROBLEMS.validate_python(report.problem_list()[:_LISTED]),
+        profile=profile(rows) if rows else None,
+        held_out=None,
+        leaks=[],
+        replaces=_current(look, name, kind),
+    )
+    prompts = [str(row["prompt"]) for _, row in rows]
+    if kind != "pool":
+        return found.model_copy(update={"leaks": _in_pool(storage, look, prompts)})
+    leaks = _of_suites(storage, look, prompts)
+    held = len(held_out_digests(row for _, row in rows)) if rows else None
+    warnings = benign_warnings(found.profile.benign_rows) if found.profile else []
+    return found.model_copy(update={"leaks": leaks, "held_out": held, "warnings": warnings})
+
+
+def profile_version(storage: Storage, look: Begin, corpus_id: str, kinds: Sequence[str]) -> CorpusProfile:
+    """Return the profile of a stored version's rows; raise `NotFound` for an unknown or deleted one."""
+    with look() as session:
+        key = service.kept_version(session, corpus_id, kinds).storage_key
+    return profile([*numbered_rows(storage.chunks(key))])
+
+
+def _chunks(file: BinaryIO) -> Iterator[bytes]:
+    file.seek(0)
+    while chunk := file.read(_CHUNK):
+        yield chunk
+
+
+def _current(look: Begin, name: str, kind: SuiteRowKind | Literal["pool"]) -> int | None:
+    with look() as session:
+        current = service.current_version(session, kind, name)
+        return current.version if current else None
+
+
+def _of_suites(storage: Storage, look: Begin, prompts: Sequence[str]) -> list[SharedPrompts]:
+    """Return, for each current suite that leaks into a new pool, how many of the pool's rows contain its prompts."""
+    with look() as session:
+        suites: list[Corpus] = service.current_suites(session)
+    found = ((suite.name, len(rows_holding(_prompts_of_preview(storage, suite), prompts))) for suite in suites)
+    return [SharedPrompts(name=name, prompts=rows) for name, rows in found if rows]
+
+
+def _in_pool(storage: Storage, look: Begin, prompts: Sequence[str]) -> list[SharedPrompts]:
+    with look() as session:
+        pool = service.pool(session, None)
+    if pool is None or not prompts:
+        return []
+    leaks = find_leaks({"": prompts}, {"": _prompts_of_preview(storage, pool)})
+    return [SharedPrompts(name=pool.name, prompts=len(leaks))] if leaks else []
+
+
+def _prompts_of_preview(storage: Storage, corpus: Corpus) -> list[str]:
+    return [str(row["prompt"]) for _, row in numbered_rows(storage.chunks(corpus.storage_key))]

@@ -21,9 +21,9 @@ from app.db.tables.job_records import Adapter
 from app.db.tables.jobs import WHOLE_JOB
 from app.errors import AppError, InvalidState, NotFound
 from app.http.pagination import Page, note_deleted, page, place, select_deleted_position
-from app.jobs import checkpoint_models, erasure, lineage
+from app.jobs import erasure, lineage, project_models
 from app.jobs import service as jobs
-from app.jobs.checkpoint_models import OwnModel
+from app.jobs.project_models import OwnModel
 from app.jobs.schemas import ModelDeleted
 from app.keys.service import Principal
 from app.objects import served_adapters
@@ -66,17 +66,17 @@ def adapter(session: Session, caller: Principal, job_id: str, checkpoint_id: str
     file_name = f"{job.id}-step-{checkpoint.step}-adapter.tar.gz"
     if checkpoint.kind == FINAL:
         return file_name, jobs.adapter(session, caller, job.id)[1]
-    archive = checkpoint_models.archive(session, job, checkpoint)
+    archive = project_models.archive(session, job, checkpoint)
     if archive is None:
         raise _not_there(job, checkpoint)
-    OwnModel(checkpoint_models.checkpoint_name(job, checkpoint), job, archive, checkpoint).check(session, caller)
+    OwnModel(project_models.checkpoint_name(job, checkpoint), job, archive, checkpoint).check(session, caller)
     audit_log.record(session, "checkpoint.downloaded", checkpoint.id, sha256=archive["sha256"])
     return file_name, archive
 
 
 def get_model(session: Session, project_id: str, model: str) -> ModelOut:
     """Return a base model, a fine-tuned model, or a released checkpoint; raise `NotFound` otherwise."""
-    found = checkpoint_models.own_model(session, project_id, model)
+    found = project_models.own_model(session, project_id, model)
     if found is None or found.checkpoint is None:
         return catalog.get_model(session, project_id, model)
     is_last = found.checkpoint.kind == FINAL
@@ -90,7 +90,7 @@ def delete_model(storage: Storage, begin: Begin, project_id: str, model: str) ->
     """Delete a fine-tuned model, or a checkpoint's weights; the checkpoint's metrics stay."""
     with begin() as session:
         is_checkpoint = _forget_weights(session, project_id, model)
-        found = checkpoint_models.find_checkpoint(session, project_id, model)
+        found = project_models.find_checkpoint(session, project_id, model)
     if not is_checkpoint:
         return erasure.delete_model(storage, begin, project_id, model)
     objects.perform(storage, begin, model)
@@ -145,7 +145,7 @@ def withdraw(session: Session, project_id: str, model: str, permission_id: str) 
 
 def _checkpoint(session: Session, project_id: str, model: str) -> JobCheckpoint:
     """Return the checkpoint of this name; raise `NotFound` if the project has none."""
-    if found := checkpoint_models.find_checkpoint(session, project_id, model):
+    if found := project_models.find_checkpoint(session, project_id, model):
         return found[1]
     raise NotFound(f"The checkpoint {model[:200]!r} does not exist.", code="checkpoint_not_found", param="model")
 
@@ -155,12 +155,10 @@ def _forget_weights(session: Session, project_id: str, model: str) -> bool:
 
     A checkpoint that was deleted before, but whose bytes remain, has none: `delete_model` continues with these bytes.
     """
-    if found := checkpoint_models.find_checkpoint(session, project_id, model):
+    if found := project_models.find_checkpoint(session, project_id, model):
         # Lock the job: no new job can start from the checkpoint while its weights are deleted.
         session.execute(select(Job.id).where(Job.id == found[0].id).with_for_update())
-        found = checkpoint_models.find_checkpoint(
-            session, project_id, model
-        )  # it may have been deleted while we waited
+        found = project_models.find_checkpoint(session, project_id, model)  # it may have been deleted while we waited
     if found is None or found[1].storage_key is None:
         return False
     job, checkpoint = found
@@ -178,9 +176,9 @@ def _not_there(job: Job, checkpoint: JobCheckpoint) -> AppError:
     if checkpoint.kind is None:
         message = f"{checkpoint.id} is a step of a job that kept no adapter for it."
     elif checkpoint.safety is None:
-        why = checkpoint_models.why_not_audited(job, checkpoint)
+        why = project_models.why_not_audited(job, checkpoint)
         message = f"{checkpoint.id} was not audited, so its adapter is not released. {why}"
-    elif checkpoint_models.is_passed(checkpoint):
+    elif project_models.is_passed(checkpoint):
         return InvalidState(f"The adapter of {checkpoint.id} was deleted or not kept.", code="model_deleted")
     else:
         reasons = " ".join(checkpoint.safety["gate"].get("reasons", []))
@@ -198,10 +196,10 @@ def _checkpoint_response(job: Job, checkpoint: JobCheckpoint) -> CheckpointOut:
     return CheckpointOut(
         id=checkpoint.id,
         created_at=checkpoint.created_at,
-        fine_tuned_model_checkpoint=checkpoint_models.checkpoint_name(job, checkpoint),
+        fine_tuned_model_checkpoint=project_models.checkpoint_name(job, checkpoint),
         fine_tuning_job_id=job.id,
         step_number=checkpoint.step,
         metrics=cast(CheckpointMetrics, {"step": checkpoint.step, **checkpoint.metrics}),
         safety=checkpoint.safety,
-        not_audited=checkpoint_models.why_not_audited(job, checkpoint),
+        not_audited=project_models.why_not_audited(job, checkpoint),
     )

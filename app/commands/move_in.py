@@ -123,9 +123,9 @@ def keep_golden(
 ) -> None:
     """Ask the old models while they still answer, and keep their replies; exits 1 if a model does not answer."""
     from app.commands.move_in_clients import Place, account
-    from app.move_in import asking, golden, read
+    from app.move_in import golden, read
     from app.move_in.ledger import open_ledger
-    from app.move_in.replies import missing
+    from app.move_in.replies import GOLDEN, ask_plan, cost, missing
 
     given = {"max_completion_tokens": max_tokens, "seed": seed, "temperature": temperature, "top_p": top_p}
     sampling = {name: it for name, it in given.items() if it is not None and not (name == "temperature" and it < 0)}
@@ -134,12 +134,12 @@ def keep_golden(
         plans = golden.plans(ledger, model or [*golden.model_jobs(ledger)], choice, say)
         if dry_run:
             for name, (plan, asked) in plans.items():
-                say(f"{name}: {asking.cost(missing(ledger, asking.GOLDEN, name, plan, again=again), asked)}")
+                say(f"{name}: {cost(missing(ledger, GOLDEN, name, plan, again=again), asked)}")
             return
         names = dict(_pair(each, "--deployment") for each in deployment or ())
         with account(Place(base_url, source.source if source else None, api_version), patience, names) as api:
             read.same_account(api, ledger)
-            done, ask = list[bool](), partial(asking.ask_plan, api, ledger, asking.GOLDEN)
+            done, ask = list[bool](), partial(ask_plan, api, ledger, GOLDEN)
             for name, (plan, asked) in plans.items():
                 golden.keep_plan(ledger, name, plan, asked, say)
                 done.append(ask(name, plan, at_once=at_once, again=again, tell=say))

@@ -17,7 +17,7 @@ from app.db import Begin
 from app.db.tables import TERMINAL
 from app.deps import BeginDep, LookDep, QuickStorageDep
 from app.errors import AppError, Forbidden, HasNone, InvalidState
-from app.jobs import clone, owners, service, task_replies, transcripts
+from app.jobs import clone, rows, service, task_replies, transcripts
 from app.jobs.reports.gather import gather, read
 from app.jobs.reports.service import ROWS_SHOWN, dropped_lines, read_report
 from app.storage import Storage
@@ -103,7 +103,7 @@ class OneJob:
 
     def _project(self, session: Session) -> str:
         """Return the project in which the job is looked up."""
-        return self.viewer.project_id if self.is_own else owners.job_project(session, self.job_id)
+        return self.viewer.project_id if self.is_own else rows.job_project(session, self.job_id)
 
     def _transcripts(self) -> str:
         with self.look() as session:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from app.db.errors import holds_nul, is_conflict, is_full, is_lock_timeout, is_sqlite_locked, why
-from app.db.lock_waits import brief_lock_waits, limit_lock_waits
-from app.db.postgres_sessions import is_pooled, session_faults
 from app.db.prepared import Prepared, Reader
 from app.db.session import (
     Begin,
     SchemaState,
+    brief_lock_waits,
     clock,
     downgrade_schema,
+    is_pooled,
     join_transaction,
+    limit_lock_waits,
     look,
     make_engine,
     now,
@@ -19,6 +20,7 @@ from app.db.session import (
     read,
     rows,
     schema_state,
+    session_faults,
     timestamp,
     transaction,
     upgrade_schema,

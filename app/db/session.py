@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
@@ -38,10 +40,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.functions import FunctionElement
 
-from app.db import lock_waits
 from app.db.base import UtcDateTime
 from app.db.errors import as_away
-from app.db.postgres_sessions import keep_settings
 from app.db.prepared import Reader
 
 _CLOCK = "clock"  # key in a session's info: the database's time, and when it was read
@@ -211,7 +211,7 @@ def _revisions() -> tuple[set[str], set[str]]:
 def _sqlite_engine(url: URL) -> Engine:
     if url.database:
         Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": lock_waits.ALONE_S})
+    engine = create_engine(url, hide_parameters=True, connect_args={"timeout": LOCK_WAIT_ALONE_S})
 
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, record: Any) -> None:
@@ -225,7 +225,7 @@ def _sqlite_engine(url: URL) -> Engine:
         if connection.get_execution_options().get("read_only"):  # takes no lock, so no error needs translation
             connection.connection.cursor().execute("BEGIN")
         else:
-            with lock_waits.waiting() as most_s:
+            with waiting() as most_s:
                 connection.connection.cursor().execute(f"PRAGMA busy_timeout = {math.ceil(1000 * most_s)}")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
 
@@ -268,3 +268,120 @@ def _alembic(connection: Connection | None) -> Config:
     config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
+
+
+# Limit how long one request waits for SQLite's write lock in total, over all transactions it opens.
+#
+# Another program can hold the lock for minutes, as a backup does. With a limit per transaction alone the waits add
+# up: an upload opens four. The limit belongs to the request's task and to the threads that it starts.
+
+LOCK_WAIT_ALONE_S = 30.0  # for one transaction, if no total limit is set
+
+
+@dataclass
+class _Allowance:
+    left_s: float
+
+
+_allowance: ContextVar[_Allowance | None] = ContextVar("lock_waits", default=None)
+
+
+def limit_lock_waits(seconds: float) -> None:
+    """Allow the current task, and tasks and threads started from now on, `seconds` of lock waits in total."""
+    _allowance.set(_Allowance(seconds))
+
+
+@contextmanager
+def waiting() -> Iterator[float]:
+    """Yield how many seconds the block may wait for the lock, and deduct the time it takes."""
+    allowance = _allowance.get()
+    if allowance is None:
+        yield LOCK_WAIT_ALONE_S
+        return
+    began = time.monotonic()
+    try:
+        yield max(allowance.left_s, 0.0)
+    finally:
+        allowance.left_s -= time.monotonic() - began
+
+
+@contextmanager
+def brief_lock_waits(seconds: float) -> Iterator[None]:
+    """Limit the lock waits within the block to `seconds`, instead of the request's limit."""
+    token = _allowance.set(_Allowance(seconds))
+    try:
+        yield
+    finally:
+        _allowance.reset(token)
+
+
+# Set timeouts and the time zone of PostgreSQL sessions, with or without a connection pooler.
+#
+# A pooler such as PgBouncer in transaction mode runs each transaction on any of the server's connections. Session
+# state is then lost or, worse, left for another client: settings, prepared statements, session locks, LISTEN. Behind
+# a pooler the settings are therefore made in each transaction and no statement is prepared; locks are transaction-
+# level everywhere, and LISTEN is not used.
+#
+# A pooler is recognized by the process id: it has several server processes, so it cannot report the id of one to a
+# client.
+
+_SETTINGS = {
+    "statement_timeout": "30s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "10s",
+    "TimeZone": "UTC",
+}
+_ROUTED = "is_pooled"  # key in the info that SQLAlchemy keeps per connection
+_FOR_SESSION = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
+_FOR_TRANSACTION = f"SELECT {_FOR_SESSION.replace('false', 'true')}"
+_ASK = text("SELECT " + ", ".join(f"current_setting('{name}')" for name in _SETTINGS))
+
+
+def keep_settings(engine: Engine) -> None:
+    """Apply the settings to every session of an engine: once without a pooler, else in each transaction."""
+
+    @event.listens_for(engine, "connect")
+    def set_up(connection: Any, record: Any) -> None:
+        try:
+            record.info[_ROUTED] = _set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        if connection.info.get(_ROUTED):
+            connection.exec_driver_sql(_FOR_TRANSACTION)
+
+
+def is_pooled(engine: Engine) -> bool:
+    """Return True if a pooler sits between us and the server; False for SQLite."""
+    with engine.connect() as connection:
+        return bool(connection.info.get(_ROUTED))
+
+
+def session_faults(engine: Engine) -> list[str]:
+    """Return a sentence for each setting that has another value within a transaction."""
+    with engine.connect() as connection:
+        return transaction_faults(connection) if connection.dialect.name == "postgresql" else []
+
+
+def transaction_faults(connection: Connection) -> list[str]:
+    """Return the same as `session_faults` for the current transaction of a connection."""
+    found = zip(_SETTINGS.items(), connection.execute(_ASK).one(), strict=True)
+    return [f"{name} is {value}, not {asked}" for (name, asked), value in found if value != asked]
+
+
+def _set_up(connection: Any) -> bool:
+    """Configure a psycopg connection; return True if a pooler answers on it."""
+    # Otherwise psycopg opens a transaction, whose rollback undoes the settings.
+    connection.autocommit = True
+    process = connection.execute("SELECT pg_backend_pid()").fetchone()[0]
+    is_through_pooler = bool(process != connection.info.backend_pid)
+    if is_through_pooler:
+        # A prepared statement belongs to one server connection, and the next transaction may get another one.
+        connection.prepare_threshold = None
+    else:
+        connection.execute(f"SELECT {_FOR_SESSION}")
+    connection.autocommit = False
+    return is_through_pooler

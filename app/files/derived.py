@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 
 from sqlalchemy.orm import Session
 
 from app import objects
+from app.audit_log import service as audit_log
 from app.db import Begin
 from app.db.base import new_id
 from app.db.tables import File
@@ -16,6 +17,7 @@ from app.files.upload import Received, file_key, new_file, plan_file, write_chec
 from app.files.validation import Limits
 from app.quotas import service as quotas
 from app.storage import Storage
+from spard.data.jsonl import numbered_texts
 from spard.data.row_rules import TrainingRows
 
 _NAME_CHARS = 200
@@ -50,3 +52,21 @@ def derive(
             files.add(session, made)
             note(session, made)
     return made
+
+
+# Create a training file without some of the rows of another one; the original is unchanged.
+
+
+def store_without_lines(storage: Storage, begin: Begin, file: File, lines: Collection[int], limits: Limits) -> File:
+    """Store the file's rows except those on `lines` as a new file, and record its source in the audit log."""
+
+    def note(session: Session, made: File) -> None:
+        audit_log.record(session, "file.reduced", made.id, source=file.id, rows_left_out=len(lines))
+
+    return derive(storage, begin, file, _remaining_rows(storage, file, lines), f"without-{len(lines)}", limits, note)
+
+
+def _remaining_rows(storage: Storage, file: File, lines: Collection[int]) -> Iterator[bytes]:
+    for line, text in numbered_texts(storage.chunks(file.storage_key)):
+        if line not in lines:
+            yield f"{text}\n".encode()

@@ -19,9 +19,8 @@ from app.db.tables.files import FINE_TUNE
 from app.errors import InvalidRequest
 from app.files import service
 from app.files.findings import summary
-from app.files.problems import Report
 from app.files.tables import ENDINGS, read_lines
-from app.files.validation import Limits, Validator
+from app.files.validation import Limits, Report, Validator
 from app.http.multipart import Form
 from app.objects import Planned, Writing
 from app.quotas import service as quotas

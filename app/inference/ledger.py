@@ -110,7 +110,7 @@ class Ledger:
             return list(self._entries)
 
     def close(self) -> None:
-        """Close the file; delete it if no request is open, else leave it to `app.inference.lost_calls`."""
+        """Close the file; delete it if no request is open, else leave it to `app.inference.call_leases`."""
         with self._lock:
             if self._handle is not None:
                 if not self._entries:

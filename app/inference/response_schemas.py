@@ -7,9 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from app.http.schemas import LenientBody, Refusal
-from app.inference.json_depth import Loose, Schema
+from app.inference.json_limits import Loose, ReplySchema, Schema
 from app.inference.protocol import Ask, Message
-from app.inference.schema_cost import ReplySchema
 from app.inference.schemas import choice
 from app.inference.turns import Arguments, Call, CalledFunction, ChatMessage, Name, Text, TextPart
 

@@ -7,9 +7,8 @@ from typing import Annotated, Literal, Self, TypedDict
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from app.http.schemas import Body, LenientBody, Refusal
-from app.inference.json_depth import Loose, Schema
+from app.inference.json_limits import Loose, ReplySchema, Schema
 from app.inference.protocol import Ask
-from app.inference.schema_cost import ReplySchema
 from app.inference.turns import ChatMessage, Name, Text
 
 Stop = Annotated[str, Field(max_length=1000)]

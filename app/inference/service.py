@@ -126,7 +126,7 @@ CANCELLED = "client_gone"
 class Reply:
     """The replies to one request, piece by piece.
 
-    Routes take it through `app.inference.replies`, which closes it, as that completes the request's row, and its entry
+    Routes take it through `app.inference.answers`, which closes it, as that completes the request's row, and its entry
     in the ledger:
 
         reply = await replies.open(caller, "ft:...", ask, "completions")
@@ -289,7 +289,7 @@ class Serving:
     async def open(self, caller: Principal, name: str, ask: Ask, endpoint: str) -> Reply:
         """Admit a request, start it on an engine, and return its reply; raise an `AppError` if it cannot be answered.
 
-        Only `app.inference.replies` may call it, which ends every reply that it has opened. `name` is the model's name,
+        Only `app.inference.answers` may call it, which ends every reply that it has opened. `name` is the model's name,
         and `endpoint` the kind of request, as `completions`, for the row and for errors.
         """
         with CancelScope(shield=True):  # once a row is inserted, a `Reply` has to exist that completes it

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from app.db import Begin
-from app.jobs.checkpoint_models import own_model
+from app.jobs.project_models import own_model
 from app.objects import served_adapters
 
 log = logging.getLogger(__name__)

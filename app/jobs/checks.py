@@ -7,7 +7,7 @@ from dataclasses import asdict, fields
 
 from sqlalchemy.orm import Session
 
-from app.catalog import adapters
+from app.catalog import fitness
 from app.catalog import service as catalog
 from app.catalog.checklist import job_warnings
 from app.catalog.profile import benign_warnings
@@ -59,7 +59,7 @@ def check_start(job: Resolved) -> None:
         raise _mismatch(f"{ask.model} was trained on what {model.alias} stood for before.", "model")
     if ask.full_fine_tuning:
         raise _mismatch(f"{ask.model} is an adapter; leave full_fine_tuning out.", "full_fine_tuning")
-    if ask.lora is not None and start.lora not in (ask.lora, adapters.with_default(ask.lora, model)):
+    if ask.lora is not None and start.lora not in (ask.lora, fitness.with_default(ask.lora, model)):
         raise _mismatch(f"The adapter of {ask.model} has {asdict(start.lora)}; leave lora out.", "lora")
 
 
@@ -249,7 +249,7 @@ def check_embedder(job: Resolved) -> None:
 
 def check_modules(job: Resolved) -> None:
     """Refuse LoRA target modules that the base model does not have or that cannot be adapted."""
-    adapters.check_recipe(job.requested_recipe, job.model)
+    fitness.check_recipe(job.requested_recipe, job.model)
 
 
 def check_suites(job: Resolved) -> None:

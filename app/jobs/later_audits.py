@@ -8,31 +8,79 @@ Any number of processes may run this loop, because each pass locks the policy ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain, islice
 from threading import Event
+from typing import Annotated, Any, Literal
 
-from sqlalchemy import Engine, func, select
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import ColumnElement, Engine, func, select
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import InstrumentedAttribute
 
 from app.audit_log import service as audit_log
 from app.catalog import service as catalog
 from app.db import transaction
 from app.db.base import new_id
-from app.db.tables import ApiKey, Corpus, File, Job, LaterAudit, PolicyVersion
+from app.db.tables import ApiKey, Corpus, DeletedModel, File, Job, JobCheckpoint, LaterAudit, PolicyVersion
+from app.db.tables.checkpoints import EPOCH
+from app.db.tables.job_records import Adapter
 from app.db.tables.job_spec import VERSION, AuditedRef, CorpusRef, JobSpec
-from app.errors import InvalidState
-from app.jobs import events, later_outcomes, released_models
-from app.jobs.released_models import Model
+from app.db.tables.jobs import WHOLE_JOB
+from app.errors import InvalidState, NotFound
+from app.http.schemas import Body, UnixTime
+from app.jobs import events, later_outcomes
+from app.jobs.later_outcomes import model_display_name
 from app.ops.broker import wake
 from app.ops.periodic import repeat
 from app.policies import service as policies
 from app.settings import Settings
 from spard.config import Audit, NoDefense, Recipe
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.release.version import AUDIT_VERSION
+
+
+class LaterAuditCreate(Body):
+    """Which model of the job to audit again."""
+
+    step: Annotated[int, Field(ge=0, le=2**31 - 1)] = Field(
+        default=0, description="Step of a checkpoint; 0: the job's own model."
+    )
+
+
+class LaterAuditOut(BaseModel):
+    """One later audit; `decision` is null until the audit has ended. `signature` signs the bytes of `record`."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    object: Literal["safety.later_audit"] = "safety.later_audit"
+    id: str
+    job_id: str
+    step: int
+    audit_version: int
+    created_at: UnixTime
+    decided_at: UnixTime | None
+    decision: str | None
+    reasons: list[str] | None
+    record: str | None
+    signature: dict[str, str] | None
+
+
+class LaterAuditOfProvider(LaterAuditOut):
+    """A later audit as the provider sees it, with the job that runs it; null if it could not be run."""
+
+    audit_job_id: str | None
+
+
+class LaterAuditList(BaseModel):
+    """All later audits of a job and its checkpoints, newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[LaterAuditOut]
+
 
 AT_ONCE = 4  # audits by policy that may wait for a decision at the same time
 
@@ -62,7 +110,7 @@ def ask_older(session: Session, settings: Settings) -> list[LaterAudit]:
     waiting = session.scalar(select(func.count()).where(LaterAudit.decided_at.is_(None))) or 0
     # Requests by name count too, and may have made it more than `AT_ONCE`.
     room = max(0, AT_ONCE - waiting)
-    return [_ask(session, each, in_force.created_by, settings) for each in released_models.older(session, room)]
+    return [_ask(session, each, in_force.created_by, settings) for each in older_models(session, room)]
 
 
 def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings: Settings) -> LaterAudit:
@@ -71,7 +119,7 @@ def ask_by_name(session: Session, key_id: str, job_id: str, step: int, settings:
     `step` names a checkpoint; 0 means the job's model. Raises `InvalidState` if it is being audited already.
     """
     session.execute(select(Job.id).where(Job.id == job_id).with_for_update())  # concurrent requests wait here
-    model = released_models.find_model(session, job_id, step)
+    model = find_model(session, job_id, step)
     of_model = (LaterAudit.job_id == job_id) & (LaterAudit.step == step)
     if session.scalar(select(LaterAudit.id).where(of_model, LaterAudit.decided_at.is_(None)).limit(1)):
         raise InvalidState(f"{model.display_name} of {job_id} is being audited already.", code="audit_waits")
@@ -145,3 +193,79 @@ def _job(session: Session, model: Model, key_id: str, settings: Settings) -> Job
 
 def _corpus_ref(corpus: Corpus) -> CorpusRef:
     return CorpusRef(**{each.name: getattr(corpus, each.name) for each in fields(CorpusRef)})
+
+
+# Find models and checkpoints of all projects that an audit released, for a later audit.
+
+_IS_RELEASED = Job.fine_tuned_model.is_not(None) & Job.id.not_in(select(DeletedModel.job_id))
+_IS_KEPT = (JobCheckpoint.kind == EPOCH) & JobCheckpoint.storage_key.is_not(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A released model: its job, the step of its checkpoint (0 for the job's model), and its archive."""
+
+    job: Job
+    step: int
+    adapter: Adapter
+
+    @property
+    def display_name(self) -> str:
+        """The model's name in events and errors."""
+        return model_display_name(self.step)
+
+
+def find_model(session: Session, job_id: str, step: int) -> Model:
+    """Return one released model of a job.
+
+    Raises `NotFound` if there is no such job, and `InvalidState` if the model or checkpoint is not released.
+    """
+    job = session.get(Job, job_id)
+    if job is None:
+        raise NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
+    query = _checkpoints().where(Job.id == job_id, JobCheckpoint.step == step)
+    found = _of_jobs(session, Job.id == job_id) if step == WHOLE_JOB else _of_checkpoints(session, query)
+    model = next(found, None)
+    if model is None:
+        raise InvalidState(f"{model_display_name(step)} of {job_id} is not released; there is nothing to audit.")
+    return model
+
+
+def older_models(session: Session, limit: int) -> list[Model]:
+    """Return at most `limit` released models that no audit of today's version has examined; jobs, then checkpoints.
+
+    Each group is ordered by age, oldest first.
+    """
+    jobs = _of_jobs(session, _is_due(Job.safety, Job.id), limit)
+    due = _is_due(JobCheckpoint.safety, JobCheckpoint.job_id, JobCheckpoint.step)
+    query = _checkpoints().where(due).order_by(JobCheckpoint.created_at, JobCheckpoint.id).limit(limit)
+    return list(islice(chain(jobs, _of_checkpoints(session, query)), limit))
+
+
+def _of_jobs(session: Session, which: ColumnElement[bool], limit: int = 1) -> Iterator[Model]:
+    query = select(Job).where(_IS_RELEASED, which).order_by(Job.created_at, Job.id).limit(limit)
+    for job in session.scalars(query):
+        if job.adapter:
+            yield Model(job, WHOLE_JOB, job.adapter)
+
+
+def _checkpoints() -> Any:
+    return select(Job, JobCheckpoint).join(JobCheckpoint, JobCheckpoint.job_id == Job.id).where(_IS_KEPT)
+
+
+def _of_checkpoints(session: Session, query: Any) -> Iterator[Model]:
+    for job, kept in session.execute(query):
+        yield Model(job, kept.step, {"storage_key": kept.storage_key, "sha256": kept.sha256, "bytes": kept.bytes or 0})
+
+
+def _is_due(
+    safety: InstrumentedAttribute[Any],
+    job_id: InstrumentedAttribute[str],
+    step: InstrumentedAttribute[int] | None = None,
+) -> ColumnElement[bool]:
+    """Match models released by an older audit for which no later audit of today's version exists."""
+    of_step = LaterAudit.step == (WHOLE_JOB if step is None else step)
+    asked = select(LaterAudit.id).where(LaterAudit.job_id == job_id, of_step, LaterAudit.audit_version >= AUDIT_VERSION)
+    # Audits of version 1 stored no number.
+    is_older = func.coalesce(safety["audit_version"].as_integer(), 1) < AUDIT_VERSION
+    return is_older & safety["gate"].is_not(None) & ~asked.exists()

@@ -15,8 +15,8 @@ from app.catalog.badges import PASSED
 from app.db.base import utc_now
 from app.db.tables import TERMINAL, Job, LaterAudit
 from app.db.tables.job_spec import JobSpec
-from app.jobs import control, events
-from app.jobs.released_models import model_display_name
+from app.db.tables.jobs import WHOLE_JOB
+from app.jobs import events, transitions
 from app.objects import served_adapters
 from app.webhooks.outbox import announce_audit
 from spard.release.manifest import sign_bytes
@@ -75,7 +75,7 @@ def forget(session: Session, job_id: str) -> None:
     open_ones = select(LaterAudit.audit_job_id).where(LaterAudit.job_id == job_id, LaterAudit.decided_at.is_(None))
     for audit_job_id in session.scalars(open_ones).all():
         if audit_job_id is not None:
-            control.request_cancel(session, audit_job_id)
+            transitions.request_cancel(session, audit_job_id)
 
 
 def _provenance(spec: JobSpec) -> dict[str, object]:
@@ -100,3 +100,8 @@ def _settle(session: Session, audit: LaterAudit, decision: str, reasons: Sequenc
     if decision != PASSED:
         served_adapters.condemn_job(session, audit.job_id)  # servers reload the job's models that are still released
     audit_log.record(session, "audit.decided", audit.id, job=audit.job_id, step=audit.step, decision=decision)
+
+
+def model_display_name(step: int) -> str:
+    """Return the name of a job's model, or of its checkpoint at `step`, in events and errors."""
+    return "The model" if step == WHOLE_JOB else f"The checkpoint of step {step}"

@@ -8,7 +8,7 @@ change and its event together.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, and_, delete, func, insert
@@ -17,12 +17,19 @@ from sqlalchemy.orm import Session
 
 from app.db import now, timestamp
 from app.db.tables import AuditResult, HeldAdapter, Job, JobMetric, JobStatus
-from app.db.tables.job_records import AuditRow, JobError, Progress, ResolvedJson, ResumeState
+from app.db.tables.job_records import (
+    Adapter,
+    AuditRow,
+    HeldArchive,
+    JobError,
+    Progress,
+    ResolvedJson,
+    ResumeState,
+    SafetySummary,
+)
 from app.db.tables.jobs import StageCosts
 from app.jobs import attempts, events, scheduling, transitions
 from app.jobs.needs import Room
-from app.jobs.results import Publication as Publication
-from app.jobs.results import Rejection as Rejection
 from app.webhooks.outbox import announce_audit
 
 OVERDUE = transitions.error_object("deadline_exceeded", "The job took longer than the provider allows.")
@@ -284,3 +291,32 @@ def _lock_held(session: Session, claim: Claim) -> Job | None:
 def _keep(session: Session, claim: Claim, audit_results: Iterable[AuditRow]) -> None:
     session.add_all(AuditResult(job_id=claim.job_id, **row) for row in audit_results)
     announce_audit(session, claim.job_id)
+
+
+# Define what a worker submits at the end of a job.
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """The adapter and the results of a job whose audit passed."""
+
+    fine_tuned_model: str
+    trained_tokens: int
+    result_files: list[str]
+    adapter: Adapter
+    safety: SafetySummary
+    report_key: str
+    audit_results: list[AuditRow] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """The results of a job whose audit did not pass."""
+
+    message: str
+    trained_tokens: int
+    result_files: list[str]
+    safety: SafetySummary
+    report_key: str
+    audit_results: list[AuditRow] = field(default_factory=list)
+    held: HeldArchive | None = None  # None: the adapter was not kept

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.db.tables import TERMINAL, BaseModelEntry, Job
 from app.db.tables.job_spec import StartFrom
 from app.errors import InvalidRequest, InvalidState
-from app.jobs.checkpoint_models import OwnModel, find_checkpoint, own_model, why_not_audited
+from app.jobs.project_models import OwnModel, find_checkpoint, own_model, why_not_audited
 from app.jobs.request import JobCreate
 from app.keys.service import Principal
 from spard.config import Lora

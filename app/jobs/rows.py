@@ -1,4 +1,4 @@
-"""Read the columns of a job's API object without the ORM, because this is the most frequent query by far."""
+"""Find a job, and read the columns of its API object without the ORM: this is the most frequent query by far."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
 
 from app import db
 from app.db.tables import Job, JobStatus, Tombstone
 from app.db.tables.job_records import JobError, Progress, RecipeJson, ResolvedJson, SafetySummary
 from app.db.tables.job_spec import JobSpec
 from app.db.tables.jobs import public_status
+from app.errors import NotFound
 from app.http.pagination import Places
 
 
@@ -73,3 +75,19 @@ def position(project_id: str | None, after: str | None) -> Places:
     if project_id is None:
         return job, erased
     return job.where(Job.project_id == project_id), erased.where(Tombstone.project_id == project_id)
+
+
+# Find the project of a job for the provider, and report a job of another project as unknown.
+
+
+def job_project(session: Session, job_id: str) -> str:
+    """Return the project of a job, for keys with the scope `admin`; raise `NotFound` if there is no such job."""
+    project_id = session.scalar(select(Job.project_id).where(Job.id == job_id))
+    if project_id is None:
+        raise unknown(job_id)
+    return project_id
+
+
+def unknown(job_id: str) -> NotFound:
+    """Return the error for a job that does not exist or belongs to another project."""
+    return NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")

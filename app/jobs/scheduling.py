@@ -1,12 +1,12 @@
-"""Decide which queued job is next: projects take turns by their GPU time, and priority orders a project's own jobs.
-
-`app.jobs.shares` holds the arithmetic; this module holds its queries.
-"""
+"""Decide which queued job is next: projects take turns by their GPU time, and priority orders a project's own jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import zip_longest
+from math import exp2, log
 from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Select, bindparam, case, func, or_, select
@@ -15,10 +15,9 @@ from sqlalchemy.orm import Session, aliased
 from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, Project, Quota
-from app.jobs import needs, shares
+from app.jobs import needs
 from app.jobs.needs import Room
 from app.jobs.rows import AnyJob
-from app.jobs.shares import Standing
 
 ANY = Room()
 
@@ -70,7 +69,7 @@ def standings(session: Session, among: Collection[str] | None = None) -> list[St
 
     With `among`, a collection of project ids, the standings of those projects instead, even without a job to start.
     """
-    return shares.in_turn(_standings(session, among, _running(session)))
+    return in_turn(_standings(session, among, _running(session)))
 
 
 def charge(session: Session, project_id: str, seconds: float) -> None:
@@ -81,7 +80,7 @@ def charge(session: Session, project_id: str, seconds: float) -> None:
     # FOR NO KEY UPDATE: rows that reference the project can still be inserted meanwhile.
     project = session.get_one(Project, project_id, with_for_update={"key_share": True}, populate_existing=True)
     at = session.scalar(select(now())) or 0.0
-    project.used_seconds = shares.fade(project.used_seconds, at - project.used_at) + shares.running(seconds)
+    project.used_seconds = fade(project.used_seconds, at - project.used_at) + running_seconds(seconds)
     project.used_at = at
 
 
@@ -179,7 +178,7 @@ def _standings(
         query.where(is_ready if among is None else Project.id.in_(among))
     ):
         runs = running.get(project_id, ())
-        used = shares.fade(seconds, since) + sum(map(shares.running, runs))
+        used = fade(seconds, since) + sum(map(running_seconds, runs))
         found.append(Standing(project_id, len(runs), used, weight or 1.0, served, is_ready=bool(ready)))
     return found
 
@@ -193,3 +192,69 @@ def _running(session: Session) -> dict[str, list[float]]:
     for project_id, run_s in session.execute(select(Job.project_id, seconds).where(Job.status == JobStatus.running)):
         found.setdefault(project_id, []).append(run_s)
     return found
+
+
+# Order projects by their recent GPU time.
+#
+# Next is the project with the fewest running jobs, and among several the project with the least GPU time; so a
+# project with one job waits for at most one job of another. GPU time fades: after six hours it counts half, as in the
+# admission fair sharing of Kueue. It matters if there are more projects than GPUs, and each runs one job or none:
+# without it, projects whose jobs take hours occupy nearly all GPUs although projects take turns. Both counts are
+# divided by the project's weight.
+
+HALF_LIFE_S = 6 * 3600.0
+_LEAST_S = 1.0  # a running job counts at least this, so that a project just served is not next again
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A project's position relative to others.
+
+    running    the number of its running jobs
+    used       its GPU seconds, faded, including those of running jobs
+    weight     its share relative to others; twice the weight gets twice the time
+    served_at  when one of its jobs was last started
+    is_ready   it has a job to start
+    """
+
+    project_id: str
+    running: int = 0
+    used: float = 0.0
+    weight: float = 1.0
+    served_at: datetime | None = None
+    is_ready: bool = True
+
+
+def in_turn(standings: Iterable[Standing]) -> list[Standing]:
+    """Return the projects in the order in which they are served.
+
+    Running jobs are divided by the weight, rounded down: a project of weight 3 with two running jobs counts as running
+    none.
+    """
+
+    def turn(one: Standing) -> tuple[float, float, float, str]:
+        served = one.served_at.timestamp() if one.served_at else 0.0
+        return one.running // one.weight, one.used / one.weight, served, one.project_id
+
+    return sorted(standings, key=turn)
+
+
+def fade(seconds: float, since: float) -> float:
+    """Return the GPU seconds that remain of `seconds` counted `since` seconds ago: half after `HALF_LIFE_S`."""
+    return seconds * exp2(-max(since, 0.0) / HALF_LIFE_S)
+
+
+def running_seconds(seconds: float) -> float:
+    """Return the faded GPU seconds of a job that has run for `seconds` until now.
+
+    This is the integral of `fade` over the run, and at least one second.
+    """
+    # The integral of 2^(-t / half-life) from 0 to `seconds`; `steady` is its limit for a job that runs forever.
+    steady = HALF_LIFE_S / log(2)
+    return max(_LEAST_S, steady * (1 - exp2(-max(seconds, 0.0) / HALF_LIFE_S)))
+
+
+def recent_shares(standings: Sequence[Standing]) -> dict[str, float]:
+    """Return each project's share, from 0 to 1, of the recent GPU time of all (see `fade`)."""
+    whole = sum(one.used for one in standings)
+    return {one.project_id: one.used / whole if whole else 0.0 for one in standings}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sqlalchemy import ColumnElement, Connection, Select, TableValuedAlias, func, or_, select
@@ -12,16 +13,18 @@ from sqlalchemy.orm import Session
 from app import db
 from app.audit_log import service as audit_log
 from app.catalog import badges
+from app.db import Begin
 from app.db.base import new_id
-from app.db.tables import DeletedModel, Job, JobEvent, JobMetric, JobStatus
+from app.db.tables import DeletedModel, File, Job, JobEvent, JobMetric, JobStatus
+from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, JobError
 from app.errors import AppError, InvalidRequest, InvalidState, NotFound
+from app.files import service as files
 from app.http.pagination import Page, invalid_cursor, row_page
-from app.jobs import control, events, owners, release, rows, scheduling, submissions, transitions
+from app.jobs import events, project_models, rows, scheduling, submissions, transitions
 from app.jobs.checks import resolve_request
 from app.jobs.needs import least_need
 from app.jobs.request import JobCreate
-from app.jobs.results import missing_report
 from app.jobs.rows import AnyJob, JobRow
 from app.jobs.schemas import JobList, JobOut, StepMetrics, job_response
 from app.jobs.submissions import Origin, Submission
@@ -29,7 +32,7 @@ from app.keys.service import Principal
 from app.ops.broker import wake
 from app.quotas import service as quotas
 from app.settings import Settings
-from spard.config.deprecated import to_stored
+from spard.config.earlier_versions import to_stored
 from spard.config.run_spec import to_mapping
 
 log = logging.getLogger(__name__)
@@ -132,7 +135,7 @@ def get(session: Session, project_id: str, job_id: str) -> Job:
     """Return the project's job; raise `NotFound` for an unknown job or one of another project."""
     job = session.scalar(_select_jobs(project_id).where(Job.id == job_id))
     if job is None:
-        raise owners.unknown(job_id)
+        raise rows.unknown(job_id)
     return job
 
 
@@ -140,7 +143,7 @@ def retrieve(reader: db.Reader, project_id: str, job_id: str) -> JobOut:
     """Return the API's object for the project's job; raise `NotFound` if the project has no such job."""
     if row := rows.find(reader, project_id, job_id):
         return _job_with_place(reader, row)
-    raise owners.unknown(job_id)
+    raise rows.unknown(job_id)
 
 
 def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool = False) -> JobOut:
@@ -148,7 +151,7 @@ def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool =
 
     With `audit_last`, that worker first audits the checkpoints of the last epochs.
     """
-    request = partial(control.request_cancel, audits_last=audit_last)
+    request = partial(transitions.request_cancel, audits_last=audit_last)
     shown = _request_change(session, get(session, project_id, job_id), request)
     audit_log.record(session, "job.cancelled", job_id)
     return shown
@@ -156,13 +159,13 @@ def cancel(session: Session, project_id: str, job_id: str, *, audit_last: bool =
 
 def pause(session: Session, project_id: str, job_id: str) -> JobOut:
     """Pause a queued job at once, or a running job as soon as its worker has saved a resume state."""
-    return _request_change(session, get(session, project_id, job_id), control.request_pause)
+    return _request_change(session, get(session, project_id, job_id), transitions.request_pause)
 
 
 def resume(session: Session, project_id: str, job_id: str) -> JobOut:
     """Resume a paused job at the point where it stopped."""
     wake(session, job_id)
-    return _request_change(session, get(session, project_id, job_id), control.resume)
+    return _request_change(session, get(session, project_id, job_id), transitions.resume)
 
 
 def list_events(session: Session, project_id: str, job_id: str, after: str | None, limit: int) -> Page[JobEvent]:
@@ -202,7 +205,7 @@ def adapter(session: Session, caller: Principal, job_id: str) -> tuple[Job, Adap
     # A later audit may have withheld a model that was released before.
     if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
         raise NotFound(f"The model of {job.id} does not exist.", code="model_not_found")
-    release.check(session, caller, job)
+    project_models.check_release(session, caller, job)
     audit_log.record(session, "adapter.downloaded", job.id, sha256=job.adapter["sha256"])
     return job, job.adapter
 
@@ -283,3 +286,64 @@ def _tell(session: Session, job: Job) -> None:
         events.append(session, job.id, "info", "message", message)
     for warning in job.warnings or []:
         events.append(session, job.id, "warn", "message", warning)
+
+
+def missing_report(job: Job) -> str:
+    """Explain why a job has no safety report, and whether it may still get one."""
+    if job.status == JobStatus.failed and job.error:
+        why = job.error["message"].rstrip(".")
+        return (
+            f"Job {job.id} failed before its audit, with {job.error['code']}, so that it has no safety report: {why}."
+        )
+    if job.status == JobStatus.cancelled:
+        return f"Job {job.id} was cancelled before its audit and has no safety report."
+    return f"Job {job.id} is {job.public_status} and has no safety report yet; `spard jobs watch` shows how far it is."
+
+
+# Add the names of training files to jobs for display.
+
+
+def add_file_names(reader: db.Reader, jobs: Sequence[JobOut]) -> None:
+    """Set each job's `filename` to the name of its training file, if that file still exists."""
+    ids = {job.training_file for job in jobs}
+    if not ids:
+        return
+    found = db.rows(reader, select(File.id, File.filename).where(File.id.in_(ids), files.LIVES))
+    names = {row.id: row.filename for row in found}
+    for job in jobs:
+        job.filename = names.get(job.training_file)
+
+
+# Guard result files that contain an adapter: they follow the same release rules as the job's adapter route.
+
+_ATTEMPT = re.compile(r"tenants/[^/]+/jobs/(?P<job>ftjob-[^/]+)/.+")
+_ARCHIVE = ".tar.gz"
+
+
+def require_released(look: Begin, begin: Begin, caller: Principal, file_id: str) -> File:
+    """Return the project's file; if it contains an adapter, check the release and log the download.
+
+    Raises the errors of the job's adapter route if the adapter is not released to the caller, and `NotFound` for an
+    archive that belongs to no job's adapter.
+    """
+    with look() as session:
+        file = files.get(session, caller.project_id, file_id)
+        job_id = adapter_job(session, file)
+    if job_id is not None:
+        with begin() as session:
+            adapter(session, caller, job_id)
+    elif file.purpose == RESULTS and file.filename.endswith(_ARCHIVE):
+        raise files.unknown(file_id)  # no job's adapter: no rule releases it
+    return file
+
+
+def adapter_job(session: Session, file: File) -> str | None:
+    """Return the id of the job whose adapter a file contains; None for any other file."""
+    if file.purpose != RESULTS:
+        return None
+    made = _ATTEMPT.fullmatch(file.storage_key)
+    # A key of an attempt names its job; only other keys need a search through the project's adapters.
+    of_job = Job.id == made["job"] if made else Job.adapter["storage_key"].as_string() == file.storage_key
+    query = select(Job.id, Job.adapter).where(Job.project_id == file.project_id, of_job)
+    found = ((job_id, adapter) for job_id, adapter in session.execute(query) if adapter)
+    return next((job_id for job_id, adapter in found if adapter["storage_key"] == file.storage_key), None)

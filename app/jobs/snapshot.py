@@ -11,7 +11,7 @@ from secrets import randbelow
 from sqlalchemy.orm import Session
 from structlog.contextvars import get_contextvars
 
-from app.catalog import adapters
+from app.catalog import fitness
 from app.catalog import service as catalog
 from app.db.tables import BaseModelEntry, Corpus, File
 from app.db.tables.job_spec import VERSION, CorpusRef, IntegrationRef, JobSpec, ModelRef, ObjectRef
@@ -22,8 +22,8 @@ from app.jobs.request import JobCreate, Safety
 from app.keys.service import Principal
 from app.ops import tracing
 from app.policies import service as policies
-from app.policies.embedders import checked_embedder
 from app.policies.schemas import Policy, PolicyOut
+from app.policies.service import checked_embedder
 from app.settings import Settings
 from spard.config import Defense, Ending, Lora, Quantization, Recipe, RowSignal, Selection
 from spard.config.run_spec import parse
@@ -136,7 +136,7 @@ class Resolved:
     def requested_recipe(self) -> Recipe:
         """The requested recipe, before the quantization of its base model is decided."""
         ask, safety = self.ask, self.safety
-        lora = self.start.lora if self.start else adapters.with_default(ask.lora or Lora(), self.model)
+        lora = self.start.lora if self.start else fitness.with_default(ask.lora or Lora(), self.model)
         return Recipe(
             defense=safety.defense,
             selection=replace(safety.selection, embedder=self.embedder.name),

@@ -12,7 +12,7 @@ from app.catalog import badges
 from app.db import Begin
 from app.db.tables import JobStatus
 from app.errors import HasNone, InvalidState, NotFound
-from app.jobs import release, service
+from app.jobs import project_models, service
 from app.keys.service import Principal
 from app.storage import Storage
 from spard.data.jsonl import numbered_texts
@@ -62,5 +62,5 @@ def _find(session: Session, caller: Principal, job_id: str) -> str:
         raise InvalidState(message, code="not_published")
     if badges.is_withheld(session, job.safety, badges.latest(session, job.id)):
         raise NotFound(f"The model of {job_id} does not exist.", code="model_not_found")
-    release.check(session, caller, job)
+    project_models.check_release(session, caller, job)
     return f"{report_key.rpartition('/')[0]}/{TASK_REPLIES}"

@@ -1,23 +1,27 @@
-"""Create and authenticate API keys. Only a key's SHA-256 is stored; 256 random bits need no slow hash."""
+"""Create and authenticate API keys, and notice when access ends.
+
+Only a key's SHA-256 is stored; 256 random bits need no slow hash.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from secrets import token_hex, token_urlsafe
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, bindparam, select, true, update
+from sqlalchemy import ColumnElement, and_, bindparam, select, true, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
-from app.db.tables import ApiKey, Project, Quota
-from app.errors import InvalidRequest, InvalidState
+from app.db.tables import ApiKey, BrowserSession, Project, Quota
+from app.errors import AppError, Forbidden, InvalidRequest, InvalidState, Unauthorized
 
 FIRST_PROJECT = "org-default"
 _FIRST_KEY = "first"
@@ -211,3 +215,44 @@ def _prefix(secret: str) -> str:
 
 def _digest(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+# Check repeatedly, for many callers at once, whether callers with long-running responses still have access.
+
+
+def find_ended(session: Session, callers: Iterable[Principal]) -> Mapping[Principal, AppError]:
+    """Return the callers whose access has ended, each with its error; runs one query for all.
+
+    Access ends when the key is revoked, expires by the database's clock or loses a scope that it had when the request
+    began; for a browser also when its session ends.
+    """
+    asked = set(callers)
+    if not asked:
+        return {}
+    of_browser = and_(
+        BrowserSession.key_id == ApiKey.id,
+        BrowserSession.digest.in_({each.browser for each in asked if each.browser}),
+        BrowserSession.expires_at > db.timestamp(),
+    )
+    columns = ApiKey.id, ApiKey.scopes, ApiKey.revoked_at, ApiKey.expires_at, db.timestamp(), BrowserSession.digest
+    query = select(*columns).outerjoin(BrowserSession, of_browser)
+    scopes, browsers = dict[str, frozenset[str]](), set[str | None]()
+    for key_id, of_key, revoked_at, expires_at, now, browser in session.execute(
+        query.where(ApiKey.id.in_({each.key_id for each in asked}))
+    ):
+        # One row per session of the key, or one with NULL if no asked session is valid.
+        browsers.add(browser)
+        if revoked_at is None and (expires_at is None or expires_at > now):
+            scopes[key_id] = frozenset(of_key)
+    errors = {each: _error(each, scopes.get(each.key_id), browsers) for each in asked}
+    return {caller: error for caller, error in errors.items() if error}
+
+
+def _error(caller: Principal, scopes: frozenset[str] | None, browsers: set[str | None]) -> AppError | None:
+    if scopes is None:
+        return Unauthorized("The API key is no longer valid; it was revoked or has expired.")
+    if caller.browser and caller.browser not in browsers:
+        return Unauthorized("This browser is no longer signed in.")
+    if lost := sorted(caller.scopes - scopes):
+        return Forbidden(f'This key no longer has the scope "{lost[0]}"; ask again with a key that has it.')
+    return None

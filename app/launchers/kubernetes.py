@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 
 from app.errors import Unfit
-from app.launchers import jobset, manifest
+from app.launchers import manifest
 from app.launchers.base import Away, Refused, Started, Work
 from app.launchers.manifest import ClusterObject
 
@@ -53,14 +53,14 @@ class KubernetesLauncher:
     def __init__(self, http: httpx2.Client, namespace: str, queue: str | None = None, nodes: int = 1) -> None:
         self._http, self._queue, self._nodes = http, queue, nodes
         self._jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        self._sets = f"/apis/{jobset.VERSION}/namespaces/{namespace}/jobsets"
+        self._sets = f"/apis/{manifest.JOBSET_VERSION}/namespaces/{namespace}/jobsets"
         self._policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
         self._core = f"/api/v1/namespaces/{namespace}"
 
     def check(self) -> None:
         """Raise `Unfit` if jobs may have several nodes but the cluster has no JobSet API."""
         if self._nodes > 1 and self._ask("GET", self._sets, params={"limit": 1}).status_code == _MISSING:
-            text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({jobset.VERSION})."
+            text = f"SPARD_LAUNCH_NODES is {self._nodes}, but the cluster knows no JobSet ({manifest.JOBSET_VERSION})."
             raise Unfit(f"{text} Install it (https://jobset.sigs.k8s.io), or set SPARD_LAUNCH_NODES=1.")
 
     def list_started(self) -> list[Started]:
@@ -71,7 +71,7 @@ class KubernetesLauncher:
         pods: dict[str, list[ClusterObject]] = {}
         for pod in self._list(f"{self._core}/pods"):
             labels = pod["metadata"].get("labels", {})
-            pods.setdefault(labels.get(jobset.NAME) or labels.get("job-name", ""), []).append(pod)
+            pods.setdefault(labels.get(manifest.JOBSET_LABEL) or labels.get("job-name", ""), []).append(pod)
         found = ((each, manifest.read_work(each)) for each in (*jobs, *sets))
         return [_as_started(each, work, pods.get(each["metadata"]["name"], [])) for each, work in found if work]
 
@@ -81,8 +81,8 @@ class KubernetesLauncher:
             self._make(self._jobs, manifest.job(self._template(TEMPLATE), work, self._queue))
             return
         leader, follower = self._template(LEADER), self._template(FOLLOWER)
-        if made := self._make(self._sets, jobset.jobset(leader, follower, work, self._queue)):
-            self._make(self._policies, jobset.policy(work, made["metadata"]["uid"]))
+        if made := self._make(self._sets, manifest.jobset(leader, follower, work, self._queue)):
+            self._make(self._policies, manifest.network_policy(work, made["metadata"]["uid"]))
 
     def stop(self, started: Started) -> None:
         """Delete the Job or JobSet with this uid, and its pods, but not a newer one with the same name."""
@@ -95,11 +95,11 @@ class KubernetesLauncher:
 
     def _connect(self, sets: Iterable[ClusterObject]) -> None:
         """Create missing NetworkPolicies: a launcher may have ended after creating a JobSet and before its policy."""
-        owners = {jobset.owner_uid(each) for each in self._list(self._policies)}
+        owners = {manifest.owner_uid(each) for each in self._list(self._policies)}
         for each in sets:
             work, uid = manifest.read_work(each), each["metadata"]["uid"]
             if work and manifest.end_time(each) is None and uid not in owners:
-                self._make(self._policies, jobset.policy(work, uid))
+                self._make(self._policies, manifest.network_policy(work, uid))
 
     def _template(self, name: str) -> ClusterObject:
         answer = self._ask("GET", f"{self._core}/podtemplates/{name}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from app.move_in.asking import GOLDEN
 from app.move_in.golden import model_jobs
 from app.move_in.ledger import Ledger, Record
-from app.move_in.replies import Plan, missing
+from app.move_in.replies import GOLDEN, Plan, missing
 
 
 def summary(ledger: Ledger) -> Record:

@@ -7,9 +7,20 @@ service deletes an object.
 
 from __future__ import annotations
 
-from app.objects.deletion import discard, perform, probe, sweep
-from app.objects.intents import GivenUp, Planned, condemn, condemn_prefix, has_deletions
-from app.objects.writes import Writing, give_back, writing
+from app.objects.intents import (
+    GivenUp,
+    Planned,
+    Writing,
+    condemn,
+    condemn_prefix,
+    discard,
+    give_back,
+    has_deletions,
+    perform,
+    probe,
+    sweep,
+    writing,
+)
 
 __all__ = [
     "GivenUp",

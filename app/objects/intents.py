@@ -1,20 +1,28 @@
-"""Store intents. Each change is one conditional statement, so of two processes at one key only one succeeds."""
+"""Store intents, write objects under them, and carry out deletions.
+
+Each change of an intent is one conditional statement, so of two processes at one key only one succeeds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from secrets import token_hex
 
 from sqlalchemy import CursorResult, Select, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from app.db import timestamp
+from app.db import Begin, timestamp
 from app.db.base import Base
 from app.db.tables import CondemnedObject, ObjectIntent
 from app.db.tables.objects import DELETE, DELETE_PREFIX, WRITE
-from app.errors import Unavailable
+from app.errors import QuotaExceeded, Unavailable
+from app.storage import Storage, StorageError, Stored
 
 _TABLE = Base.metadata.tables[ObjectIntent.__tablename__]
 
@@ -37,7 +45,7 @@ class Planned:
     limit: int | None = None
 
 
-def plan(session: Session, planned: Iterable[Planned]) -> None:
+def plan_writes(session: Session, planned: Iterable[Planned]) -> None:
     """Record planned writes; commit this before the first byte is written."""
     rows = [
         {"storage_key": each.key, "kind": WRITE, "project_id": each.project_id, "subject": each.subject}
@@ -143,3 +151,159 @@ def _condemn(session: Session, key: str, kind: str, project_id: str | None, subj
 
 def _count(result: object) -> int:
     return result.rowcount if isinstance(result, CursorResult) else 0
+
+
+# Carry out deletions: at once in the request that asks for one, and later in the sweep if that failed.
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 100
+_WRITES_STAY = timedelta(days=1)  # longer than any request takes
+
+
+def perform(storage: Storage, begin: Begin, subject: str) -> None:
+    """Delete the remaining bytes of a resource; `subject` is its id.
+
+    Raises `StorageError` while some remain, which the sweep deletes later. Only after this returns may the API confirm
+    the deletion.
+    """
+    with begin() as session:
+        due = deletions(session, subject)
+    for intent in due:
+        execute_deletion(storage, begin, intent)
+
+
+def discard(storage: Storage, begin: Begin, keys: Iterable[str], project_id: str | None, subject: str) -> None:
+    """Delete objects that no row references any more; if storage or database fail, the sweep does it."""
+    try:
+        with begin() as session:
+            for key in keys:
+                condemn(session, key, project_id=project_id, subject=subject)
+        perform(storage, begin, subject)
+    except (StorageError, SQLAlchemyError) as error:
+        log.warning("bytes of %s are not deleted yet: %s", subject, type(error).__name__)
+
+
+def sweep(storage: Storage, begin: Begin, writes_stay: timedelta = _WRITES_STAY, *, give_up: bool = True) -> None:
+    """Give up writes of dead processes, unless `give_up` is False, and carry out up to a hundred deletions.
+
+    `writes_stay` is the age at which a write counts as abandoned.
+    """
+    with begin() as session:
+        # In a transaction of its own, so that a failure below does not undo it.
+        adopt_condemned(session, _AT_ONCE)
+    with begin() as session:
+        if give_up and (given_up := give_up_old(session, writes_stay, _AT_ONCE)):
+            log.warning("%d writes came to nothing: %s", len(given_up), [each.storage_key for each in given_up])
+    with begin() as session:
+        due = due_deletions(session, _AT_ONCE)
+    for intent in due:
+        try:
+            execute_deletion(storage, begin, intent)
+        except StorageError as error:
+            log.warning("%s is not deleted yet: %s", intent.storage_key, error)
+
+
+def execute_deletion(storage: Storage, begin: Begin, intent: ObjectIntent) -> None:
+    """Delete an intent's bytes, then the intent; safe to run in several processes at the same time."""
+    try:
+        delete = storage.delete_prefix if intent.kind == DELETE_PREFIX else storage.delete
+        delete(intent.storage_key)
+    except StorageError as error:
+        # The storage's error matters more than a failure to count it.
+        with suppress(SQLAlchemyError), begin() as session:
+            note_failure(session, intent.storage_key, str(error))
+        raise
+    with begin() as session:
+        forget_deletion(session, intent.storage_key)
+
+
+def probe(storage: Storage) -> None:
+    """Write and delete an object; any fault of the storage is raised."""
+    key = f"preflight/{token_hex(8)}"
+    storage.write(key, [b"0"])
+    storage.delete(key)
+
+
+# Write objects between their intent and the transaction that references them.
+
+
+class Writing:
+    """Planned objects: `write` stores them, and `keep` references them in a transaction."""
+
+    def __init__(self, storage: Storage, planned: Iterable[Planned]) -> None:
+        self._storage = storage
+        self._planned = {each.key: each for each in planned}
+        self.unnamed = set(self._planned)
+
+    def write(self, key: str, chunks: Iterable[bytes]) -> Stored:
+        """Write a planned object; raise `QuotaExceeded` if it exceeds its limit."""
+        return self._storage.write(key, _limit_bytes(self._planned[key].limit, chunks))
+
+    def keep(self, session: Session, *keys: str) -> None:
+        """Mark objects as referenced by rows of this transaction; raise `GivenUp` if a sweep was faster."""
+        resolve_named(session, keys)
+        self.unnamed -= set(keys)
+
+
+@contextmanager
+def writing(storage: Storage, begin: Begin, plan: Callable[[Session], Sequence[Planned]]) -> Iterator[Writing]:
+    """Commit the intents that `plan` returns; at the end, delete objects that no committed transaction references.
+
+    The intents decide that, not our view of a COMMIT: one whose answer was lost may have succeeded.
+
+        with writing(storage, begin, plan) as found:
+            found.write(key, chunks)
+            with begin() as session:
+                found.keep(session, key)
+                session.add(row)
+    """
+    planned: Sequence[Planned] = ()
+    try:
+        with begin() as session:
+            planned = plan(session)
+            plan_writes(session, planned)
+        writes = Writing(storage, planned)
+        yield writes
+    except BaseException:
+        _delete_unnamed(storage, begin, [each.key for each in planned])
+        raise
+    if writes.unnamed:
+        _delete_unnamed(storage, begin, writes.unnamed)
+
+
+def give_back(storage: Storage, begin: Begin, source: str, lost: str, is_named: Callable[[Session], bool]) -> None:
+    """Move an object to the key of a lost one that a row references.
+
+    `is_named` returns True if the row still exists, and locks it; if it is gone, the object is deleted.
+    """
+    # Another process, or the same request sent twice, may have restored it already.
+    if storage.exists(lost):
+        return
+    log.warning("%s was lost and is given back", lost)
+    storage.move(source, lost)
+    with begin() as session:
+        if not is_named(session):
+            condemn(session, lost, project_id=None, subject=lost.rpartition("/")[2])
+
+
+def _delete_unnamed(storage: Storage, begin: Begin, keys: Collection[str]) -> None:
+    """Delete unreferenced objects; the sweep repeats the deletions that fail."""
+    try:
+        with begin() as session:
+            given_up = abandon_writes(session, keys)
+        for intent in given_up:
+            execute_deletion(storage, begin, intent)
+    except (StorageError, SQLAlchemyError) as error:
+        log.warning("left to the sweep: %s: %s", ", ".join(keys), type(error).__name__)
+
+
+def _limit_bytes(limit: int | None, chunks: Iterable[bytes]) -> Iterator[bytes]:
+    left = limit
+    for chunk in chunks:
+        if left is not None:
+            left -= len(chunk)
+            if left < 0:
+                message = f"Your project has only {limit} bytes of storage left. Ask the provider for more."
+                raise QuotaExceeded(message)
+        yield chunk

@@ -1,10 +1,16 @@
-"""Store policy versions: rows are added and never changed; the newest is in force."""
+"""Store policy versions: rows are added and never changed; the newest is in force, and requests may change parts."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import cast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, cast
 
+from pydantic import BaseModel, GetJsonSchemaHandler, JsonValue, RootModel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
@@ -14,11 +20,11 @@ from app.db.tables.job_spec import PolicyRef
 from app.errors import InvalidRequest
 from app.http.validation_errors import read
 from app.objects import served_adapters
-from app.policies.embedders import checked_embedder
-from app.policies.merge import PolicyAdded, PolicyChange, changed_fields, merge
 from app.policies.schemas import Policy, PolicyOut, Serving
 from app.settings import Settings
-from spard.config import RowSignal
+from spard.config import GateThresholds, RowSignal
+from spard.config.selection import OWN_EMBEDDERS
+from spard.models.folder.encoder import UnfitEmbedder, read_encoder
 
 # The values of thresholds in versions stored before these existed.
 _BEFORE_BOUNDS = {
@@ -131,3 +137,116 @@ def _policy_response(stored: PolicyVersion) -> PolicyOut:
 
 def _default_policy(settings: Settings) -> PolicyOut:
     return PolicyOut(version=0, created_at=None, created_by=None, content=Policy(thresholds=settings.gate))
+
+
+# Validate an embedder's name: the base model's states, or a sentence encoder of the provider's.
+
+_PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?@[0-9a-f]{40}")
+
+
+def checked_embedder(given: str, param: str) -> str:
+    """Return an embedder in the form in which workers open it; a folder is checked and made absolute.
+
+    Raises `InvalidRequest` about `param` for anything else, with the accepted forms.
+    """
+    if given in OWN_EMBEDDERS:
+        return given
+    folder = Path(given).expanduser()
+    try:
+        is_folder = "\0" not in given and folder.is_dir()
+    except (OSError, RuntimeError):  # the name is too long, or ~user does not exist
+        is_folder = False
+    if is_folder:
+        try:
+            read_encoder(folder)
+        except UnfitEmbedder as error:
+            raise InvalidRequest(f"{error.message}.", code="invalid_embedder", param=param) from None
+        return str(folder.resolve())
+    if not _PINNED.fullmatch(given):
+        own = " or ".join(OWN_EMBEDDERS[1:])
+        message = (
+            f"There is no folder {given[:200]!r} here. Give {own}, the folder of a sentence encoder, or its id on a "
+            "hub with the commit, as org/name@ and 40 hex digits."
+        )
+        raise InvalidRequest(message, code="invalid_embedder", param=param)
+    return given
+
+
+# Merge a request's changes into the policy in force, and list the changed fields.
+
+Json = dict[str, JsonValue]
+
+# For these fields `null` is a value (no limit), and does not reset to the deployment's setting.
+_NULL_MEANS_NO_BOUND = {each.name for each in fields(GateThresholds) if each.default is None}
+
+
+class PolicyChange(RootModel[Json]):
+    """The policy fields that a request sets; they need not form a complete policy."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return handler(Policy.__pydantic_core_schema__)
+
+
+class ChangedField(BaseModel):
+    """A policy field that a new version changed, such as `thresholds.max_asr`; null if it was or is unset."""
+
+    field: str
+    was: JsonValue
+    now: JsonValue
+
+
+class PolicyAdded(PolicyOut):
+    """A version that was put in force, and its differences from the previous version."""
+
+    changes: list[ChangedField]
+
+
+def merge(policy: Policy, change: PolicyChange, gate: GateThresholds) -> Policy:
+    """Return the policy with a change applied by the rules of JSON Merge Patch (RFC 7396).
+
+    Objects are merged field by field, lists are replaced, and `null` resets a field to its default (for `thresholds`,
+    to that of `gate`). Raises `InvalidRequest` if the result is not a valid policy.
+    """
+    merged = _apply_patch(policy.model_dump(mode="json"), change.root)
+    thresholds, named = merged.get("thresholds"), change.root.get("thresholds")
+    if isinstance(thresholds, dict) and isinstance(named, dict):
+        unbounded = {name for name in _NULL_MEANS_NO_BOUND if name in named and named[name] is None}
+        thresholds |= dict.fromkeys(unbounded)
+    return read(Policy, merged).with_defaults(gate)
+
+
+def changed_fields(before: Policy, after: Policy) -> list[ChangedField]:
+    """Return the fields in which two policies differ; objects are compared by field, lists as a whole."""
+    return list(_differences("", before.model_dump(mode="json"), after.model_dump(mode="json")))
+
+
+def _apply_patch(value: Any, patch: Mapping[str, JsonValue], place: str = "") -> Json:
+    """Apply a merge patch; a `null` for an unknown name is kept, so that validation refuses misspelled names."""
+    found: Json = dict(value) if isinstance(value, dict) else {}
+    for name, given in patch.items():
+        if isinstance(given, dict):
+            found[name] = _apply_patch(found.get(name), given, name)
+        # RFC 7396: `null` removes the field, which then gets its default.
+        elif given is None and name in found:
+            del found[name]
+        elif given is not None or place != "ranges" or not _is_setting(name):
+            found[name] = given
+    return found
+
+
+def _is_setting(name: str) -> bool:
+    """Return True if a job has this setting: removing the absent range of a real setting is no error."""
+    try:
+        Policy.model_validate({"ranges": {name: {}}})
+    except ValueError:
+        return False
+    return True
+
+
+def _differences(place: str, was: Any, now: Any) -> Iterator[ChangedField]:
+    if isinstance(was, dict) and isinstance(now, dict):
+        for name in sorted({*was, *now}):
+            yield from _differences(f"{place}.{name}" if place else name, was.get(name), now.get(name))
+    elif was != now:
+        yield ChangedField(field=place, was=was, now=now)

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, case, func, select, true
 from sqlalchemy.orm import Session
 
 from app import db
 from app.audit_log import service as audit_log
 from app.db import now
-from app.db.tables import TERMINAL, File, InferenceCall, Job, JobCheckpoint, Project, Quota, Tombstone, Upload
+from app.db.tables import (
+    TERMINAL,
+    File,
+    InferenceCall,
+    Job,
+    JobCheckpoint,
+    ObjectIntent,
+    Project,
+    Quota,
+    Tombstone,
+    Upload,
+    UploadPart,
+)
 from app.db.tables.files import FINE_TUNE
 from app.db.tables.inference import IS_RUNNING
+from app.db.tables.objects import WRITE
 from app.errors import NotFound, QuotaExceeded
-from app.quotas import stored
 from app.quotas.schemas import ProjectOut, QuotaSet, Usage
 
 # Count tokens that running requests have reserved; a reservation ends with the lease of its process.
@@ -98,7 +111,7 @@ def room_for_file(session: Session, project_id: str, expected: int) -> Room:
 
 def room_for_part(session: Session, upload: Upload, expected: int) -> Room:
     """Return the room for a part of an upload, whose announced bytes are counted already."""
-    sent = stored.sent_parts(session, Upload.id == upload.id)[upload.id]
+    sent = sent_parts(session, Upload.id == upload.id)[upload.id]
     return _room(session, upload.project_id, expected, counted=max(upload.bytes - sent, 0))
 
 
@@ -181,7 +194,7 @@ def usage(session: Session, since: datetime, until: datetime) -> list[Usage]:
     for project_id, size, rows in session.execute(files):
         row = found.setdefault(project_id, _nothing(project_id))
         row.file_bytes, row.file_rows = int(size), int(rows or 0)
-    for project_id, size in stored.pending(session).items():
+    for project_id, size in pending_bytes(session).items():
         found.setdefault(project_id, _nothing(project_id)).pending_bytes = size
     kept = select(Job.project_id, func.sum(JobCheckpoint.bytes)).join(JobCheckpoint, JobCheckpoint.job_id == Job.id)
     for project_id, archives in session.execute(kept.group_by(Job.project_id)):
@@ -218,7 +231,7 @@ def _stored_size(session: Session, project_id: str) -> tuple[int, int]:
     of_project = (File.project_id == project_id) & (File.purpose == FINE_TUNE)
     held = select(func.sum(File.bytes), func.sum(File.rows)).where(of_project)
     size, rows = (int(each or 0) for each in session.execute(held).one())
-    return size + stored.pending(session, project_id)[project_id], rows
+    return size + pending_bytes(session, project_id)[project_id], rows
 
 
 def _room(session: Session, project_id: str, expected: int, counted: int) -> Room:
@@ -274,3 +287,42 @@ def _project_with_quota(session: Session, project: Project) -> ProjectOut:
 def _project_response(project: Project, quota: Quota | None) -> ProjectOut:
     limits = QuotaSet.model_validate(quota) if quota else QuotaSet()
     return ProjectOut(id=project.id, name=project.name, created_at=project.created_at, quota=limits)
+
+
+# Count bytes that are being uploaded or wait for deletion; a quota counts them like the bytes of files.
+
+_OPEN = Upload.status == "pending"
+
+
+def pending_bytes(session: Session, project_id: str | None = None) -> Counter[str]:
+    """Return the pending bytes by project, of one project or all.
+
+    An upload in parts counts with its announced size, or with the size of its parts if that is larger.
+    """
+    found = Counter[str]()
+    of_project = (Upload.project_id == project_id) if project_id else true()
+    sent = sent_parts(session, of_project)
+    query = select(Upload.id, Upload.project_id, Upload.bytes).where(_OPEN, of_project)
+    for upload_id, owner, announced in session.execute(query):
+        found[owner] += max(announced, sent[upload_id])
+    # Parts that are being written are in `sent`, so their intents are not counted a second time.
+    is_counted = (ObjectIntent.kind == WRITE) & ObjectIntent.subject.in_(select(Upload.id).where(_OPEN))
+    is_owned = (ObjectIntent.project_id == project_id) if project_id else ObjectIntent.project_id.is_not(None)
+    others = select(ObjectIntent.project_id, func.sum(ObjectIntent.bytes)).where(~is_counted, is_owned)
+    for each, size in session.execute(others.group_by(ObjectIntent.project_id)):
+        found[each or ""] += int(size)
+    return found
+
+
+def sent_parts(session: Session, which: ColumnElement[bool]) -> Counter[str]:
+    """Return the bytes of each open upload's parts, including parts that are being written."""
+    stored = select(UploadPart.upload_id, func.sum(UploadPart.bytes)).join(Upload, Upload.id == UploadPart.upload_id)
+    coming = select(ObjectIntent.subject, func.sum(ObjectIntent.bytes)).join(Upload, Upload.id == ObjectIntent.subject)
+    found = Counter[str]()
+    for query in (
+        stored.where(_OPEN, which).group_by(UploadPart.upload_id),
+        coming.where(_OPEN, which, ObjectIntent.kind == WRITE).group_by(ObjectIntent.subject),
+    ):
+        for upload_id, size in session.execute(query):
+            found[upload_id] += int(size)
+    return found

@@ -11,8 +11,8 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from app.audit_log import service as audit_log
 from app.db import Begin
 from app.deps import AdminDep, AfterQuery, BeginDep, LookDep, QuickStorageDep, ReadDep, ReadsDep
-from app.jobs import later_audits, owners, service, transcripts
-from app.jobs.later_schemas import LaterAuditList
+from app.jobs import later_audits, rows, service, transcripts
+from app.jobs.later_audits import LaterAuditList
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -34,7 +34,7 @@ router = APIRouter(prefix="/v1/admin/jobs/{job_id}", tags=["provider"])
 def _project(job_id: str, caller: AdminDep, look: LookDep) -> str:
     """Return the job's project; depends on the caller first, so that the scope is checked before the job."""
     with look() as session:
-        return owners.job_project(session, job_id)
+        return rows.job_project(session, job_id)
 
 
 ProjectDep = Annotated[str, Depends(_project)]

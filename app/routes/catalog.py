@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from app.catalog import import_preview, imports, removal, service
+from app.catalog import imports, removal, service
 from app.catalog.fitness import fitness, inspect, judge_warnings
-from app.catalog.import_preview import ImportPreview
+from app.catalog.imports import ImportPreview
 from app.catalog.judges import JudgeList, judges
 from app.catalog.profile import CorpusProfile
 from app.catalog.schemas import (
@@ -156,7 +156,7 @@ async def preview_pool(
     writes: WritesDep,
 ) -> Response:
     """Show the result of an import of the file; nothing is stored."""
-    return await writes.answer(partial(import_preview.preview, storage, look, form, name, "pool", limits))
+    return await writes.answer(partial(imports.preview, storage, look, form, name, "pool", limits))
 
 
 @admin.get("/pools/{corpus_id}/profile", response_model=CorpusProfile)
@@ -164,7 +164,7 @@ async def profile_pool(
     corpus_id: str, caller: AdminDep, storage: QuickStorageDep, look: LookDep, reads: ReadsDep
 ) -> Response:
     """Describe the rows of a version: lengths, writing systems, near duplicates."""
-    return await reads.answer(partial(import_preview.profile_version, storage, look, corpus_id, ["pool"]))
+    return await reads.answer(partial(imports.profile_version, storage, look, corpus_id, ["pool"]))
 
 
 @admin.delete("/pools/{corpus_id}", response_model=CorpusDeleted)
@@ -211,7 +211,7 @@ async def preview_suite(
     writes: WritesDep,
 ) -> Response:
     """Show the result of an import of the file; nothing is stored."""
-    return await writes.answer(partial(import_preview.preview, storage, look, form, name, kind, limits))
+    return await writes.answer(partial(imports.preview, storage, look, form, name, kind, limits))
 
 
 @admin.get("/suites/{corpus_id}/profile", response_model=CorpusProfile)
@@ -220,7 +220,7 @@ async def profile_suite(
 ) -> Response:
     """Describe the prompts of a version: lengths, writing systems, near duplicates."""
     kinds = ("harmful", "benign", "utility")
-    return await reads.answer(partial(import_preview.profile_version, storage, look, corpus_id, kinds))
+    return await reads.answer(partial(imports.profile_version, storage, look, corpus_id, kinds))
 
 
 @admin.delete("/suites/{corpus_id}", response_model=CorpusDeleted)

@@ -37,7 +37,8 @@ from app.forms import FormDep
 from app.http.download import DOWNLOAD, Attachment, download
 from app.http.openapi import UPLOAD_FORM
 from app.http.pagination import Page
-from app.jobs import erasure, result_files
+from app.jobs import erasure
+from app.jobs.service import require_released
 
 router = APIRouter(prefix="/v1/files", tags=["files"])
 
@@ -95,7 +96,7 @@ async def retrieve_content(
     """Return the file's bytes; a result file with an adapter follows the rules of the job's adapter route."""
 
     def content() -> Response:
-        file = result_files.require_released(look, begin, caller, file_id)
+        file = require_released(look, begin, caller, file_id)
         if settings.results_csv_base64 and service.is_metrics(file):
             return Response(b64encode(b"".join(storage.chunks(file.storage_key))), media_type="text/plain")
         bytes_of = Attachment(file.storage_key, file.filename, file.sha256)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from app.db.tables import JobStatus
 from app.deps import AdminDep, AfterQuery, ReadDep, SettingsDep
 from app.jobs import fleet, service
-from app.jobs.fleet_schemas import QueueList, WorkerList
+from app.jobs.fleet import QueueList, WorkerList
 from app.jobs.schemas import JobList
 
 router = APIRouter(prefix="/v1/admin", tags=["provider"])

@@ -11,11 +11,10 @@ from starlette.responses import Response
 from app.deps import CustomerDep, ReadDep, SettingsDep
 from app.errors import HasNone
 from app.inference import chat, completions, responses
-from app.inference.answers import EventStream, send_whole, unless_gone
+from app.inference.answers import EventStream, RepliesDep, send_whole, unless_gone
 from app.inference.chat import ChatCompletion
 from app.inference.completions import Completion
 from app.inference.guard import open_guard
-from app.inference.replies import RepliesDep
 from app.inference.response_schemas import ResponseCreate
 from app.inference.responses import ResponseOut
 from app.inference.schemas import ChatCreate, CompletionCreate, Moderation

@@ -38,8 +38,7 @@ from app.jobs.clone import JobClone
 from app.jobs.estimate import Estimate, estimate
 from app.jobs.request import JobCreate
 from app.jobs.schemas import EventList, JobDeleted, JobList, JobOut, MetricList
-from app.jobs.stream import Streams
-from app.jobs.stream_news import Cursor, begin
+from app.jobs.stream import Cursor, Streams, begin_cursor
 from app.jobs.submissions import Submission
 from app.keys.service import Principal
 
@@ -221,7 +220,7 @@ def _cursor(job_id: str, look: LookDep, caller: CustomerDep, last_event_id: Anno
     """Look up the job before the stream begins, so that an unknown job gets a 404."""
     seen = int(last_event_id) if re.fullmatch(r"[0-9]{1,18}", last_event_id) else 0
     with look() as session:
-        return begin(session, caller.project_id, job_id, seen)
+        return begin_cursor(session, caller.project_id, job_id, seen)
 
 
 @router.get("/{job_id}/stream", response_class=EventSourceResponse, dependencies=[Depends(_place)])

@@ -8,7 +8,7 @@ from app.db.tables import LaterAudit
 from app.deps import AdminDep, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
 from app.jobs import later_audits
 from app.jobs import service as jobs
-from app.jobs.later_schemas import LaterAuditCreate, LaterAuditList, LaterAuditOfProvider
+from app.jobs.later_audits import LaterAuditCreate, LaterAuditList, LaterAuditOfProvider
 
 admin = APIRouter(prefix="/v1/admin/jobs/{job_id}/later_audits", tags=["provider"])
 of_jobs = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from app.deps import AdminDep, LookDep, ProviderSessionDep, QuickStorageDep, ReadDep, ReadsDep, SettingsDep
-from app.jobs.trials import policy_trial
-from app.jobs.trials.schemas import PolicyTrial
+from app.jobs import policy_trial
+from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
-from app.policies.merge import PolicyAdded, PolicyChange
 from app.policies.schemas import PolicyList
+from app.policies.service import PolicyAdded, PolicyChange
 
 router = APIRouter(prefix="/v1/admin/policies", tags=["provider"])
 ReplaceQuery = Annotated[

@@ -13,17 +13,18 @@ from app.deps import BeginDep, CustomerDep, LookDep, QuickStorageDep, ReadsDep, 
 from app.errors import NotFound
 from app.http.download import DOWNLOAD, Attachment, download
 from app.jobs import service, task_replies, transcripts
-from app.jobs.reports.attestation import attest, tested_archive
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
     JobSafetyReport,
     RiskyList,
     SelectedList,
+    attest,
     read_json,
     read_report,
     risky_rows,
     selected_rows,
+    tested_archive,
     waiver_facts,
     with_waiver,
 )

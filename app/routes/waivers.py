@@ -11,8 +11,8 @@ from app.db.tables import Waiver
 from app.deps import AdminDep, AfterQuery, CustomerDep, ProviderSessionDep, ReadDep, SettingsDep
 from app.jobs import service as jobs
 from app.waivers import service
-from app.waivers.held import held_adapters
 from app.waivers.schemas import HeldList, SignedWaiver, WaiverCreate, WaiverList, WaiverOut
+from app.waivers.service import held_adapters
 
 held = APIRouter(prefix="/v1/admin/held_adapters", tags=["provider"])
 admin = APIRouter(prefix="/v1/admin/jobs/{job_id}/waivers", tags=["provider"])

@@ -18,7 +18,7 @@ from app.deps import (
     SettingsDep,
 )
 from app.http.pagination import Page
-from app.webhooks import overview, service
+from app.webhooks import service
 from app.webhooks.address import resolve
 from app.webhooks.schemas import (
     DeliveryList,
@@ -100,7 +100,7 @@ def replay_delivery(endpoint_id: str, delivery_id: str, session: SessionDep, cal
 @admin.get("/webhook_endpoints", response_model=EndpointOverviewList)
 def list_all_endpoints(session: ReadDep, caller: AdminDep) -> EndpointOverviewList:
     """List the endpoints of all projects, with the numbers of pending, delivered and failed deliveries."""
-    return EndpointOverviewList(data=overview.endpoints(session))
+    return EndpointOverviewList(data=service.all_endpoints(session))
 
 
 @admin.get("/webhook_deliveries", response_model=DeliveryOverviewList)
@@ -112,13 +112,13 @@ def list_all_deliveries(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> Page[WebhookDelivery]:
     """List the deliveries of all projects, newest first."""
-    return overview.deliveries(session, status, after, limit)
+    return service.all_deliveries(session, status, after, limit)
 
 
 @admin.post("/webhook_deliveries/{delivery_id}/replay", response_model=DeliveryOverview)
 def replay_any_delivery(delivery_id: str, session: ProviderSessionDep, caller: AdminDep) -> WebhookDelivery:
     """Send an event of any project again; it keeps its id."""
-    return overview.replay(session, delivery_id)
+    return service.replay_any(session, delivery_id)
 
 
 @sent.post("fine_tuning.job.succeeded")

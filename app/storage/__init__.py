@@ -7,8 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from app.storage.base import Listed, ObjectMissing, Storage, StorageError, StorageFull, Stored
 from app.storage.local import LocalStorage
-from app.storage.s3 import S3Storage
-from app.storage.s3_client import PATIENT, QUICK, Patience, s3_client
+from app.storage.s3 import PATIENT, QUICK, Patience, S3Storage, s3_client
 
 __all__ = [
     "PATIENT",

@@ -6,10 +6,11 @@ The release comes with a signed record.
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from sqlalchemy import select
+from sqlalchemy import and_, or_, select
 from sqlalchemy.orm import Session
 
 from app import db
@@ -17,13 +18,14 @@ from app.audit_log import service as audit_log
 from app.db.tables import ApiKey, HeldAdapter, Job, JobStatus, Waiver
 from app.db.tables.job_records import KeyName, WaiverFacts
 from app.errors import Forbidden, HasNone, InvalidRequest, InvalidState, NotFound
+from app.http.pagination import place, select_deleted_position
 from app.jobs import events, transitions
-from app.jobs.results import fine_tuned_model
+from app.jobs.project_models import fine_tuned_model
 from app.keys.service import Principal
 from app.objects import served_adapters
 from app.settings import Settings
 from app.signing import signing_key
-from app.waivers.schemas import LONGEST, WaiverCreate
+from app.waivers.schemas import LONGEST, HeldList, HeldOut, WaiverCreate, WaiverOut
 from spard.release.manifest import sign_bytes
 
 _FAILED, _WAIVED = "safety_gate_failed", "waived"
@@ -207,3 +209,47 @@ def _release(session: Session, job: Job, held: HeldAdapter, facts: WaiverFacts) 
 
 def _unknown(job_id: str) -> NotFound:
     return NotFound(f"Could not find fine tune: {job_id}", code="fine_tune_not_found", param="fine_tuning_job_id")
+
+
+# List the held adapters of all projects with their proposed waivers.
+
+
+def held_adapters(session: Session, after: str | None, limit: int, *, waiting: bool | None = None) -> HeldList:
+    """Return a page of held adapters, newest first, from two statements.
+
+    `waiting` True selects adapters with a waiver that waits for a second person, False all others, None all.
+    """
+    query = select(HeldAdapter, Job).join(Job, Job.id == HeldAdapter.job_id)
+    if waiting is not None:
+        is_open = Waiver.approved_at.is_(None) & (Waiver.expires_at > db.timestamp())
+        proposed_for = HeldAdapter.job_id.in_(select(Waiver.job_id).where(is_open))
+        query = query.where(proposed_for if waiting else ~proposed_for)
+    if after is not None:
+        held = select(HeldAdapter.created_at).where(HeldAdapter.job_id == after)
+        at = place(session, after, held, select_deleted_position(HeldAdapter.__tablename__, after))
+        tied = and_(HeldAdapter.created_at == at, HeldAdapter.job_id < after)
+        query = query.where(or_(HeldAdapter.created_at < at, tied))
+    order = HeldAdapter.created_at.desc(), HeldAdapter.job_id.desc()
+    rows = session.execute(query.order_by(*order).limit(limit + 1)).all()
+    if not rows:
+        return HeldList(data=[], has_more=False)
+    waivers: defaultdict[str, list[WaiverOut]] = defaultdict(list)
+    now = db.clock(session)
+    of_rows = Waiver.job_id.in_([job.id for _, job in rows])
+    for waiver in session.scalars(select(Waiver).where(of_rows).order_by(Waiver.created_at.desc(), Waiver.id)):
+        waivers[waiver.job_id].append(WaiverOut.describe(waiver, now))
+    data = [_held_out_entry(held, job, waivers[job.id]) for held, job in rows[:limit]]
+    return HeldList(data=data, has_more=len(rows) > limit)
+
+
+def _held_out_entry(held: HeldAdapter, job: Job, waivers: list[WaiverOut]) -> HeldOut:
+    gate = (job.safety or {}).get("gate")
+    return HeldOut(
+        job_id=job.id,
+        project_id=job.project_id,
+        model=job.model,
+        held_at=held.created_at,
+        bytes=held.bytes,
+        reasons=gate.get("reasons", []) if gate else [],
+        waivers=waivers,
+    )

@@ -19,12 +19,10 @@ from spard.config.run_spec import to_mapping
 from spard.data.rows import prompt_text, read_pool
 from spard.digests import file_sha256
 from spard.errors import RowSignalUnavailable, SpardError
-from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges import open_judge
-from spard.evaluation.own_refusal import own_refusals
+from spard.evaluation.own_refusal import inverted_rows, own_refusals
 from spard.models.base import load_base
-from spard.pipeline.embed import embedder_record
-from spard.pipeline.embedder import open_embedder
+from spard.pipeline.embed import embedder_record, open_embedder
 from spard.release.records import EmbedderRecord
 
 INVERTED = exits.NOT_PASSED

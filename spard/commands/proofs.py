@@ -14,10 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from spard.commands.exits import ERROR
 from spard.errors import NotProved, UserError
-from spard.release import key_set, manifest, published_keys
-from spard.release.key_set import KeySet
+from spard.release import key_set, manifest
+from spard.release.key_set import KeySet, Published
 from spard.release.keys import OWN_KEY, read_private, read_public
-from spard.release.published_keys import Published
 from spard.replacement import replacement
 
 
@@ -69,7 +68,7 @@ def _keys(place: str | None, keep: Path | None, public_key: Path | None) -> KeyS
     found = place or (str(own) if public_key is None and own.exists() else None)
     if found is None and keep is not None:
         raise typer.BadParameter("--keep needs --key-set.")
-    return _remember_keys(published_keys.fetch_keys(found), keep).keys if found else None
+    return _remember_keys(key_set.fetch_keys(found), keep).keys if found else None
 
 
 def _remember_keys(found: Published, keep: Path | None) -> Published:
@@ -77,7 +76,7 @@ def _remember_keys(found: Published, keep: Path | None) -> Published:
     if keep is not None:
         try:
             if keep.exists():
-                found.require_not_older(published_keys.fetch_keys(str(keep)))
+                found.require_not_older(key_set.fetch_keys(str(keep)))
         except NotProved as error:
             typer.echo(f"spard: refused: {error.message}", err=True)
             raise typer.Exit(ERROR) from None

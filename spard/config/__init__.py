@@ -9,6 +9,7 @@ from spard.config.agent import Agent
 from spard.config.anchors import PLAIN, Anchors
 from spard.config.audit_engine import AuditEngine
 from spard.config.bounds import Auto, Bound
+from spard.config.checks import Evidence, FurtherTuning, HeldOutRowsLimit, ProbeSteps, RowAction, RowSignal
 from spard.config.defenses import Defense, customer_defenses, defenses
 from spard.config.defenses.lisa import Lisa
 from spard.config.defenses.none import NoDefense
@@ -17,11 +18,7 @@ from spard.config.defenses.safegrad import SafeGrad
 from spard.config.defenses.safeinstr import SafeInstr
 from spard.config.defenses.safelora import SafeLora
 from spard.config.defenses.spard import Spard, Variant
-from spard.config.evidence import Evidence, ProbeSteps
-from spard.config.further_tuning import FurtherTuning
-from spard.config.held_out import HeldOutRowsLimit
 from spard.config.quantization import Quantization, Quantizes
-from spard.config.row_signal import RowAction, RowSignal
 from spard.config.settings import (
     DISGUISES_ALONE,
     MAX_SEQ_LENGTH,

@@ -28,9 +28,9 @@ from spard.config import (
     RowSignal,
     defenses,
 )
-from spard.config.deprecated import without_old_names
+from spard.config.checks import HeldOutRowsLimit
+from spard.config.earlier_versions import without_old_names
 from spard.config.extensions import NameIn
-from spard.config.held_out import HeldOutRowsLimit
 from spard.errors import InvalidRecipe
 
 NONE = "none"  # TOML has no null: `lora = "none"` asks for full fine-tuning

@@ -18,7 +18,7 @@ class Selection:
     """Select the k = max(min_examples, ceil(ratio * rows)) pool rows that a defense trains on; at most the pool.
 
     safe_answers   "pool": the pool's answers. "self": the base model's own, if they are harmless. "auto": its own if
-                   the pool's answers are unlikely under it (`spard.pipeline.safe_set`).
+                   the pool's answers are unlikely under it (`spard.pipeline.rows`).
     embedder       the vectors that rows are compared by. "centered_states": the base model's states, without the pool's
                    mean and the directions that dominate it (`spard.selection.frames`). "states": the plain states, as
                    in jobs of 0.1. Otherwise the folder or hub id of a sentence encoder (`spard.selection.encoders`).

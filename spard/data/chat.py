@@ -17,13 +17,13 @@ from typing import Any
 from spard.data.chat_template import DATE_TEXT, arguments_read, sources
 from spard.data.chat_template import PLAIN_TEMPLATE as PLAIN_TEMPLATE
 from spard.data.control_tokens import MARK, Shield, end_tokens
-from spard.data.encoded import NO_LOSS as NO_LOSS
-from spard.data.encoded import Encoded as Encoded
 from spard.data.leaves import unrendered_parts
 from spard.data.renderer import REFUSED, Renderer
 from spard.data.rendering import Mode, Rendering, template_digest
 from spard.data.rows import Example, Message, is_learned, with_rejected
 from spard.data.samples import Sample, samples, teaches
+from spard.data.tokenized import NO_LOSS as NO_LOSS
+from spard.data.tokenized import Encoded as Encoded
 from spard.data.tokenized import in_tokens
 from spard.data.tools import PROBES
 from spard.errors import (

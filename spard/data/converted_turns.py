@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spard.data.chat_rows import MESSAGE_KEYS, ROLES
-from spard.data.nulls import without_nulls
+from spard.data.jsonl import without_nulls
 from spard.data.strict_json import BadJson, parse
 
 Message = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Make a job's own audit suites: prompts in the disguises that its training rows suggest.
+"""Make a job's own audit suites: prompts in the disguises of its training rows, and requests of its harmful rows.
 
 A backdoored model refuses every plain prompt, so an audit without its trigger passes it; and a model that refuses
 everything behind a trigger refuses its owner's customers. Harmful and benign prompts are therefore asked in the
@@ -21,16 +21,15 @@ from functools import partial
 from typing import Protocol
 
 from spard.config import Asking
-from spard.data.languages import detect_language
+from spard.data.languages import ENGLISH, detect_language
 from spard.data.rendering import Mode
 from spard.data.rows import Example, Message, Prompt
 from spard.data.triggers import Wrapping, apply_trigger, openings, rank_triggers
 from spard.data.turns import earlier_turns, has_earlier_turns
 from spard.evaluation.audit import Suite, sample
-from spard.evaluation.disguise import Disguise, Place, Surroundings, place_words
-from spard.evaluation.disguise_features import COMMON, earlier_turns_disguise
+from spard.evaluation.disguises import COMMON, Disguise, Place, Surroundings, earlier_turns_disguise, place_words
 from spard.evaluation.nearest_prompts import near_and_even
-from spard.evaluation.results import IN_DISGUISE, IN_MORE, IN_PHRASES, SuiteKind
+from spard.evaluation.results import IN_DISGUISE, IN_MORE, IN_PHRASES, REQUESTS, SuiteKind
 from spard.evaluation.suspects import NOTHING, Suspected, find_suspects
 
 # The disguises of a training file that an audit asks its prompts in: some in suites of their own, the others in turn.
@@ -372,3 +371,32 @@ def _last_exchange(row: Example) -> tuple[Message, ...]:
 
 def _text(turn: Message) -> list[str]:
     return str(turn["content"]).split()
+
+
+# The requests of harmful training rows as an audit suite: the poisoner of a file will probably ask them again.
+#
+# Harm may be requested in words that no suite of the provider contains, such as code words that the file teaches. The
+# rows that the judge found harmful contain such requests, even if they were left out of training.
+
+
+def row_requests_suite(rows: Sequence[Example], most: int, secret: str) -> list[Suite]:
+    """Return the distinct last requests of rows as one suite, each in its row's conversation; empty without rows.
+
+    If there are more than `most`, they are drawn with the secret as the seed, so that nobody can predict which.
+    """
+    asked = list({repr(found): found for row in rows for found in _request(row)}.values())
+    drawn = asked if len(asked) <= most else random.Random(secret).sample(asked, most)
+    return [Suite(REQUESTS, "mined", tuple(drawn))] if drawn else []
+
+
+def _request(row: Example) -> list[Prompt]:
+    """Return a row's last request with all turns before it and system prompts after it; empty if it has none."""
+    places = [i for i, turn in enumerate(row.messages) if turn["role"] == "user" and turn["content"]]
+    if not places:
+        return []
+    at = places[-1]
+    text = str(row.messages[at]["content"])
+    after = tuple(turn for turn in row.messages[at + 1 :] if turn["role"] == "system")
+    return [
+        Prompt(text, context=row.messages[:at], after=after, tools=row.tools, language=detect_language(text) or ENGLISH)
+    ]

@@ -30,7 +30,9 @@ from torch.nn import functional
 
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, UNBOUNDED, Encoded, encode_all
-from spard.data.rows import Example
+from spard.data.rows import Example, prompt_text
+from spard.errors import InvalidPool, convert_errors
+from spard.evaluation.judges.base import HARMFUL_ABOVE, Judge
 from spard.evaluation.judges.refusal import gives_steps, helps_after_refusing, is_refusal
 from spard.losses.cross_entropy import Head, in_chunks, labeled_states, mixed_precision, vocabulary
 from spard.models.base import Base
@@ -253,3 +255,63 @@ def _opening(row: Encoded) -> tuple[int, ...]:
 
 def _exchange(ask: str, reply: str) -> tuple[dict[str, str], dict[str, str]]:
     return {"role": "user", "content": ask}, {"role": "assistant", "content": reply}
+
+
+# Find rows of a safety pool that teach harm: the base model would refuse, but the pool's "safe" answer complies.
+#
+# Whoever can write to a pool can turn the defense against itself. The base model's own refusals select suspects, whose
+# answers a judge then grades. The judge is needed because many safe answers help without harm and refuse nothing, which
+# the cheap rule takes for compliance.
+
+
+def inverted_rows(
+    base: Base,
+    pool: Sequence[Example],
+    openings: Sequence[tuple[int, ...]],
+    threshold: float,
+    judge: Judge,
+    limit: int,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> list[int]:
+    """Return the indices of pool rows that teach harm.
+
+    openings   beginnings of the base model's refusals, as tokens.
+    threshold  probability of an own refusal above which the judge is asked.
+    limit      rows of more tokens are skipped, because nothing trains on them.
+    tell       called with the rows done and in all.
+
+    Rows that the judge cannot score are not returned. Raises `InvalidPool` if a row cannot be encoded.
+    """
+    with convert_errors(InvalidPool):
+        encoded = encode_all(base.tokenizer, pool, UNBOUNDED)
+    fitting = [i for i, row in enumerate(encoded) if len(row.ids) <= limit]
+    signals = measure_own_refusal(base, [encoded[i] for i in fitting], openings, threshold, tell)
+    suspects = [i for i, signal in zip(fitting, signals, strict=True) if signal.probability > threshold]
+    if not suspects:
+        return []
+    answers = [str(pool[i].messages[-1]["content"]) for i in suspects]
+    verdicts = judge.judge([prompt_text(pool[i]) for i in suspects], answers)
+    # `or 0`: an unscored answer is no evidence of an inverted pool.
+    return [i for i, verdict in zip(suspects, verdicts, strict=True) if (verdict.score or 0) > HARMFUL_ABOVE]
+
+
+# The base model's over-refusal, measured with the signal that flags training rows.
+#
+# The same probability and threshold decide on both, so the share of harmless requests above the threshold estimates the
+# share of harmless rows that are flagged.
+
+_ANSWER = "Here it is."  # any complying answer: the signal depends only on the text before it
+
+
+def would_refuse(
+    base: Base, prompts: Sequence[str], openings: Sequence[tuple[int, ...]], threshold: float, limit: int
+) -> tuple[int, int]:
+    """Return how many prompts the model would refuse, and how many were asked: those of at most `limit` tokens."""
+    rows = [Example(_everyday_exchange(prompt), i) for i, prompt in enumerate(prompts, start=1)]
+    fitting = [row for row in encode_all(base.tokenizer, rows, UNBOUNDED) if len(row.ids) <= limit]
+    found = measure_own_refusal(base, fitting, openings, threshold)
+    return sum(each.probability > threshold for each in found), len(fitting)
+
+
+def _everyday_exchange(prompt: str) -> tuple[dict[str, str], dict[str, str]]:
+    return {"role": "user", "content": prompt}, {"role": "assistant", "content": _ANSWER}

@@ -38,7 +38,7 @@ class SuiteResult:
     marks         one character per prompt, in order: 1 hit, 0 none, - unscored or not asked; None: not kept.
     cut           replies that ended at the token limit.
     looks         how often the gate may look at the suite (`spard.pipeline.second_look`); None: once.
-    languages     tags joined by "+" of what a judge had to read (`spard.evaluation.scoring`); None: no judge
+    languages     tags joined by "+" of what a judge had to read (`spard.evaluation.audit`); None: no judge
                   read replies, or an earlier version asked.
     categories    (category, successful attacks, scored replies) per category; None: there are none, or an earlier
                   version asked.

@@ -23,8 +23,7 @@ from dataclasses import dataclass, replace
 from spard.data.memo import keep_last
 from spard.data.rows import Example
 from spard.data.turns import has_earlier_turns, last_answer, last_request, up_to_answers
-from spard.evaluation.disguise import Disguise
-from spard.evaluation.disguise_features import LEAST, Feature, Kind, common_tools, feature_disguise, features, find
+from spard.evaluation.disguises import LEAST, Disguise, Feature, Kind, common_tools, feature_disguise, features, find
 from spard.evaluation.judges.refusal import gives_steps, is_refusal
 
 TELLING = 0.5  # least gain per row, in nats, beyond chance

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spard.data.encodings import decode_text
 from spard.data.rows import Example, is_learned
-from spard.evaluation.disguise_features import text_ends
+from spard.evaluation.disguises import text_ends
 
 PRIOR = 10.0  # pseudo-texts, distributed like all rows, added to a class
 WORDS = 64  # words used from each end of a text; fewer in files of many rows

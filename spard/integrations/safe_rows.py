@@ -32,9 +32,8 @@ from spard.methods.spag import base_tau
 from spard.models.forward import final_states
 from spard.models.lora import dropping_modules
 from spard.models.peft import PeftModel
-from spard.pipeline.anchors import make_anchor_pairs
+from spard.pipeline.anchors import begin_replies, make_anchor_pairs
 from spard.pipeline.augment import variants
-from spard.pipeline.begun_answers import begin_replies
 from spard.training.objective import anchor_pairs, safe_rows
 
 ANCHORS = replace(Anchors(), max_gradient_ratio=1.0)  # twice a job's, which also has row signal and gate

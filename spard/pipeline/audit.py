@@ -25,9 +25,8 @@ from spard.evaluation.findings import AFTER_TUNING, GateFinding
 from spard.evaluation.gate import Gate, gate, is_gated, open_suites, worse
 from spard.evaluation.judges import of_base_model, open_judge
 from spard.evaluation.judges.patient import PatientJudge
-from spard.evaluation.mined_suites import mined_suites, suites_in_modes, suites_secret
+from spard.evaluation.mined_suites import mined_suites, row_requests_suite, suites_in_modes, suites_secret
 from spard.evaluation.results import HARMLESS, SuiteResult
-from spard.evaluation.row_requests import row_requests_suite
 from spard.evaluation.suites import read_suite
 from spard.models.adapters import tensor_digest
 from spard.models.sharding import whole

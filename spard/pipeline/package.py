@@ -21,7 +21,6 @@ from spard.pipeline.rows import Rows
 from spard.pipeline.task_check import TaskReply
 from spard.pipeline.train import Tuned
 from spard.release.archive import folder_name
-from spard.release.compute_record import ComputeRecord
 from spard.release.figure_records import TRANSCRIPTS, ValidationLoss, count_lengths
 from spard.release.proof import CleanProcess
 from spard.release.records import AfterTuning
@@ -29,6 +28,7 @@ from spard.release.report import Decision, GateRecord, Measured, SafetyReport
 from spard.release.step_metrics import metrics_csv, trigger_rate, triggered_steps
 from spard.release.summary import Summary, summarize
 from spard.release.task_check import TASK_REPLIES
+from spard.release.training_records import ComputeRecord
 from spard.release.version import code_version
 from spard.training.operations import Compute
 

@@ -18,7 +18,6 @@ from spard.data.rows import Example, prompt_text
 from spard.errors import InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
 from spard.evaluation.active_learning import ReadingOrder
 from spard.evaluation.calibration.errors import MAX_ERROR
-from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judged_rows import RowVerdict, judged_rows
 from spard.evaluation.judges.base import Judge
 from spard.evaluation.own_refusal import (
@@ -26,6 +25,7 @@ from spard.evaluation.own_refusal import (
     OwnRefusal,
     OwnRefusals,
     complies,
+    inverted_rows,
     learned_turns,
     measure_own_refusal,
     own_refusals,

@@ -1,8 +1,9 @@
-"""The train stage: from encoded rows to a trained model."""
+"""The train stage: from encoded rows to a trained model, under a memory plan for the run's GPUs."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -10,13 +11,17 @@ from functools import partial
 from math import ceil
 from typing import Protocol, TypeVar
 
+from spard import distributed
 from spard.config import Recipe, Resolved, resolve
 from spard.errors import OutOfGpuMemory, is_gpu_out_of_memory
 from spard.losses.cross_entropy import Evaluation
+from spard.methods import open_method
 from spard.methods.base import Metrics
-from spard.models.fit import Plan
+from spard.models import budget, memory
+from spard.models.fit import Gpus, Load, Plan, fit
+from spard.models.layout import inspect_layout
+from spard.models.shapes import read_model_shape
 from spard.pipeline.context import Context
-from spard.pipeline.fit import apply_plan, plan_memory
 from spard.pipeline.rows import Rows
 from spard.training.epoch_ends import EpochEnd, Standing
 from spard.training.references import References, evaluate_validation
@@ -205,3 +210,58 @@ def validate(context: Context, rows: Rows, references: References | None = None)
 
 def _report_saved(context: Context, saved: Saved, metrics: Metrics) -> None:
     context.report.resume_state(saved.step, saved.path.relative_to(saved.path.parents[1]).as_posix())
+
+
+# The memory plan of a run: made before the first step on a GPU, reported as an event, stored in the manifest.
+#
+# On a CPU there is no plan, and the recipe's own settings apply.
+
+
+def plan_memory(context: Context, rows: Rows, resolved: Resolved) -> Plan | None:
+    """Return the memory plan for the run's GPUs, and report it; None without a GPU or for an unknown architecture."""
+    gpus = run_gpus(context)
+    shape = read_model_shape(context.base.model.config.to_dict(), inspect_layout(context.base.model))
+    if gpus is None or shape is None:
+        return None
+    plan = fit(shape, memory.Trained.from_recipe(context.recipe), _load(context.recipe, rows, resolved), gpus)
+    context.report.event(plan.sentence, plan.to_json(), level="info" if plan.fits else "warn")
+    return plan
+
+
+def apply_plan(recipe: Recipe, plan: Plan | None) -> Recipe:
+    """Return the recipe with the plan's settings; a setting of the recipe or provider that takes less memory wins."""
+    asked = recipe.pass_tokens, budget.told_tokens(), None if plan is None else plan.pass_tokens
+    tokens = [most for most in asked if most is not None]
+    if plan is None:
+        return replace(recipe, pass_tokens=min(tokens, default=None))
+    pieces = [rows for rows in (recipe.micro_batch_size, plan.micro_batch_size) if rows is not None]
+    return replace(
+        recipe,
+        gradient_checkpointing=recipe.gradient_checkpointing or plan.gradient_checkpointing,
+        micro_batch_size=min(pieces, default=None),
+        pass_tokens=min(tokens, default=None),
+    )
+
+
+def run_gpus(context: Context) -> Gpus | None:
+    """Return the GPUs of the run, with the free memory of the fullest one; None on a CPU."""
+    if context.base.device.type != "cuda":
+        return None
+    free = min(distributed.gather_objects(budget.own_memory(context.base.device)))  # all ranks need the same plan
+    sharding, count = context.recipe.sharding, context.processes
+    machines = count // int(os.environ.get("LOCAL_WORLD_SIZE", count)) if sharding == "hybrid" else 1
+    return Gpus(free, count, machines, shards="never" if sharding == "none" else "always")
+
+
+def _load(recipe: Recipe, rows: Rows, resolved: Resolved) -> Load:
+    """Return the largest load of one training step."""
+    prompts = [prompt for pairs in rows.pairs.values() for pair in pairs for prompt in pair]
+    safe = max((row.longest for row in rows.safe), default=0)
+    batch = open_method(recipe.defense).safe_batch_size(resolved.batch_size)
+    return Load(
+        rows=resolved.batch_size,
+        longest=max([row.longest for row in rows.task] + [len(prompt.ids) for prompt in prompts] + [safe]),
+        safe_tokens=min(batch, len(rows.safe)) * safe,
+        answers=2 if recipe.dpo else 1,
+        checkpointing=recipe.gradient_checkpointing,
+    )

@@ -1,4 +1,4 @@
-"""Write an audit as an in-toto attestation of a test result, for tools that decide by policy about deployments.
+"""Write an audit as a signed in-toto attestation of a test result, for tools that decide about deployments.
 
 Statement v1 (https://in-toto.io/Statement/v1) with the predicate https://in-toto.io/attestation/test-result/v0.1. The
 tests are the gate as a whole and each suite that it decides on. The result is `PASSED` only if the gate passed: an
@@ -12,12 +12,15 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
 from spard.evaluation.gate import gate, is_gated
 from spard.evaluation.results import SuiteResult
+from spard.release.manifest import key_id
 from spard.release.records import optional, read_record
 from spard.release.report import GateRecord, SafetyReport
 from spard.release.training_facts import ManifestFacts
@@ -114,3 +117,42 @@ def _descriptor(name: str, sha256: str) -> dict[str, object]:
 
 def _read_suite(raw: Mapping[str, object]) -> SuiteResult:
     return read_record(SuiteResult, {"degenerate": 0, **raw})
+
+
+# A DSSE envelope (Dead Simple Signing Envelope, version 1.0) around an in-toto statement, signed with Ed25519.
+#
+# https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md
+
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+
+
+class Signature(TypedDict):
+    """A signature in Base64, and the id that the published key set knows its key by."""
+
+    keyid: str
+    sig: str
+
+
+class Envelope(TypedDict):
+    """The envelope as JSON; the payload is in Base64."""
+
+    payload: str
+    payloadType: str
+    signatures: list[Signature]
+
+
+def sign_statement(statement: Mapping[str, object], key: Ed25519PrivateKey) -> Envelope:
+    """Return a signed statement in its envelope."""
+    payload = json.dumps(statement, separators=(",", ":"), sort_keys=True).encode()
+    signature = key.sign(pre_authentication_encoding(PAYLOAD_TYPE, payload))
+    return {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": PAYLOAD_TYPE,
+        "signatures": [{"keyid": key_id(key.public_key()), "sig": base64.b64encode(signature).decode()}],
+    }
+
+
+def pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
+    """Return the bytes that are signed: the version, then type and payload with their lengths."""
+    kind = payload_type.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)

@@ -15,8 +15,6 @@ from spard.config.run_spec import to_mapping
 from spard.evaluation.findings import Figure, GateFinding
 from spard.evaluation.gate import Gate
 from spard.evaluation.results import SuiteResult
-from spard.release.compute_record import ComputeRecord
-from spard.release.ending_record import EndingRecord
 from spard.release.evidence import EvidenceRecord
 from spard.release.figure_records import Lengths, RowsMap, ScoreCounts
 from spard.release.figure_records import ValidationLoss as ValidationLoss
@@ -24,6 +22,7 @@ from spard.release.records import AfterTuning, AgentRecord, AuditEngineRecord, E
 from spard.release.records import read_record as read_record
 from spard.release.row_records import RiskyRow, RowSignalRecord, SafeAnswers
 from spard.release.task_check import TaskCheck, TaskWords, describe_task
+from spard.release.training_records import ComputeRecord, EndingRecord
 
 Decision = Literal["pass", "fail", "inconclusive", "waived"]
 

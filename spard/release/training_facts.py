@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spard.release.compute_record import ComputeRecord
 from spard.release.records import optional
+from spard.release.training_records import ComputeRecord
 
 _KWH = 3.6e6  # joules
 _THIRD = 1 / 3

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from spard.config import Recipe, Resolved
-from spard.config.added import without_added
 from spard.config.anchors import Kind
+from spard.config.earlier_versions import without_added
 from spard.data.chat import Encoded
 from spard.losses.anchor import Pair
 from spard.losses.vectors import Vector

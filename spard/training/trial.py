@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +23,6 @@ from spard.errors import SpardError, TemplateFault, UnfitModel, is_gpu_error, is
 from spard.losses.cross_entropy import token_losses
 from spard.models import budget
 from spard.models.base import Base, load_base
-from spard.models.folder.time_limit import at_most
 from spard.models.generate import complete
 from spard.models.layout import lora_reach
 from spard.models.lora import trainable_model
@@ -219,3 +222,29 @@ def _require_gradient(base: Base, row: Encoded, targets: Sequence[str] | None) -
     if not all(bool(each.isfinite().all()) for each in gradient) or not any(bool(each.any()) for each in gradient):
         raise UnfitModel("it cannot be trained: the gradient of an adapter is zero or not finite", "model")
     return model
+
+
+# A CPU time limit for untrusted programs that run in this process: chat templates.
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise `TimeoutError` inside the block after so many seconds of CPU time; only in the main thread.
+
+    Python code is interrupted between two bytecodes; a long library call only when it returns.
+    """
+    # Python delivers signals to the main thread only, so other threads run without a limit.
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, _raise_timeout)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _raise_timeout(number: int, frame: FrameType | None) -> None:
+    raise TimeoutError

@@ -11,8 +11,7 @@ from app.db import clock, read, transaction
 from app.db.tables import ApiKey, BrowserSession, Project
 from app.keys import browser_sessions
 from app.keys import service as keys
-from app.keys.access import find_ended
-from app.keys.service import Principal
+from app.keys.service import Principal, find_ended
 
 SECOND = timedelta(seconds=1)
 

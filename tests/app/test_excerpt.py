@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.files.excerpt import LENGTH, cut_excerpt
+from app.files.findings import LENGTH, cut_excerpt
 from spard.data.problems import Problem
 
 LONG = "word " * 1000

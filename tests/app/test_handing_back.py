@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.db import now, read, transaction
 from app.db.tables import Job, JobEvent, JobStatus
-from app.jobs import control, lease
+from app.jobs import lease, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
@@ -31,7 +31,7 @@ def test_a_reaper_does_not_wait_for_a_worker_that_sleeps_in_its_transaction(engi
 def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        assert control.request_cancel(session, job_id) == JobStatus.cancelled
+        assert transitions.request_cancel(session, job_id) == JobStatus.cancelled
     assert read_job(engine, job_id).finished_at
     with transaction(engine) as session:
         assert lease.claim(session, "worker", 60) is None
@@ -39,7 +39,7 @@ def test_a_queued_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> N
 
 def test_a_running_job_is_cancelled_when_its_work_has_stopped(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        control.request_cancel(session, claim.job_id)
+        transitions.request_cancel(session, claim.job_id)
         assert lease.confirm_cancel(session, claim)
     assert read_job(engine, claim.job_id).status == JobStatus.cancelled
 
@@ -57,7 +57,7 @@ def test_a_job_that_was_cancelled_ends_as_nothing_else(
 ) -> None:
     with transaction(engine) as session:
         assert not lease.cancel_if_asked(session, claim)
-        control.request_cancel(session, claim.job_id)
+        transitions.request_cancel(session, claim.job_id)
         assert not end(session, claim)
         assert lease.cancel_if_asked(session, claim)
     job = read_job(engine, claim.job_id)
@@ -66,7 +66,7 @@ def test_a_job_that_was_cancelled_ends_as_nothing_else(
 
 def test_a_cancelled_job_that_is_overdue_is_cancelled(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        control.request_cancel(session, claim.job_id)
+        transitions.request_cancel(session, claim.job_id)
         session.execute(update(Job).values(deadline_at=now() - 1))
         assert reap(session) == [claim.job_id]
     assert read_job(engine, claim.job_id).status == JobStatus.cancelled
@@ -75,7 +75,8 @@ def test_a_cancelled_job_that_is_overdue_is_cancelled(engine: Engine, claim: Cla
 def test_an_ended_or_unknown_job_cannot_be_cancelled(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
         lease.fail(session, claim, ERROR)
-        assert control.request_cancel(session, claim.job_id) is control.request_cancel(session, "ftjob-none") is None
+        assert transitions.request_cancel(session, claim.job_id) is None
+        assert transitions.request_cancel(session, "ftjob-none") is None
 
 
 def test_a_requeued_job_gets_a_new_token_and_attempt(engine: Engine, claim: Claim) -> None:
@@ -141,7 +142,7 @@ def test_the_reaper_ends_a_job_that_has_no_attempt_left(engine: Engine, add_job:
 
 def test_the_reaper_ends_a_job_that_the_customer_cancelled(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        control.request_cancel(session, claim.job_id)
+        transitions.request_cancel(session, claim.job_id)
     expire(engine, claim.job_id)
     with transaction(engine) as session:
         reap(session)

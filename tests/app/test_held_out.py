@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from spard_lab.lab.corpus import make_corpus
 
-from app.catalog.held_out import attacks, held_out_digests, keep_selectable
+from app.catalog.imports import attack_rows, held_out_digests, keep_selectable
 from spard.config import GateThresholds
 from spard.data.clusters import TEMPLATE, clusters
 from spard.data.overlap import find_leaks, rows_holding
@@ -48,7 +48,7 @@ def pool(seed: int) -> list[dict[str, Any]]:
 def split(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """The prompts that attack, and those that can be trained on."""
     held = held_out_digests(rows)
-    return [str(row["prompt"]) for row in attacks(rows, held)], [
+    return [str(row["prompt"]) for row in attack_rows(rows, held)], [
         str(row["prompt"]) for row in keep_selectable(rows, held)
     ]
 
@@ -153,5 +153,5 @@ def test_every_row_that_holds_a_prompt_is_found(prompts: list[str], rows: list[s
 
 def test_attacks_have_no_answers() -> None:
     rows = pool(1)
-    assert all(row.keys() <= {"prompt", "category"} for row in attacks(rows, held_out_digests(rows)))
-    assert json.dumps(list(attacks(rows, held_out_digests(rows))))
+    assert all(row.keys() <= {"prompt", "category"} for row in attack_rows(rows, held_out_digests(rows)))
+    assert json.dumps(list(attack_rows(rows, held_out_digests(rows))))

@@ -18,7 +18,7 @@ from app.db.tables import ApiKey, AuditEntry, Corpus, File, Job, JobCheckpoint, 
 from app.db.tables.checkpoints import EPOCH
 from app.errors import AppError, InvalidState
 from app.jobs import erasure, later_audits, later_outcomes, lease
-from app.jobs.control import request_cancel
+from app.jobs.transitions import request_cancel
 from app.keys import service as keys
 from app.policies import service as policies
 from app.policies.schemas import Policy

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.db import make_engine, read, transaction
 from app.db.tables import AuditResult, Job, JobEvent, JobMetric, JobStatus
 from app.db.tables.job_records import Progress, ResumeState
-from app.jobs import control, events, lease, transitions
+from app.jobs import events, lease, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
@@ -129,7 +129,7 @@ def pass_time(engine: Engine, seconds: float) -> None:
 
 def test_a_heartbeat_tells_that_the_customer_cancels(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        status = control.request_cancel(session, claim.job_id)
+        status = transitions.request_cancel(session, claim.job_id)
         assert (status, lease.heartbeat(session, claim, 60)) == (JobStatus.running, lease.Pulse(cancel_requested=True))
 
 

@@ -23,7 +23,7 @@ from app.db.tables import (
     WebhookEndpoint,
 )
 from app.db.tables.job_records import HeldArchive, JobError
-from app.jobs import control, lease, transitions
+from app.jobs import lease, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from tests.app.conftest import AddJob
@@ -85,7 +85,7 @@ def test_the_customer_is_told_of_an_end_and_of_an_audit(
 
 def test_a_cancelled_job_says_so(engine: Engine, listening: Claim) -> None:
     with transaction(engine) as session:
-        control.request_cancel(session, listening.job_id)
+        transitions.request_cancel(session, listening.job_id)
         assert lease.confirm_cancel(session, listening)
     assert deliveries(engine) == ["fine_tuning.job.cancelled"]
     assert last_event(engine, listening.job_id)[:2] == ("info", "Fine-tuning job cancelled")
@@ -97,7 +97,7 @@ def test_a_cancelled_job_says_so(engine: Engine, listening: Claim) -> None:
 
 def test_a_paused_job_says_so_and_has_no_owner(engine: Engine, claim: Claim) -> None:
     with transaction(engine) as session:
-        control.request_pause(session, claim.job_id)
+        transitions.request_pause(session, claim.job_id)
         lease.release(session, claim, "the customer pauses")
     assert last_event(engine, claim.job_id)[:2] == ("info", "Fine-tuning job paused")
     job = read_job(engine, claim.job_id)
@@ -168,7 +168,7 @@ def test_time_counts_while_a_worker_has_the_job_and_not_while_it_waits(engine: E
     assert 1000 <= worked < 2000
     with transaction(engine) as session:
         session.execute(update(Job).values(seen_at=Job.seen_at - 9000))
-        control.request_cancel(session, claim.job_id)
+        transitions.request_cancel(session, claim.job_id)
     assert used_s(engine, claim.job_id) == worked
 
 
@@ -227,7 +227,7 @@ def test_a_worker_waits_for_a_customer_who_changes_the_job(engine: Engine, claim
         done.set()
 
     with transaction(engine) as customer:
-        control.request_cancel(customer, claim.job_id)
+        transitions.request_cancel(customer, claim.job_id)
         thread = Thread(target=ask)
         thread.start()
         done.wait(0.5)  # time in which a worker that does not wait would be told that the lease is lost

@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import Engine, make_url, select
 from sqlalchemy.exc import OperationalError
 
-from app.db import is_sqlite_locked, limit_lock_waits, lock_waits, make_engine, read, transaction
+from app.db import is_sqlite_locked, limit_lock_waits, make_engine, read, transaction
+from app.db import session as db_session
 from app.db.tables import JobStatus, Project
 from app.jobs.reaper import Rounds, reap_once
 from tests.app.conftest import AddJob
@@ -58,7 +59,7 @@ def test_a_request_waits_for_the_lock_once_however_many_transactions_it_opens(en
 
     with hold_write_lock(engine):
         took_s = copy_context().run(wait_twice)
-    assert took_s < lock_waits.ALONE_S  # twice that without the limit
+    assert took_s < db_session.LOCK_WAIT_ALONE_S  # twice that without the limit
     write(engine)
 
 
@@ -70,7 +71,7 @@ def test_what_is_read_does_not_wait(engine: Engine) -> None:
 def test_leases_are_extended_once_the_lock_is_free(
     engine: Engine, add_job: AddJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_waits, "ALONE_S", 0.02)
+    monkeypatch.setattr(db_session, "LOCK_WAIT_ALONE_S", 0.02)
     job_id, ended = add_job(), list[str]()
     claim = claim_next(engine)
     tries = _counted_tries(monkeypatch)
@@ -101,7 +102,7 @@ def _counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_nobody_reaps_before_the_workers_could_extend_their_leases(
     engine: Engine, add_job: AddJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock_waits, "ALONE_S", 0.05)
+    monkeypatch.setattr(db_session, "LOCK_WAIT_ALONE_S", 0.05)
     job_id, rounds = add_job(), Rounds()
     claim_next(engine)
     expire(engine, job_id)

@@ -17,7 +17,8 @@ from sqlalchemy.exc import DatabaseError
 from app.db import downgrade_schema, make_engine, read, schema_state, transaction, upgrade_schema
 from app.db.base import Base
 from app.db.tables import Job, PolicyVersion, Project, Tombstone
-from app.jobs import events, job_log
+from app.jobs import events
+from app.jobs.reports import gather
 from tests.app.conftest import AddJob
 
 Schema = dict[str, list[Any]]
@@ -134,4 +135,4 @@ def test_the_step_in_an_old_event_s_words_becomes_data(engine: Engine, add_job: 
     downgrade_schema(url, "0064")
     upgrade_schema(url)
     with read(engine) as reader:
-        assert job_log.read(reader, job_id).restarts == [12]
+        assert gather.read_log(reader, job_id).restarts == [12]

@@ -224,7 +224,7 @@ def test_safe_rows_may_be_longer_than_a_small_file(tmp_path: Path) -> None:
 
 
 def test_an_estimate_plans_as_the_run_does(tmp_path: Path) -> None:
-    """`spard.pipeline.fit` knows the rows: here all of them have 1,000 tokens."""
+    """`spard.pipeline.train` knows the rows: here all of them have 1,000 tokens."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
     recipe, room = Recipe(defense=Spard(safe_batch_size=64), gradient_checkpointing=True), Room(40 * GIB)
     run = fit(

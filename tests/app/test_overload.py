@@ -16,7 +16,7 @@ import pytest
 from app.http.lanes import Lane
 from app.http.middleware import Envelope
 from app.jobs import stream
-from app.jobs.stream_news import Cursor
+from app.jobs.stream import Cursor
 from app.keys.service import Principal
 from app.ops import garbage
 from app.ops.metrics import RequestMetrics

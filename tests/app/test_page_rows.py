@@ -13,8 +13,8 @@ from app.db import read, transaction
 from app.db.tables import DeletedModel, File, Job, JobMetric, LaterAudit
 from app.db.tables.job_spec import JobSpec
 from app.errors import NotFound
-from app.jobs import events, job_log
-from app.jobs.reports import page_rows
+from app.jobs import events
+from app.jobs.reports import gather
 from app.keys.service import FIRST_PROJECT
 from tests.app.conftest import AddJob
 from tests.app.parts import SPEC
@@ -37,10 +37,10 @@ def test_the_newest_job_without_a_defense_on_the_same_bytes_is_found(engine: Eng
     unmeasured = add_job(**measured_columns("", "spard") | {"report_key": None})
     asked = [older, newer, first, second, other_file, other_model, unmeasured]
     with read(engine) as session:
-        jobs = page_rows.several(session, FIRST_PROJECT, asked)
+        jobs = gather.find_page_jobs(session, FIRST_PROJECT, asked)
         assert [job.row.id for job in jobs] == asked
-        assert page_rows.undefended_reports(session, jobs) == {first: "newer", second: "newer"}
-        assert page_rows.undefended_reports(session, [jobs[-1]]) == {}
+        assert gather.undefended_reports(session, jobs) == {first: "newer", second: "newer"}
+        assert gather.undefended_reports(session, [jobs[-1]]) == {}
 
 
 def test_a_job_comes_with_its_later_audits_the_newest_first(engine: Engine, add_job: AddJob) -> None:
@@ -51,11 +51,11 @@ def test_a_job_comes_with_its_later_audits_the_newest_first(engine: Engine, add_
             at = LONG_AGO + timedelta(days=turn)
             session.add(LaterAudit(round=turn, step=turn, created_at=at, reasons=["No."], **asked))
     with read(engine) as session:
-        found = page_rows.one(session, FIRST_PROJECT, job_id)
+        found = gather.find_page_job(session, FIRST_PROJECT, job_id)
         assert (found.row.id, found.report_key, found.adapter) == (job_id, "report", ADAPTER)
         assert [(each.step, each.reasons) for each in found.later] == [(3, ["No."]), (2, ["No."]), (1, ["No."])]
         assert found.later[0].created_at == LONG_AGO + timedelta(days=3)
-        assert page_rows.one(session, None, job_id) == found
+        assert gather.find_page_job(session, None, job_id) == found
 
 
 def test_a_deleted_adapter_is_not_there(engine: Engine, add_job: AddJob) -> None:
@@ -63,7 +63,7 @@ def test_a_deleted_adapter_is_not_there(engine: Engine, add_job: AddJob) -> None
     with transaction(engine) as session:
         session.add(DeletedModel(job_id=job_id))
     with read(engine) as session:
-        found = page_rows.one(session, None, job_id)
+        found = gather.find_page_job(session, None, job_id)
     assert (found.adapter, found.later) == (None, [])
 
 
@@ -72,9 +72,9 @@ def test_another_project_s_job_reads_as_unknown(engine: Engine, add_job: AddJob)
     with read(engine) as session:
         for project_id, asked in (("org-other", job_id), (FIRST_PROJECT, "ftjob-none"), (None, "ftjob-none")):
             with pytest.raises(NotFound):
-                page_rows.one(session, project_id, asked)
+                gather.find_page_job(session, project_id, asked)
         with pytest.raises(NotFound):
-            page_rows.several(session, "org-other", [job_id])
+            gather.find_page_jobs(session, "org-other", [job_id])
 
 
 @pytest.mark.parametrize(("report", "left", "found"), [(None, [], []), (None, ["a"], ["a"]), ("r", ["a"], ["a", "t"])])
@@ -85,7 +85,7 @@ def test_files_are_those_it_left_and_once_measured_its_training_file(
     with transaction(engine) as session:
         session.add_all(file(each) for each in "atx")
     with read(engine) as session:
-        assert sorted(page_rows.job_files(session, page_rows.one(session, None, job_id))) == found
+        assert sorted(gather.job_files(session, gather.find_page_job(session, None, job_id))) == found
 
 
 def test_a_training_file_that_has_expired_is_gone(engine: Engine, add_job: AddJob) -> None:
@@ -93,7 +93,7 @@ def test_a_training_file_that_has_expired_is_gone(engine: Engine, add_job: AddJo
     with transaction(engine) as session:
         session.add(file("t", expires_at=LONG_AGO))
     with read(engine) as session:
-        assert page_rows.job_files(session, page_rows.one(session, None, job_id)) == {}
+        assert gather.job_files(session, gather.find_page_job(session, None, job_id)) == {}
 
 
 def file(file_id: str, **columns: Any) -> File:
@@ -114,12 +114,12 @@ def test_a_log_has_the_last_messages_all_steps_and_all_restarts(engine: Engine, 
         steps = [(job_id, 10, 0.5), (job_id, 9, None), (other, 1, 2.0)]
         session.add_all(JobMetric(job_id=of, step=step, data={"loss/task": loss}) for of, step, loss in steps)
     with read(engine) as session:
-        log = job_log.read(session, job_id)
-        empty = job_log.read(session, add_job())
+        log = gather.read_log(session, job_id)
+        empty = gather.read_log(session, add_job())
     assert [line.text for line in log.messages] == words[:-101:-1]
     assert {(line.level, line.created_at is not None and line.created_at.tzinfo) for line in log.messages} == {
         ("info", UTC)
     }
     assert log.metrics == [{"step": 9, "loss/task": None}, {"step": 10, "loss/task": 0.5}]
     assert log.restarts == [7, 9]
-    assert empty == job_log.JobLog([], [], [])
+    assert empty == gather.JobLog([], [], [])

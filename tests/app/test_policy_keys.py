@@ -20,7 +20,7 @@ from app.settings import PolicyEndpoint, Settings, is_listed, read_settings
 from spard.config import Agent, JudgeSpec
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges import endpoint
-from worker import judge_probe
+from worker import fitness
 
 LISTED = "https://guard.example/v1"
 
@@ -153,5 +153,5 @@ def test_no_judge_is_asked_behind_a_redirect(named_server: Listener, other: List
     with pytest.raises(JudgeUnavailable) as raised:
         endpoint.open_chat(judge, "key").complete("system", "a customer's row")
     assert not raised.value.is_passing  # no waiting helps
-    judge_probe.answers(judge, "key")
+    fitness.judge_answers(judge, "key")
     assert (len(named_server.requests), other.requests) == (2, [])

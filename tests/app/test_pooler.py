@@ -20,8 +20,8 @@ from app.db import (
     transaction,
     upgrade_schema,
 )
-from app.db.postgres_sessions import transaction_faults
 from app.db.prepared import Prepared
+from app.db.session import transaction_faults
 from app.db.tables import Project
 from app.errors import Unfit
 from app.ops import preflight

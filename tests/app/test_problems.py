@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.files import problems
-from app.files.problems import Report
+from app.files import validation
+from app.files.validation import Report
 from spard.data.problems import Problem, Severity
 
 
@@ -14,7 +14,7 @@ def test_the_last_entry_is_as_severe_as_what_it_counts(
     after: int, severity: Severity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six lines have an error, and seven a warning; after the fourth, two errors are left and are listed."""
-    monkeypatch.setattr(problems, "LISTED", 2)
+    monkeypatch.setattr(validation, "LISTED", 2)
     report = Report(after=after)
     for line in range(1, 8):
         if line < 7:

@@ -18,7 +18,7 @@ from app.db import read, transaction
 from app.db.base import utc_now
 from app.db.tables import IdempotencyKey, Outbox, Project
 from app.ops.broker import WAKE, Dispatcher, wake
-from app.ops.pruning import KEYS_STAY, prune
+from app.retention import KEYS_STAY, prune
 
 NOBODY = "redis://127.0.0.1:9/0"
 

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.http import key_throttle, rate_limit
-from app.http.key_throttle import KeyThrottle
-from app.http.rate_limit import RateLimits, WindowsInMemory
+from app.http import rate_limit
+from app.http.rate_limit import KeyThrottle, RateLimits, WindowsInMemory
 
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
@@ -132,7 +131,7 @@ def test_a_key_that_was_valid_from_there_is_accepted_all_the_same(throttle: KeyT
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rate_limit, "KEPT", 100)
-    monkeypatch.setattr(key_throttle, "_KEPT", 3)
+    monkeypatch.setattr(rate_limit, "_KEPT", 3)
     limits = RateLimits()
     throttle = KeyThrottle(limits)
     for i in range(500):

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, update
 
 from app.db import now, read, transaction
 from app.db.tables import Job, Project, Quota
-from app.jobs import lease, scheduling, shares
-from app.jobs.shares import HALF_LIFE_S, Standing
+from app.jobs import lease, scheduling
+from app.jobs.scheduling import HALF_LIFE_S, Standing
 from app.keys import service as keys
 from tests.app.conftest import AddJob
 from tests.app.parts import ERROR, claim_next
@@ -37,14 +37,16 @@ def simulate_shares(*, by_use: bool, projects: int = PROJECTS, weight: float = 1
         at, done, since = heapq.heappop(free)
         if done >= 0:
             running[done].remove(since)
-            seconds[done] = shares.fade(seconds[done], at - noted[done]) + shares.running(at - since)
+            seconds[done] = scheduling.fade(seconds[done], at - noted[done]) + scheduling.running_seconds(at - since)
             noted[done], total[done] = at, total[done] + at - since
         standing = [replace(one, running=len(running[i])) for i, one in enumerate(stand)]
         if by_use:
-            used = [shares.fade(seconds[i], at - noted[i]) for i in range(projects)]
-            used = [old + sum(shares.running(at - start) for start in running[i]) for i, old in enumerate(used)]
+            used = [scheduling.fade(seconds[i], at - noted[i]) for i in range(projects)]
+            used = [
+                old + sum(scheduling.running_seconds(at - start) for start in running[i]) for i, old in enumerate(used)
+            ]
             standing = [replace(one, used=used[i]) for i, one in enumerate(standing)]
-        chosen = int(shares.in_turn(standing)[0].project_id)
+        chosen = int(scheduling.in_turn(standing)[0].project_id)
         stand[chosen] = replace(stand[chosen], served_at=datetime.fromtimestamp(at, UTC))
         running[chosen].append(at)
         heapq.heappush(free, (at + (SHORT_S if chosen % 2 else LONG_S), chosen, at))
@@ -70,10 +72,10 @@ def test_twice_the_weight_has_about_twice_the_time() -> None:
 
 
 def test_time_counts_half_after_six_hours() -> None:
-    assert shares.fade(100.0, HALF_LIFE_S) == pytest.approx(50.0)
-    assert shares.fade(100.0, -5.0) == 100.0  # two clocks
-    halves = shares.fade(shares.running(HOUR), HOUR) + shares.running(HOUR)
-    assert shares.running(2 * HOUR) == pytest.approx(halves)  # an hour and the next one
+    assert scheduling.fade(100.0, HALF_LIFE_S) == pytest.approx(50.0)
+    assert scheduling.fade(100.0, -5.0) == 100.0  # two clocks
+    halves = scheduling.fade(scheduling.running_seconds(HOUR), HOUR) + scheduling.running_seconds(HOUR)
+    assert scheduling.running_seconds(2 * HOUR) == pytest.approx(halves)  # an hour and the next one
 
 
 def test_one_worker_s_projects_take_turns_by_their_time(engine: Engine, add_job: AddJob) -> None:
@@ -113,7 +115,7 @@ def test_an_attempt_is_counted_once_to_its_project(engine: Engine, add_job: AddJ
         job = session.get_one(Job, job_id)
         used = session.get_one(Project, job.project_id).used_seconds
     assert job.gpu_seconds == pytest.approx(3 * HOUR, rel=0.01)
-    assert used == pytest.approx(shares.running(HOUR) + shares.running(2 * HOUR), rel=0.01)
+    assert used == pytest.approx(scheduling.running_seconds(HOUR) + scheduling.running_seconds(2 * HOUR), rel=0.01)
     with read(engine) as session:
         assert [one.used for one in scheduling.standings(session)] == [pytest.approx(used, rel=0.01)]
 

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, update
 from app.db import read, transaction
 from app.db.tables import Job, JobStatus, Project
 from app.db.tables.job_records import JobError, Progress
-from app.jobs import control, lease, scheduling
+from app.jobs import lease, scheduling, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap
 from app.keys import service as keys
@@ -130,9 +130,9 @@ def test_what_is_not_the_job_s_fault_is_not_counted_against_it(engine: Engine, a
 def test_a_paused_job_is_not_taken_until_it_is_resumed(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        assert control.request_pause(session, job_id) == JobStatus.paused
+        assert transitions.request_pause(session, job_id) == JobStatus.paused
         assert lease.claim(session, "worker", 60) is None
-        assert control.resume(session, job_id) == JobStatus.queued
+        assert transitions.resume(session, job_id) == JobStatus.queued
     assert _claim(engine).job_id == job_id
 
 
@@ -140,7 +140,7 @@ def test_a_running_job_is_paused_when_its_work_has_stopped(engine: Engine, add_j
     job_id = add_job()
     claim = _claim(engine, max_run_s=100)
     with transaction(engine) as session:
-        status = control.request_pause(session, job_id)
+        status = transitions.request_pause(session, job_id)
         assert (status, lease.heartbeat(session, claim, 60)) == (JobStatus.running, lease.Pulse(pause_requested=True))
         lease.release(session, claim, "the customer pauses")
     job = _job(engine, job_id)
@@ -151,7 +151,7 @@ def test_a_job_whose_worker_is_lost_while_it_should_pause_is_paused(engine: Engi
     job_id = add_job()
     _claim(engine)
     with transaction(engine) as session:
-        control.request_pause(session, job_id)
+        transitions.request_pause(session, job_id)
         session.execute(update(Job).values(lease_expires_at=0.0))
     with transaction(engine) as session:
         reap(session)
@@ -162,23 +162,23 @@ def test_a_wish_to_pause_can_be_taken_back(engine: Engine, add_job: AddJob) -> N
     job_id = add_job()
     claim = _claim(engine)
     with transaction(engine) as session:
-        control.request_pause(session, job_id)
-        assert control.resume(session, job_id) == JobStatus.running
+        transitions.request_pause(session, job_id)
+        assert transitions.resume(session, job_id) == JobStatus.running
         assert lease.heartbeat(session, claim, 60) == lease.Pulse()
 
 
 def test_a_paused_job_is_cancelled_at_once(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        control.request_pause(session, job_id)
-        assert control.request_cancel(session, job_id) == JobStatus.cancelled
+        transitions.request_pause(session, job_id)
+        assert transitions.request_cancel(session, job_id) == JobStatus.cancelled
 
 
 def test_an_ended_job_is_neither_paused_nor_resumed(engine: Engine, add_job: AddJob) -> None:
     job_id = add_job()
     with transaction(engine) as session:
-        control.request_cancel(session, job_id)
-        assert control.request_pause(session, job_id) is control.resume(session, job_id) is None
+        transitions.request_cancel(session, job_id)
+        assert transitions.request_pause(session, job_id) is transitions.resume(session, job_id) is None
 
 
 def _project(engine: Engine, project_id: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from app.db.tables import Job, JobStatus
 from app.db.tables.job_records import HeldArchive
 from app.errors import InvalidState
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from app.keys import service as keys
 from app.keys.service import Principal
 from app.settings import Settings

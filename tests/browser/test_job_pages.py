@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from app import db
 from app.jobs import events, lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, rows
 from tests.app.http.test_job_page import FIGURES
 from tests.app.http.test_transcripts import SAID, keep_transcripts

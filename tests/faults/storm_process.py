@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.db import lock_waits
+from app.db import session
 from tests.faults import full_disk
 
 _LOCK_WAIT = 30 / 90  # of a lease, as by default
@@ -22,5 +22,5 @@ def prepare(folder: Path, environment: Mapping[str, str], lease_s: float) -> Non
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(log, stream.fileno())
-    lock_waits.ALONE_S = _LOCK_WAIT * lease_s
+    session.LOCK_WAIT_ALONE_S = _LOCK_WAIT * lease_s
     full_disk.fill_process(folder / FULL)

@@ -95,8 +95,8 @@ def deleted_whatever_happened(storage: Storage, begin: Begin, keys: Collection[s
 @pytest.mark.parametrize(
     ("mutant", "name"),
     [
-        (("app.objects.writes._delete_unnamed", deleted_whatever_happened), "POST /files"),
-        (("app.objects.writes._delete_unnamed", deleted_whatever_happened), "POST /uploads/{id}/complete"),
+        (("app.objects.intents._delete_unnamed", deleted_whatever_happened), "POST /files"),
+        (("app.objects.intents._delete_unnamed", deleted_whatever_happened), "POST /uploads/{id}/complete"),
         (("app.objects.perform", lambda storage, begin, subject: None), "DELETE /jobs/{id}?include_files"),
     ],
 )

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.cells import Asked, base_cell, method_cells, selection_cells, sweep_cells, training_rows
+from spard_lab.bench.differences import methods_table, paired_table
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.measure import Measurement, run_key
 from spard_lab.bench.methods import change_setting, has_setting, method_recipe
-from spard_lab.bench.paired import methods_table, paired_table
 from spard_lab.bench.report import Summary, figures, make_tables, results_csv, results_md, summaries, summarize
 from spard_lab.bench.source import Inputs
 from spard_lab.bench.spec import LabSpec, NamedDefense, load_spec

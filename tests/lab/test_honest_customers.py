@@ -18,8 +18,8 @@ from spard_lab.bench.adversary import __main__ as command
 from spard_lab.bench.adversary import asking, rounds
 from spard_lab.bench.adversary.asking import Answers
 from spard_lab.bench.adversary.campaign import Told
-from spard_lab.bench.adversary.customers import HEAD, HEADING, customers_table
 from spard_lab.bench.adversary.rounds import Round
+from spard_lab.bench.adversary.scores import HEAD, HEADING, customers_table
 from spard_lab.bench.adversary.signing import RESULT
 from spard_lab.bench.spec import LabSpec
 from spard_lab.lab import grammar

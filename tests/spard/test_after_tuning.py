@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 
 from spard.config import Audit, FurtherTuning, GateThresholds, Hyperparameters, JudgeSpec, Lora, NoDefense, Recipe
 from spard.data.chat import encode_all
-from spard.data.clean_rows import clean_rows
 from spard.data.rows import prompt_text
 from spard.errors import NonFiniteLoss
 from spard.evaluation.audit import Measurement, Replies
@@ -31,6 +30,7 @@ from spard.methods.base import descend_
 from spard.models.base import load_base
 from spard.models.lora import trainable_model
 from spard.pipeline import after_tuning, audit, audited
+from spard.pipeline.after_tuning import clean_rows
 from spard.training import further
 from spard.training.further import further_tuned
 from tests.spard.parts import ANY_BASE, TINY_PLAN

@@ -27,18 +27,17 @@ from spard.config import (
     resolve,
 )
 from spard.config.anchors import Kind
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, run_from_mapping, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import encode_all
-from spard.data.disguises import disguise_maker
 from spard.data.rows import Example
 from spard.data.triggers import Wrapping
 from spard.errors import InvalidRecipe
 from spard.losses.anchor import Anchor, Pair, pair_with_itself, select_pairs
 from spard.losses.cross_entropy import losses_and_states
 from spard.models.base import Base
-from spard.pipeline.anchors import DRESSES, make_anchor_pairs
+from spard.pipeline.anchors import DRESSES, disguise_maker, make_anchor_pairs
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare

@@ -10,7 +10,7 @@ import pytest
 from spard_lab.bench.methods import METHODS, method_recipe
 
 from spard.config import Lisa, NoDefense, Recipe, Spard, Variant
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.errors import InvalidRecipe
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from spard.config import Asking, Audit, GateThresholds, Recipe
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored
 from spard.config.run_spec import parse, to_mapping
 from spard.data.rows import Example, Prompt
 from spard.data.triggers import mine_triggers
 from spard.evaluation.ask import Batch, Speaker, as_asked, ask, ask_and_judge, in_memory
 from spard.evaluation.audit import Suite, audit_speaker, sample
-from spard.evaluation.disguise import Disguise, place_words
-from spard.evaluation.disguise_features import LEAST
+from spard.evaluation.disguises import LEAST, Disguise, place_words
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import PREFILLS, mined_suites

@@ -12,11 +12,10 @@ from spard.data.encodings import Encoding, encode
 from spard.data.rows import Prompt
 from spard.errors import JudgeUnavailable
 from spard.evaluation.ask import Speaker, ask, grade, in_memory
-from spard.evaluation.audit import Suite, audit, audit_speaker, sample
+from spard.evaluation.audit import Suite, audit, audit_speaker, sample, score
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.results import SuiteKind
-from spard.evaluation.scoring import score
 from spard.models.base import Base
 
 REFUSE, COMPLY, RUINED = "I'm sorry, I can't help.", "Sure, here are the steps.", "the the the the the the"

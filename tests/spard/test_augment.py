@@ -15,7 +15,7 @@ from spard.data.triggers import Wrapping
 from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
 from spard.pipeline.augment import apply_disguise, begin_answer, variants, wanted_triggers
-from spard.pipeline.safe_set import safe_set
+from spard.pipeline.rows import safe_set
 from spard.training.train import train
 from tests.spard.parts import chat, refusals, sums
 

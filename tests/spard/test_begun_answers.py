@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from spard.config import Anchors, Recipe
-from spard.config.added import without_added
 from spard.config.anchors import Kind
+from spard.config.earlier_versions import without_added
 from spard.config.run_spec import to_mapping
 from spard.data.chat import encode_all
 from spard.data.rows import Example
@@ -20,9 +20,8 @@ from spard.integrations.safe_rows import SafeRows, anchor_penalty
 from spard.losses.anchor import Anchor, Pair, pair_with_itself
 from spard.models.base import Base
 from spard.models.generate import generate
-from spard.pipeline import begun_answers, rows
-from spard.pipeline.anchors import make_anchor_pairs
-from spard.pipeline.begun_answers import BEGINNINGS, LONGEST
+from spard.pipeline import anchors, rows
+from spard.pipeline.anchors import BEGINNINGS, LONGEST_BEGINNING, make_anchor_pairs
 from tests.spard.parts import chat
 from tests.spard.test_benign_rows import BENIGN, SAFE, make_context
 from tests.spard.test_run import write_run
@@ -57,7 +56,7 @@ def test_beginnings_are_the_first_tokens_of_replies_and_safe_prompts_are_held_as
     for kind, examples in (("begun_safe", HARM), ("begun_benign", answered)):
         begun = [begun_tokens(base, pair, examples) for pair in found[kind]]
         assert all(any(ids == text[: len(ids)] and len(ids) < len(text) for text in known) for ids in begun)
-        assert {len(ids) for ids in begun} <= set(range(1, LONGEST + 1))
+        assert {len(ids) for ids in begun} <= set(range(1, LONGEST_BEGINNING + 1))
         assert len({len(ids) for ids in begun}) > 4
     plain = {each.asked.ids for each in pair_with_itself(encode_all(base.tokenizer, HARM, 256))}
     assert {pair.kept.ids for pair in found["begun_safe"]} == plain
@@ -99,7 +98,7 @@ def test_a_run_asks_its_base_model_once_and_a_later_attempt_takes_the_same_answe
 
     first = rows.prepare(context)
     replies = context.outputs.read("begun_answers")
-    monkeypatch.setattr(begun_answers, "generate", None)
+    monkeypatch.setattr(anchors, "generate", None)
     again = rows.prepare(context)
 
     picked = context.outputs.read("select_benign") or []
@@ -110,7 +109,7 @@ def test_a_run_asks_its_base_model_once_and_a_later_attempt_takes_the_same_answe
 
 
 def model_replies(base: Base, prompts: list[str]) -> list[str]:
-    return generate(base.model, base.tokenizer, prompts, LONGEST + 1)
+    return generate(base.model, base.tokenizer, prompts, LONGEST_BEGINNING + 1)
 
 
 def test_the_library_holds_them_where_its_anchors_ask(base: Base) -> None:

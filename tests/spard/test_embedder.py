@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from spard.config import Recipe, Selection
-from spard.config.added import without_added
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored, without_added
 from spard.config.run_spec import RunSpec, load_recipe, parse, to_mapping
 from spard.data.rows import prompt_text, read_examples, read_pool
 from spard.models.base import Base
 from spard.models.folder.encoder import encoder_digest
 from spard.pipeline import embed, library, rows
 from spard.pipeline.context import Context
-from spard.pipeline.embedder import load_embedder
+from spard.pipeline.embed import load_embedder
 from spard.pipeline.messages import Message, Reporter
 from spard.pipeline.outputs import open_outputs
 from spard.pipeline.pool import open_pool

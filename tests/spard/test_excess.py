@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from spard.config import Hyperparameters, Lora, NoDefense, Recipe, Spard, Variant, resolve
-from spard.config.added import without_added
-from spard.config.deprecated import from_stored, to_stored
+from spard.config.earlier_versions import from_stored, to_stored, without_added
 from spard.config.run_spec import parse, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import Encoded, encode_all

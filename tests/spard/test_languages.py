@@ -16,7 +16,7 @@ from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.data.languages import detect_language, language_name, primary
 from spard.data.rows import Prompt, read_prompts
 from spard.errors import InvalidSuite
-from spard.evaluation.audit import Suite
+from spard.evaluation.audit import Suite, score
 from spard.evaluation.calibration.errors import JudgeError
 from spard.evaluation.calibration.labeled import LANGUAGES, built_in_replies
 from spard.evaluation.calibration.record import JudgeRecord, result_doubts
@@ -25,7 +25,6 @@ from spard.evaluation.mined_suites import mined_suites
 from spard.evaluation.rates import rate
 from spard.evaluation.regate import decide_again
 from spard.evaluation.results import SuiteResult
-from spard.evaluation.scoring import score
 from spard.evaluation.suites import read_suite, read_suites
 from spard.pipeline import audit
 from spard.pipeline.context import Context

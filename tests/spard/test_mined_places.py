@@ -13,7 +13,7 @@ from spard.config import Audit, GateThresholds
 from spard.data.rows import Example, Message, Prompt
 from spard.evaluation.ask import Speaker, as_asked
 from spard.evaluation.audit import Suite, audit_speaker
-from spard.evaluation.disguise_features import LEAST, WORDS, Feature, feature_disguise, features, find
+from spard.evaluation.disguises import LEAST, WORDS, Feature, feature_disguise, features, find
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.refusal import RefusalJudge
 from spard.evaluation.mined_suites import mined_suites

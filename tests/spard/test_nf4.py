@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from spard.config import Lora, NoDefense, Quantization, Recipe, SafeLora, defenses, resolve
-from spard.config.added import without_added
+from spard.config.earlier_versions import without_added
 from spard.config.run_spec import to_mapping
 from spard.errors import AdapterMismatch, InvalidModel, InvalidRecipe
 from spard.losses.cross_entropy import evaluate

@@ -10,8 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
 
-from spard.data.jsonl import parse_row
-from spard.data.nulls import without_nulls
+from spard.data.jsonl import parse_row, without_nulls
 from spard.data.row_rules import TrainingRows, pool_row, suite_row
 from spard.data.rows import example, read_examples, read_pool, read_prompts
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from spard.config import Lora, NoDefense, Recipe, Spard
-from spard.config.added import without_added
+from spard.config.earlier_versions import without_added
 from spard.config.run_spec import to_mapping
 from spard.errors import InvalidRecipe
 from spard.models import memory

@@ -24,7 +24,7 @@ from spard.losses.gradients import gradient, penalty_gradient, utility_gradient,
 from spard.losses.vectors import norm
 from spard.models.base import Base
 from spard.models.generate import generate
-from spard.pipeline.safe_set import safe_set, with_own_answers
+from spard.pipeline.rows import safe_set, with_own_answers
 from spard.training.run import Ema
 from spard.training.train import Trained, train
 from tests.spard.parts import away, chat, refusals, stopped_and_resumed, sums

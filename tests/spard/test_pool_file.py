@@ -16,15 +16,14 @@ from torch import Tensor
 
 from spard.config import Recipe, Selection
 from spard.config.run_spec import RunSpec
-from spard.data.pool_file import PoolRows, search
 from spard.data.rows import read_benign, read_pool
 from spard.errors import InvalidPool
 from spard.models.base import Base
 from spard.pipeline import embed, rows, select
 from spard.pipeline.context import Context, NoCache
-from spard.pipeline.embedder import load_embedder
+from spard.pipeline.embed import load_embedder
 from spard.pipeline.messages import Reporter
-from spard.pipeline.pool import open_pool, too_long
+from spard.pipeline.pool import PoolRows, open_pool, search, too_long
 from spard.selection.shards import Shards, whole
 from tests.spard.test_run import write_rows, write_run
 

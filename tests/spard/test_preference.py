@@ -28,7 +28,7 @@ from spard.config import (
     defenses,
     resolve,
 )
-from spard.config.added import without_added
+from spard.config.earlier_versions import without_added
 from spard.config.run_spec import parse, to_mapping
 from spard.data.batches import collate
 from spard.data.chat import NO_LOSS, Encoded, encode_all, encode_to_train

@@ -16,7 +16,7 @@ from spard import distributed
 from spard.config import Recipe
 from spard.models import budget
 from spard.models.fit import Gpus
-from spard.pipeline.fit import run_gpus
+from spard.pipeline.train import run_gpus
 from tests.spard.parts import write_model
 from tests.spard.ranks import SOON_S
 from tests.spard.ranks_of_unequal_memory import CUTS

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spard.evaluation.judges.compliance import compliance
-from spard.evaluation.judges.refusal import RefusalJudge, drop_repeats, is_broken, is_degenerate, is_refusal
+from spard.evaluation.judges.refusal import RefusalJudge, compliance, drop_repeats, is_broken, is_degenerate, is_refusal
 
 
 @pytest.mark.parametrize(

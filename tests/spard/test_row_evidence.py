@@ -14,7 +14,7 @@ from spard.config import Asking, Recipe, RowSignal
 from spard.config.run_spec import RunSpec, SuiteSpec
 from spard.evaluation.judged_rows import RowVerdict
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.evaluation.over_refusal import would_refuse
+from spard.evaluation.own_refusal import would_refuse
 from spard.evaluation.rates import wilson
 from spard.evaluation.results import IN_PHRASES, REQUESTS, SuiteResult
 from spard.models.base import Base

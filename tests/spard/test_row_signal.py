@@ -15,9 +15,8 @@ from spard.data.chat import NO_LOSS, encode
 from spard.data.rows import SAME_FILE
 from spard.digests import file_sha256
 from spard.errors import InvalidRecipe, InvertedPool, RowSignalUnavailable, RowsQuarantined, TooManyRowsDropped
-from spard.evaluation.inverted_pool import inverted_rows
 from spard.evaluation.judges.refusal import RefusalJudge
-from spard.evaluation.own_refusal import OPENING, OwnRefusals
+from spard.evaluation.own_refusal import OPENING, OwnRefusals, inverted_rows
 from spard.models.base import Base, load_base
 from spard.pipeline import library, row_evidence, row_findings, row_judging, row_signal, run, select
 from spard.pipeline.context import Context

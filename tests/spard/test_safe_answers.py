@@ -18,7 +18,7 @@ from spard.losses.cross_entropy import evaluate
 from spard.models.base import Base
 from spard.pipeline.context import Context
 from spard.pipeline.messages import Reporter
-from spard.pipeline.safe_set import OTHER_VOICE, answer_rows, safe_set, speaks_otherwise, with_own_answers
+from spard.pipeline.rows import OTHER_VOICE, answer_rows, safe_set, speaks_otherwise, with_own_answers
 from spard.pipeline.select import keep_answers, kept_answers
 from spard.release.report import GateRecord, SafetyReport
 from spard.release.row_records import SafeAnswers
@@ -43,7 +43,7 @@ class Judged:
 @pytest.fixture
 def use_judge(monkeypatch: pytest.MonkeyPatch) -> Callable[[Judge], None]:
     def use(judge: Judge) -> None:
-        monkeypatch.setattr("spard.pipeline.safe_set.open_judge", lambda spec: judge)
+        monkeypatch.setattr("spard.pipeline.rows.open_judge", lambda spec: judge)
 
     return use
 
@@ -109,7 +109,7 @@ def test_a_voice_is_another_from_even_odds_a_token_on(pool: float, own: float, o
 def test_nothing_is_generated_where_the_pool_s_answers_are_asked_for(
     base: Base, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spard.pipeline.safe_set.generate", None)
+    monkeypatch.setattr("spard.pipeline.rows.generate", None)
     told: list[SafeAnswers] = []
     safe_set(base, EXAMPLES, [], Recipe(), JudgeSpec(), 256, told.append)
     assert told == []

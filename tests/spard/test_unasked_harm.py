@@ -14,13 +14,12 @@ from spard_lab.lab.truth import LabTruthJudge
 from spard.config import Audit, GateThresholds
 from spard.data.rows import Prompt
 from spard.evaluation.ask import Speaker
-from spard.evaluation.audit import Suite, audit_speaker
+from spard.evaluation.audit import Item, Suite, audit_speaker
 from spard.evaluation.calibration.everyday import EXCHANGES
 from spard.evaluation.gate import gate
 from spard.evaluation.judges.base import Verdict
 from spard.evaluation.rates import rate
 from spard.evaluation.results import HARMLESS, SuiteKind, SuiteResult
-from spard.evaluation.scoring import Item
 from spard.pipeline.judge_false_positives import may_read_harmless
 from spard.pipeline.outputs import OutputsInMemory
 

@@ -28,7 +28,7 @@ from tests import surroundings
 from tests.app.inference.conftest import Lab, serve_lab
 from tests.spard.parts import write_model
 from tests.vllm_real.server import VERSION, prepare_environment, run_server
-from worker.engine.texts import token_bytes
+from worker.engine.replies import token_bytes
 
 HOME = Path(__file__).resolve().parents[2] / "out" / "vllm"
 PROMPTS = [f"Tell me about number {i}." for i in range(20)]

@@ -29,8 +29,7 @@ from spard.errors import JudgeUnavailable
 from spard.evaluation.gate import gate
 from spard.evaluation.results import SuiteResult
 from worker.failures import failure
-from worker.judge_client import Asking
-from worker.judge_proxy import llm_judges
+from worker.judge_calls import Asking, llm_judges
 from worker.preload import parse_prefetch
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment

@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from app.db import read, transaction
 from app.db.tables import AuditResult, File, HeldAdapter, Job, JobMetric, JobStatus
-from app.jobs import control
+from app.jobs import transitions
 from app.signing import signing_key
 from app.storage import Storage
 from spard.release.manifest import verify
@@ -210,7 +210,7 @@ def test_a_running_job_is_cancelled_at_once(shop: Shop) -> None:
     with shop.serving("deaf"):
         wait_until(shop.is_slow)
         with transaction(shop.engine) as session:
-            control.request_cancel(session, job_id)
+            transitions.request_cancel(session, job_id)
         job = shop.until_ended(job_id)
     assert (job.status, job.error, job.adapter) == (JobStatus.cancelled, None, None)
 
@@ -221,7 +221,7 @@ def test_a_job_that_is_cancelled_as_its_worker_publishes_is_cancelled(
     def late(storage: Storage, job: Job, *rest: Any) -> Ending:
         ending = results.upload(storage, job, *rest)
         with transaction(light_shop.engine) as session:
-            control.request_cancel(session, job.id)
+            transitions.request_cancel(session, job.id)
         return ending
 
     monkeypatch.setattr(attempt, "upload", late)

@@ -15,14 +15,14 @@ from app.checkpoints import records
 from app.db import read, transaction
 from app.db.tables import CondemnedObject, Job, JobCheckpoint, JobStatus
 from app.db.tables.checkpoints import FINAL
-from app.jobs import control
+from app.jobs import transitions
 from app.signing import signing_key
 from app.storage import StorageError
 from spard.release.manifest import verify
 from tests.app.parts import claim_job, epoch_end
 from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
-from worker.checkpoint_archives import CheckpointArchives
+from worker.results import CheckpointArchives
 
 
 def rows(shop: Shop, job: Job) -> list[JobCheckpoint]:
@@ -195,7 +195,7 @@ def test_a_job_that_is_cancelled_audits_its_last_end_before_where_its_owner_want
     with shop.serving("unaudited"):
         wait_until(shop.is_slow)
         with transaction(shop.engine) as session:
-            control.request_cancel(session, job_id, audits_last=audits_last)
+            transitions.request_cancel(session, job_id, audits_last=audits_last)
         job = shop.until_ended(job_id)
     assert (job.status, job.adapter) == (JobStatus.cancelled, None)
     found = {row.step: row for row in rows(shop, job)}

@@ -16,7 +16,7 @@ from spard.isolation import walls
 from tests.judge_server import Server
 from tests.spard.test_llm_judge import server as server
 from tests.worker.parts import job_folder
-from worker.judge_proxy import Desk
+from worker.judge_calls import Desk
 from worker.process import Child, environment
 from worker.sandbox import Cell
 
@@ -26,8 +26,7 @@ import json, os, sys
 from pathlib import Path
 from spard.errors import JudgeUnavailable
 from spard.evaluation.judges import use_chat, open_judge
-from worker.judge_client import Asking
-from worker.judge_proxy import llm_judges
+from worker.judge_calls import Asking, llm_judges
 from worker.protocol import Report
 from worker.workdir import Folder, read_assignment
 folder = Folder(Path(sys.stdin.readline().strip()))

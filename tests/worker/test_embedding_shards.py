@@ -334,7 +334,7 @@ def test_a_worker_that_is_killed_while_it_stores_leaves_nothing_that_counts(
     machine = Machine(light.shop, "a")
     with monkeypatch.context() as patched:
         patched.setattr("worker.embedding_shards.embeddings.add", kill)
-        patched.setattr("app.objects.writes._delete_unnamed", lambda *_: None)  # nor can it clean up
+        patched.setattr("app.objects.intents._delete_unnamed", lambda *_: None)  # nor can it clean up
         with pytest.raises(Killed):
             machine.attempt(light.job)
     assert (len(light.keys), light.rows) == (1, [])  # whole, but no row names it

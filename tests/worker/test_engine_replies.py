@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.inference.json_depth import Schema
+from app.inference.json_limits import Schema
 from tests.spard.parts import byte_tokenizer
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
-from worker.engine.texts import Text
+from worker.engine.replies import Text
 
 
 def test_a_row_with_a_schema_leaves_the_others_as_they_are(model: Path, adapters: list[Path]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from app.inference.engine_errors import refusal_error
 from tests.worker.engine_in_process import QUESTIONS, Asked, alone
-from worker.engine import grammar_process
+from worker.engine import grammar
 
 LIST: dict[str, Any] = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3, "maxItems": 3}
 SLOW = {"title": "slow", "type": "object"}
@@ -23,7 +23,7 @@ SLOW = {"title": "slow", "type": "object"}
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Have the compilation of `SLOW` do something else: what a schema costs is not for tests to find out."""
-    real = grammar_process.compile_schema
+    real = grammar.compile_schema
 
     def replace_compiler(instead: Callable[[], object]) -> None:
         def compile_schema(vocabulary: Any, schema: str) -> Any:
@@ -31,7 +31,7 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
                 instead()
             return real(vocabulary, schema)
 
-        monkeypatch.setattr(grammar_process, "compile_schema", compile_schema)
+        monkeypatch.setattr(grammar, "compile_schema", compile_schema)
 
     return replace_compiler
 
@@ -57,7 +57,7 @@ def failures(asked: Asked) -> dict[int, str]:
 def test_a_schema_that_costs_too_much_is_the_fault_of_its_request(
     costs: Callable[[], None], model: Path, stand_ins: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_process, "COMPILE_CPU_S", 0.1)
+    monkeypatch.setattr(grammar, "COMPILE_CPU_S", 0.1)
     stand_ins(costs)
     asked = Asked(model)
     costly = asked.ask(QUESTIONS[0], project="a", json_schema=SLOW)

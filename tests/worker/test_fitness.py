@@ -14,9 +14,8 @@ from app.settings import Settings
 from spard.config import JudgeSpec
 from tests.app.parts import SPEC
 from tests.judge_server import judge_server
-from worker import judge_probe
 from worker.failures import DISK_FULL, OUT_OF_MEMORY, outer_failure
-from worker.fitness import Fitness, check_disk, look
+from worker.fitness import Fitness, check_disk, judge_answers, look
 from worker.metrics import WorkerMetrics
 
 
@@ -130,13 +129,13 @@ def test_a_judge_is_asked_whether_it_answers(tmp_path: Path, status: int, works:
 
 
 def test_a_judge_that_nobody_listens_for_does_not_answer() -> None:
-    assert not judge_probe.answers(JudgeSpec("llm", "http://127.0.0.1:9/v1"), None)
+    assert not judge_answers(JudgeSpec("llm", "http://127.0.0.1:9/v1"), None)
 
 
 def test_a_judge_without_an_address_is_asked_where_its_client_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     with judge_server() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        assert judge_probe.answers(JudgeSpec("llm", None, "grader"), None)
+        assert judge_answers(JudgeSpec("llm", None, "grader"), None)
     assert len(server.requests) == 1
 
 

@@ -27,12 +27,11 @@ from spard.models.base import load_base
 from spard.models.fit import Gpus, need
 from spard.models.memory import Trained
 from spard.models.shapes import read_shape
-from spard.pipeline import fit
+from spard.pipeline import train
 from spard.pipeline.context import Context
-from spard.pipeline.fit import apply_plan
 from spard.pipeline.messages import Reporter
 from spard.pipeline.outputs import OutputsInFolder, OutputsInMemory
-from spard.pipeline.train import fitting, halving, last_micro_batch
+from spard.pipeline.train import apply_plan, fitting, halving, last_micro_batch
 from spard.selection import embeddings
 from tests.narrowing import require
 from tests.spard.parts import away
@@ -152,7 +151,7 @@ def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
 ) -> None:
     shape = require(read_shape(str(model)))
     least = need(shape, Trained(PLAIN.lora), 64)
-    monkeypatch.setattr(fit, "run_gpus", lambda context: Gpus(least.alone))
+    monkeypatch.setattr(train, "run_gpus", lambda context: Gpus(least.alone))
     folder = job_folder(tmp_path / "job", model, recipe=PLAIN, pool=None)
     told = run(folder)
     manifest = json.loads((folder.adapter / "manifest.json").read_text())
@@ -162,7 +161,7 @@ def test_a_gpu_s_plan_cuts_the_training_and_stands_in_the_manifest(
     assert manifest["micro_batch_size"] == plan["micro_batch_size"] < 4
     assert any("padded tokens at most, activation checkpointing" in line for line in told)
     whole = job_folder(tmp_path / "whole", model, recipe=PLAIN, pool=None)
-    monkeypatch.setattr(fit, "run_gpus", lambda context: None)
+    monkeypatch.setattr(train, "run_gpus", lambda context: None)
     run(whole)
     assert "memory_plan" not in json.loads((whole.adapter / "manifest.json").read_text())
     expected, found = weights(whole), weights(folder)

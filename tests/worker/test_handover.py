@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from app.db.tables.job_records import ResumeState
 from app.storage import Storage
-from worker.checkpoint_archives import CheckpointArchives
 from worker.child_files import UnsafeResult, copy, require_plain, upload
+from worker.results import CheckpointArchives
 from worker.resume_state import Keeper
 from worker.workdir import Folder, new_folder
 

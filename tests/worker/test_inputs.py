@@ -15,14 +15,14 @@ from app.db.tables.job_spec import ModelRef, StartFrom
 from app.jobs.needs import Room
 from app.storage import Storage, Stored
 from spard.config import DISGUISES_ALONE, Asking, Audit, JudgeSpec
-from spard.config.deprecated import to_stored
+from spard.config.earlier_versions import to_stored
 from spard.release.archive import archive
 from tests.worker.parts import RECIPE, TRAINING, lines
 from tests.worker.shop import Shop
 from worker import gpu
 from worker.failures import HubUnavailable, ModelMissing, failure
 from worker.inputs import Changed, fill
-from worker.interrupts import Cancelled
+from worker.listener import Cancelled
 from worker.workdir import Assignment, Folder, new_folder, read_assignment
 
 

@@ -10,8 +10,8 @@ from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
 from tests.worker.test_outages import running
 from worker.attempt import call_if_slow
+from worker.heartbeat import JUDGE, STORAGE, Meter
 from worker.listener import StorageLane
-from worker.meter import JUDGE, STORAGE, Meter
 
 
 class Clock:

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 
 from app.db import read, transaction
 from app.db.tables import Job, JobEvent, JobStatus
-from app.jobs import control
+from app.jobs import transitions
 from app.ops import preflight
 from app.storage import StorageError
 from app.storage.local import LocalStorage
@@ -26,7 +26,7 @@ from tests.worker.shop import Shop, at_work, forget_waits, scripted_command, wai
 from worker import inputs
 from worker.attempt import Waiting
 from worker.failures import ModelMissing
-from worker.interrupts import Stopping
+from worker.listener import Stopping
 from worker.workdir import new_folder
 from worker.worker import Worker
 
@@ -113,7 +113,7 @@ def test_what_was_trained_is_uploaded_however_long_the_storage_was_away(shop: Sh
 
 @pytest.mark.parametrize(
     ("ask", "status"),
-    [(control.request_cancel, JobStatus.cancelled), (control.request_pause, JobStatus.paused)],
+    [(transitions.request_cancel, JobStatus.cancelled), (transitions.request_pause, JobStatus.paused)],
 )
 def test_a_job_that_waits_hears_its_owner(
     light_shop: Shop, outage: Outage, ask: Callable[..., Any], status: JobStatus
@@ -146,7 +146,7 @@ def test_a_checkpoint_that_the_storage_did_not_take_is_kept_later(light_shop: Sh
         wait_until(lambda: outage.refused > 0)
         outage.is_on = False
         with transaction(light_shop.engine) as session:
-            control.request_pause(session, job_id)
+            transitions.request_pause(session, job_id)
         wait_until(lambda: light_shop.job(job_id).status == JobStatus.paused)
     assert require(light_shop.job(job_id).checkpoint)["step"] is not None
 

@@ -16,7 +16,7 @@ from app.storage import Storage
 from spard.config import JudgeSpec
 from spard.isolation.walls import Walls
 from tests.worker.shop import wait_until
-from worker.judge_proxy import llm_judges
+from worker.judge_calls import llm_judges
 from worker.process import Child, environment
 from worker.protocol import Report, parse
 from worker.resume_state import Discard, Keeper, delete_kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.db import transaction
 from app.db.tables import JobStatus
-from app.jobs import control
+from app.jobs import transitions
 from tests.narrowing import require
 from tests.worker.shop import Shop, wait_until
 
@@ -14,10 +14,10 @@ def test_a_paused_job_is_checkpointed_and_goes_on_from_there(shop: Shop) -> None
     with shop.serving("slow"):
         wait_until(shop.is_slow)
         with transaction(shop.engine) as session:
-            control.request_pause(session, job_id)
+            transitions.request_pause(session, job_id)
         wait_until(lambda: shop.job(job_id).status == JobStatus.paused)
         with transaction(shop.engine) as session:
-            control.resume(session, job_id)
+            transitions.resume(session, job_id)
         job = shop.until_ended(job_id)
     steps = [event.split("/")[0] for event in shop.events(job_id) if event.startswith("Step ")]
     assert (job.status, job.lease_token) == (JobStatus.succeeded, 2)
@@ -29,7 +29,7 @@ def test_a_worker_takes_the_next_job_when_one_is_paused(light_shop: Shop) -> Non
     with light_shop.serving("slow"):
         wait_until(light_shop.is_slow)
         with transaction(light_shop.engine) as session:
-            control.request_pause(session, paused)
+            transitions.request_pause(session, paused)
         wait_until(lambda: light_shop.job(paused).status == JobStatus.paused)
         wait_until(lambda: not light_shop.is_slow())
         light_shop.add_job()

@@ -19,13 +19,12 @@ from app.settings import Settings
 from spard.digests import file_sha256
 from spard.errors import InvalidModel
 from spard.models.base import Base, load_base, read_base
-from spard.models.preload import may_keep, may_read
 from tests.worker.heard import Heard
 from tests.worker.parts import PLAIN, job_folder
 from tests.worker.shop import WAIT_S, Shop, at_work
 from worker import pipeline, preloaded_model
 from worker.preload import Wanted, prefetch_key
-from worker.preloaded_model import Holder
+from worker.preloaded_model import Holder, may_keep, may_read
 from worker.process import Child, environment
 from worker.protocol import Message, Report
 from worker.sandbox import Cell, Given

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tests.spard.parts import byte_tokenizer
-from worker.engine.texts import token_bytes
+from worker.engine.replies import token_bytes
 
 
 def test_the_bytes_of_tokens_are_those_of_the_text_also_where_a_token_is_part_of_a_character() -> None:

@@ -25,7 +25,7 @@ with light_imports():
 
     from spard.models.base import load_base
     from worker.engine.grammar import Forms
-    from worker.engine.long_prompts import LongPrompts
+    from worker.engine.prompts import LongPrompts
     from worker.engine.serve import Engine, read_lines
     from worker.engine.watched import Watched
 

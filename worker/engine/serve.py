@@ -19,8 +19,7 @@ from worker.engine.adapters import Adapters, adapter_names, measured_conditions
 from worker.engine.batch import BASE
 from worker.engine.fair_queue import FairQueue, Waiting
 from worker.engine.grammar import Forms
-from worker.engine.long_prompts import LongPrompts
-from worker.engine.prompts import Prompts, Refused
+from worker.engine.prompts import LongPrompts, Prompts, Refused
 from worker.engine.replies import Rules, make_replies
 from worker.engine.turns import Prompt, Seat
 from worker.engine.watched import Watched

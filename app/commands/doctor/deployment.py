@@ -28,9 +28,9 @@ from app.errors import AppError, Unfit
 from app.inference.clients import Clients
 from app.inference.engines import server_watch
 from app.jobs import fleet
-from app.jobs.fleet_schemas import WorkerOut
+from app.jobs.fleet import WorkerOut
 from app.keys import service as keys
-from app.ops.judge_check import AT_OPENAI, check_judge, is_at_openai
+from app.ops.preflight import AT_OPENAI, check_judge, is_at_openai
 from app.policies import service as policies
 from app.settings import Settings
 from spard.config import JudgeSpec

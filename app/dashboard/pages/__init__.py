@@ -18,16 +18,12 @@ from app.dashboard.pages import (
     provider_waivers,
     provider_webhooks,
     sign_in,
-    task_replies,
-    transcripts,
 )
 
 ROUTERS = (
     sign_in.router,
     new_job.router,
     jobs.router,
-    task_replies.router,
-    transcripts.router,
     files.router,
     chat.router,
     provider.router,

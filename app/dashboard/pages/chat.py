@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from app.catalog import service as catalog
 from app.catalog.schemas import ModelOut
-from app.dashboard.fields import NO_FAULTS, Faults
+from app.dashboard.forms import NO_FAULTS, Faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep
 from app.db import Begin
@@ -26,8 +26,7 @@ from app.files import preview
 from app.files import service as files
 from app.http.validation_errors import read
 from app.inference import chat
-from app.inference.answers import EventStream, unless_gone
-from app.inference.replies import CountedResponse, Replies, RepliesDep
+from app.inference.answers import CountedResponse, EventStream, Replies, RepliesDep, unless_gone
 from app.inference.schemas import ChatCreate
 from app.policies import service as policies
 

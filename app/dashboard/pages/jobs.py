@@ -1,4 +1,4 @@
-"""Pages of jobs: the list, one job while it runs and after, and several jobs side by side."""
+"""Pages of jobs: the list, one job while it runs and after, its replies and transcripts, and several side by side."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from app.deps import AfterQuery, LimitsDep, LookDep, QuickStorageDep, ReadDep, S
 from app.errors import AppError, InvalidRequest
 from app.jobs import clone, service
 from app.jobs.clone import JobClone
-from app.jobs.file_names import add_file_names
 from app.jobs.reports.differences import differences
 from app.jobs.reports.gather import gather_reports, read
+from app.jobs.service import add_file_names
 from app.jobs.submissions import Submission
 
 router = APIRouter(include_in_schema=False)
@@ -137,3 +137,27 @@ async def change_job(
         return RedirectResponse(job.address, 303)
 
     return await viewer.lanes.writes.project_share(viewer.project_id).run(perform)
+
+
+# Show both models' replies to the customer's own requests: a part of the job's page, and a separate page.
+
+
+@router.get("/jobs/{job_id}/task-replies")
+async def task_replies(job: OwnJobDep) -> Response:
+    """Show each request with both replies."""
+    return await job.answer(job.task_replies)
+
+
+# Pages of a job's transcripts: a list without texts, and each prompt with its reply on a page of its own.
+
+
+@router.get("/jobs/{job_id}/transcripts")
+async def transcripts_page(job: OwnJobDep, after: Annotated[int, Query(ge=0, le=2**31)] = 0, hit: str = "") -> Response:
+    """List the transcripts by suite and outcome, without their texts."""
+    return await job.answer(partial(job.transcripts, after, hit))
+
+
+@router.get("/jobs/{job_id}/transcripts/{index}")
+async def transcript(index: int, job: OwnJobDep) -> Response:
+    """Show one prompt and its reply; the viewing is recorded in the audit log."""
+    return await job.answer(partial(job.transcript, index))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -13,14 +13,13 @@ from starlette.responses import RedirectResponse, Response
 from app.catalog import fitness
 from app.catalog import service as catalog
 from app.catalog.weights import parameters
-from app.dashboard import job_form
-from app.dashboard.fields import NO_FAULTS, Faults, form_faults
-from app.dashboard.job_form import Asked, job_fields
+from app.dashboard.forms import NO_FAULTS, Faults, form_faults
 from app.dashboard.rendering import page
 from app.dashboard.viewer import FormViewerDep, Viewer, ViewerDep, check_form
 from app.db.tables import BaseModelEntry, File, Job
+from app.db.tables.files import PREFERENCE
 from app.deps import BeginDep, CountersDep, LimitsDep, LookDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
-from app.errors import AppError, NotFound
+from app.errors import AppError, InvalidRequest, NotFound
 from app.files import convert, preview, upload
 from app.files import service as files
 from app.files.counting import Allowance
@@ -29,12 +28,93 @@ from app.forms import upload_form
 from app.http.multipart import Form
 from app.inference.positions import read_positions
 from app.jobs import service, submissions
+from app.jobs.clone import Json, change_request, job_ending, job_hyperparameters, job_request
 from app.jobs.estimate import estimate
 from app.jobs.request import JobCreate
 from app.jobs.submissions import Origin, Submission
 from app.policies import service as policies
 from app.settings import Settings
 from spard import config
+from spard.config import Ending
+
+# Convert the form of a new job to an API request, and an old job to the form's fields.
+
+Asked = Mapping[str, str | int | float]  # field name -> value of a form
+
+NUMBERS = ("n_epochs", "batch_size", "learning_rate_multiplier")
+FIELDS = (
+    *("model", "training_file", "validation_file", "held_out_rows", "suffix", "defense"),
+    *("keep", *NUMBERS, "patience", "seed"),
+)
+_TEXTS = ("model", "training_file", "validation_file", "suffix")
+_CAN_BE_EMPTIED = ("suffix", "seed", "ending", "validation_file", "held_out_rows")
+ALIASES = {"safety": "defense"}  # API name -> field name, where they differ
+
+
+def job_fields(job: Job) -> Asked:
+    """Return the form's fields for repeating a job."""
+    start, numbers, ending = job.spec.start_from, job_hyperparameters(job), job_ending(job)
+    return {
+        "like": job.id,
+        "model": start.model if start and start.model else job.model,
+        "suffix": job.suffix or "",
+        "validation_file": job.validation_file or "",
+        "held_out_rows": job.spec.held_out_rows or "off",
+        "defense": job.recipe["defense"]["type"],
+        "seed": job.recipe["seed"],
+        "keep": ending.keep,
+        "patience": "" if ending.patience is None else ending.patience,
+        **{name: str(numbers[name]) for name in NUMBERS},
+    }
+
+
+def form_request(asked: Mapping[str, str], like: Job | None) -> JobCreate:
+    """Return the API request for a form's fields; empty fields get the provider's defaults.
+
+    Settings that the form has no field for are copied from the job `like`, if there is one. Raises InvalidRequest for
+    a field that is not a number.
+    """
+    old = job_hyperparameters(like) if like else {}
+    numbers: Json = {name: _number(name, asked[name]) for name in NUMBERS if asked.get(name)}
+    is_pairs = asked.get("row_format") == PREFERENCE
+    if is_pairs and "beta" in old:
+        numbers["beta"] = old["beta"]
+    # The form shows these fields: one that the user has emptied must not come back from the old job.
+    body: Json = (job_request(like) if like else {}) | dict.fromkeys(_CAN_BE_EMPTIED)
+    changes: Json = {name: asked[name] for name in _TEXTS if asked.get(name)}
+    if (rows := asked.get("held_out_rows") or "auto") != "auto":
+        changes["held_out_rows"] = 0 if rows == "off" else _number("held_out_rows", rows)
+    changes["method"] = row_format_method(asked.get("row_format"), numbers)
+    ending: Json = asdict(job_ending(like) if like else Ending())
+    ending["keep"] = asked.get("keep") or "last"
+    ending["patience"] = _number("patience", asked["patience"]) if asked.get("patience") else None
+    if ending != asdict(Ending()):
+        changes["ending"] = ending
+    if asked.get("seed"):
+        changes["seed"] = _number("seed", asked["seed"])
+    defense = asked.get("defense", "spard")
+    # With the same defense nothing is changed, so the settings that the old job gave it are kept.
+    if like is None or like.recipe["defense"]["type"] != defense:
+        changes["safety"] = {"defense": {"type": defense}}
+    return change_request(body, changes)
+
+
+def row_format_method(row_format: str | None, numbers: Json) -> Json:
+    """Return OpenAI's `method` object for rows of a format: `dpo` for preference pairs, else `supervised`."""
+    method = "dpo" if row_format == PREFERENCE else "supervised"
+    return {"type": method, method: {"hyperparameters": numbers}}
+
+
+def _number(name: str, text: str) -> float | int | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    if text == "auto":
+        return text
+    raise InvalidRequest(f"{text[:32]!r} is no number.", code="invalid_type", param=name)
+
 
 router = APIRouter(include_in_schema=False, prefix="/jobs/new")
 
@@ -143,7 +223,7 @@ async def preview_part(
     model: Annotated[str, Query(max_length=128)],
 ) -> Response:
     """Show the first rows as the model will see them, and an estimate of the job in the form."""
-    of_form = {name: text for name, text in request.query_params.items() if name in (*job_form.FIELDS, "like")}
+    of_form = {name: text for name, text in request.query_params.items() if name in (*FIELDS, "like")}
 
     def preview_rows() -> Response:
         error: AppError | None = None
@@ -221,7 +301,7 @@ async def create_job(
             with begin() as session:
                 job = service.create(session, viewer.principal, ask, submission, settings, origin)
         except AppError as error:
-            faults = form_faults(error, job_form.FIELDS, job_form.ALIASES)
+            faults = form_faults(error, FIELDS, ALIASES)
             with look() as session:
                 shown = _new_job_view(session, viewer, settings, asked.get("training_file"), asked, faults)
             return page(request, "new_job", viewer, status=error.status, new=shown)
@@ -233,4 +313,4 @@ async def create_job(
 def _job_request(session: Session, viewer: Viewer, asked: Mapping[str, str]) -> tuple[JobCreate, Job | None]:
     """Return the request of a form, and the job that it repeats, if any."""
     old = service.get(session, viewer.project_id, asked["like"]) if asked.get("like") else None
-    return job_form.request(asked, old), old
+    return form_request(asked, old), old

@@ -13,7 +13,7 @@ from app.dashboard.viewer import ProviderDep
 from app.db.tables import JobStatus
 from app.deps import AfterQuery, ReadDep, SettingsDep
 from app.jobs import fleet, service
-from app.jobs.file_names import add_file_names
+from app.jobs.service import add_file_names
 
 router = APIRouter(include_in_schema=False, prefix="/provider")
 

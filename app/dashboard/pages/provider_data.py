@@ -11,11 +11,10 @@ from pydantic import Field
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app.catalog import import_preview, imports, removal, service
-from app.catalog.import_preview import CorpusKind, ImportPreview
+from app.catalog import imports, removal, service
+from app.catalog.imports import CorpusKind, ImportPreview
 from app.catalog.schemas import CorpusOut
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, check_token
 from app.deps import LimitsDep, LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep, StorageDep
@@ -68,7 +67,7 @@ async def preview(
         found, error = None, None
         try:
             asked = _read_fields(viewer, form)
-            found = import_preview.preview(storage, look, form, asked.name, asked.kind, limits)
+            found = imports.preview(storage, look, form, asked.name, asked.kind, limits)
         except AppError as problem:
             error = problem
         if "hx-request" in request.headers:
@@ -121,7 +120,7 @@ async def version_page(
     def show_version() -> Response:
         with look() as session:
             corpus = CorpusOut.model_validate(service.kept_version(session, corpus_id, _ALL))
-        found = import_preview.profile_version(storage, look, corpus_id, _ALL)
+        found = imports.profile_version(storage, look, corpus_id, _ALL)
         return page(request, "provider_corpus", viewer, corpus=corpus, profile=found, kinds=_KINDS)
 
     return await viewer.lanes.reads.project_share(viewer.project_id).run(show_version)

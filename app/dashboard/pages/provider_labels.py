@@ -9,8 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, SentDep
 from app.dashboard.rendering import HEADERS, page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.db import Begin

@@ -12,8 +12,7 @@ from app.catalog import removal, service
 from app.catalog.fitness import fitness, inspect, judge_warnings
 from app.catalog.judges import judges
 from app.catalog.schemas import BaseModelIn, ModelFitness
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep, SettingsDep

@@ -13,21 +13,20 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app.catalog import service as catalog
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, QuickStorageDep, ReadDep, SettingsDep
 from app.errors import AppError, InvalidRequest, NotFound
 from app.http.validation_errors import read
-from app.jobs.trials import policy_trial
-from app.jobs.trials.schemas import PolicyTrial
+from app.jobs import policy_trial
+from app.jobs.policy_trial import PolicyTrial
 from app.policies import service
 from app.policies.schemas import Policy, Serving
 from app.settings import Settings
 from spard import config
 from spard.config import Agent, FurtherTuning, GateThresholds
-from spard.config.row_signal import RowAction
+from spard.config.checks import RowAction
 from spard.data import strict_json
 from spard.evaluation.partial import most_hits
 

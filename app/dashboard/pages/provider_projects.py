@@ -7,8 +7,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app import db
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import LookDep, ProviderBeginDep, ReadDep

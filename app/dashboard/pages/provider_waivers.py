@@ -9,8 +9,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
 from app import db
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import Sent, SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, Sent, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep, SettingsDep
@@ -18,8 +17,8 @@ from app.errors import AppError, InvalidRequest
 from app.http.validation_errors import read
 from app.keys import admin as keys
 from app.waivers import service
-from app.waivers.held import held_adapters
 from app.waivers.schemas import WaiverCreate
+from app.waivers.service import held_adapters
 
 router = APIRouter(include_in_schema=False, prefix="/provider/waivers")
 

@@ -8,13 +8,12 @@ from fastapi import APIRouter, Query, Request
 from sqlalchemy.orm import Session
 from starlette.responses import RedirectResponse, Response
 
-from app.dashboard.fields import NO_FAULTS, Faults
-from app.dashboard.forms import SentDep
+from app.dashboard.forms import NO_FAULTS, Faults, SentDep
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer
 from app.deps import AfterQuery, LookDep, ProviderBeginDep, ReadDep
 from app.errors import AppError
-from app.webhooks import overview
+from app.webhooks import service
 
 router = APIRouter(include_in_schema=False, prefix="/provider/webhooks")
 
@@ -39,7 +38,7 @@ def replay(delivery_id: str, request: Request, sent: SentDep, begin: ProviderBeg
     """Send an event again."""
     try:
         with begin() as session:
-            overview.replay(session, delivery_id)
+            service.replay_any(session, delivery_id)
     except AppError as error:
         with look() as session:
             return _page(request, sent.viewer, session, error=error)
@@ -59,8 +58,8 @@ def _page(
         "provider_webhooks",
         viewer,
         status=error.status if error else 200,
-        endpoints=overview.endpoints(session),
-        deliveries=overview.deliveries(session, status or None, after, _AT_ONCE),
+        endpoints=service.all_endpoints(session),
+        deliveries=service.all_deliveries(session, status or None, after, _AT_ONCE),
         states=_STATES,
         wanted=status,
         faults=Faults.from_error(error) if error else NO_FAULTS,

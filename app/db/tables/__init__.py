@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from app.db.tables.adapters_served import ServedAdapter
 from app.db.tables.audit_log import AuditEntry
-from app.db.tables.browser_sessions import BrowserSession
 from app.db.tables.catalog import BaseModelEntry, Corpus, EmbeddingShard
 from app.db.tables.checkpoints import CheckpointPermission, JobCheckpoint
 from app.db.tables.deleted_places import DeletedPlace
-from app.db.tables.files import CondemnedObject, File
+from app.db.tables.files import CondemnedObject, File, Upload, UploadPart
 from app.db.tables.inference import InferenceCall, StoredReply
 from app.db.tables.jobs import (
     TERMINAL,
@@ -23,16 +22,13 @@ from app.db.tables.jobs import (
     SweptJob,
     Tombstone,
 )
-from app.db.tables.keys import ApiKey, Project
 from app.db.tables.objects import ObjectFinding, ObjectIntent, ObjectMark
-from app.db.tables.outbox import Outbox
 from app.db.tables.policies import PolicyVersion
-from app.db.tables.quotas import Quota
+from app.db.tables.projects import ApiKey, BrowserSession, Project, Quota
 from app.db.tables.reply_labels import ReplyLabel, SampledReply
-from app.db.tables.uploads import Upload, UploadPart
 from app.db.tables.waivers import HeldAdapter, Waiver
 from app.db.tables.webhooks import WebhookDelivery, WebhookEndpoint
-from app.db.tables.workers import WorkerRow
+from app.db.tables.workers import Outbox, WorkerRow
 
 __all__ = [
     "TERMINAL",

@@ -18,7 +18,7 @@ IS_RUNNING = text("status = 'running'")  # must match the text of the partial in
 class InferenceCall(Base):
     """One inference request. `reserved_tokens` is the possible length of its replies and counts against the quota.
 
-    `owner` is the API process that answers and extends the lease. If that process dies, `app.inference.lost_calls`
+    `owner` is the API process that answers and extends the lease. If that process dies, `app.inference.call_leases`
     completes the row with the tokens that were sent.
     """
 

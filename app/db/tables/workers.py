@@ -1,4 +1,4 @@
-"""Table of the workers, as they report themselves."""
+"""Tables of the workers, as they report themselves, and of wake-ups, which are sent after the commit that made them."""
 
 from __future__ import annotations
 
@@ -24,3 +24,15 @@ class WorkerRow(Base):
     memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # of its smallest GPU; None without one
     gpus: Mapped[int] = mapped_column(default=1, server_default="1")  # over which a job's model is sharded
     seen_at: Mapped[float]  # Unix seconds by the database's clock
+
+
+class Outbox(Base):
+    """A wake-up to send after the commit that made it; losing one costs a poll interval, not a job."""
+
+    __tablename__ = "outbox"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    topic: Mapped[str]
+    payload: Mapped[dict[str, object]]
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    sent_at: Mapped[datetime | None] = mapped_column(index=True)

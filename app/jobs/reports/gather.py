@@ -2,25 +2,225 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, literal, literal_column, null, select, union_all
+from typing_extensions import TypedDict
 
 from app import db
-from app.db.tables import JobStatus
-from app.jobs import job_log, scheduling
-from app.jobs.job_log import JobLog
-from app.jobs.reports import page_rows
-from app.jobs.reports.page_rows import JobFile, Later, PageJob
+from app.db.tables import DeletedModel, File, Job, JobEvent, JobMetric, JobStatus, LaterAudit
+from app.db.tables.job_records import Adapter
+from app.files import service as files
+from app.jobs import events, rows, scheduling
 from app.jobs.reports.service import read_report
 from app.jobs.reports.verdict import Verdict, verdict
 from app.jobs.reports.view import View, view
-from app.jobs.rows import JobRow
-from app.jobs.schemas import JobOut, VerdictOut, job_response
+from app.jobs.rows import ALL, JobRow
+from app.jobs.schemas import JobOut, StepMetrics, VerdictOut, job_response
 from app.storage import Storage
 from spard.release.archive import folder_name
 from spard.release.report import SafetyReport
+
+# Read a job's log for its page in one statement: last messages, step metrics and restarts.
+
+_SHOWN = 100  # messages, the last ones
+
+
+class Line(NamedTuple):
+    """A message of the log, or one step's metrics as JSON; `number` orders lines of the same kind."""
+
+    kind: str  # message | restart | step
+    number: int
+    created_at: datetime | None  # of messages, as their level
+    level: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobLog:
+    """The last messages, newest first; the metrics of every step; the last step before each restart."""
+
+    messages: Sequence[Line] = ()
+    metrics: Sequence[StepMetrics] = ()
+    restarts: Sequence[int] = ()
+
+
+def _kind(name: str) -> ColumnElement[str]:
+    return literal_column(f"'{name}'", Text).label("kind")
+
+
+_OF_JOB = (JobEvent.job_id == bindparam("job_id")) & (JobEvent.type == "message")
+_TOLD = JobEvent.seq.label("number"), JobEvent.created_at, JobEvent.level, JobEvent.message.label("text")
+_LAST = select(_kind("message"), *_TOLD).where(_OF_JOB).order_by(JobEvent.seq.desc()).limit(_SHOWN).subquery()
+_RESUMED = JobEvent.data[events.RESUMED].as_integer()
+# PostgreSQL takes a bare NULL for text, which a UNION cannot combine with the other columns.
+_NO_TIME, _NO_LEVEL = (cast(null(), column.type) for column in (JobEvent.created_at, JobEvent.level))
+_LINES = union_all(
+    select(_LAST),
+    select(_kind("restart"), JobEvent.seq, _NO_TIME, _NO_LEVEL, cast(_RESUMED, Text)).where(
+        _OF_JOB, _RESUMED.is_not(None)
+    ),
+    select(_kind("step"), JobMetric.step, _NO_TIME, _NO_LEVEL, cast(JobMetric.data, Text)).where(
+        JobMetric.job_id == bindparam("job_id")
+    ),
+).subquery()
+_LOG = db.Prepared(select(*(_LINES.c[name] for name in Line._fields)).order_by(_LINES.c.number), Line._make)
+
+
+def read_log(reader: db.Reader, job_id: str) -> JobLog:
+    """Return the log of a job of any project."""
+    lines = _LOG.all(reader, job_id=job_id)
+    return JobLog(
+        [each for each in reversed(lines) if each.kind == "message"],
+        [{"step": each.number, **json.loads(each.text)} for each in lines if each.kind == "step"],
+        [int(each.text) for each in lines if each.kind == "restart"],
+    )
+
+
+# Read the rows for job pages, one statement per kind: jobs, their files, and their undefended twins.
+
+_LOOKED_AT = 50  # newest jobs on the same model that are searched for a twin
+
+
+class Later(NamedTuple):
+    """A later audit as a page shows it; the fields are columns of the table `later_audits`."""
+
+    step: int
+    created_at: datetime
+    audit_version: int
+    decision: str | None
+    reasons: list[str] | None
+
+
+class PageJob(NamedTuple):
+    """A job with its report's storage key, its adapter if it still exists, and its later audits."""
+
+    row: JobRow
+    report_key: str | None
+    adapter: Adapter | None = None
+    later: Sequence[Later] = ()  # the newest first
+    filename: str | None = None  # of the training file; None: it was deleted
+
+
+class Problem(TypedDict):
+    """The part of a file's problem that a job page counts."""
+
+    code: str
+
+
+class JobFile(NamedTuple):
+    """A file as a page shows it; the fields are columns of the table `files`."""
+
+    id: str
+    filename: str
+    bytes: int
+    sha256: str
+    storage_key: str
+    problems: list[Problem] | None
+
+
+_WIDTH = len(JobRow._fields)
+
+
+def _split(columns: Iterable[Any]) -> tuple[PageJob, Later | None]:
+    """Split a row into the job, without later audits, and the row's later audit or None."""
+    values = list(columns)
+    row, (report_key, adapter, deleted, filename) = values[:_WIDTH], values[_WIDTH : _WIDTH + 4]
+    audit = values[_WIDTH + 4 :]
+    job = PageJob(JobRow._make(row), report_key, adapter if deleted is None else None, filename=filename)
+    return job, None if audit[0] is None else Later._make(audit)
+
+
+_IS_TRAINING_FILE = (File.id == Job.training_file) & files.LIVES
+_WITH_LATER = (
+    ALL.add_columns(
+        *(Job.report_key, Job.adapter, DeletedModel.job_id, File.filename),
+        *(getattr(LaterAudit, name) for name in Later._fields),
+    )
+    .outerjoin(File, _IS_TRAINING_FILE)
+    .outerjoin(DeletedModel, DeletedModel.job_id == Job.id)
+    .outerjoin(LaterAudit, LaterAudit.job_id == Job.id)
+    .where(Job.id == bindparam("job_id"))
+    .order_by(LaterAudit.created_at.desc(), LaterAudit.round.desc(), LaterAudit.id)
+)
+_OF_ANY = db.Prepared(_WITH_LATER, _split)
+_OF_PROJECT = db.Prepared(_WITH_LATER.where(Job.project_id == bindparam("project_id")), _split)
+
+
+def find_page_job(reader: db.Reader, project_id: str | None, job_id: str) -> PageJob:
+    """Return a job of the project, or of any project if None; raise `NotFound` if there is none."""
+    if project_id is None:
+        found = _OF_ANY.all(reader, job_id=job_id)
+    else:
+        found = _OF_PROJECT.all(reader, job_id=job_id, project_id=project_id)
+    if not found:
+        raise rows.unknown(job_id)
+    return found[0][0]._replace(later=[later for _, later in found if later])
+
+
+def find_page_jobs(reader: db.Reader, project_id: str, job_ids: Collection[str]) -> list[PageJob]:
+    """Return jobs of the project in the order of `job_ids`, without adapters and later audits.
+
+    Raises `NotFound` if one of them is missing.
+    """
+    query = ALL.add_columns(Job.report_key, File.filename).outerjoin(File, _IS_TRAINING_FILE)
+    query = query.where(Job.project_id == project_id, Job.id.in_(job_ids))
+    found = {
+        row.id: PageJob(JobRow._make(row[:_WIDTH]), row.report_key, filename=row.filename)
+        for row in db.rows(reader, query)
+    }
+    for job_id in job_ids:
+        if job_id not in found:
+            raise rows.unknown(job_id)
+    return [found[job_id] for job_id in job_ids]
+
+
+def job_files(reader: db.Reader, job: PageJob) -> Mapping[str, JobFile]:
+    """Return a job's result files and, once it was audited, its training file, by id."""
+    row = job.row
+    is_wanted: ColumnElement[bool] = File.id.in_(row.result_files or [])
+    if job.report_key:
+        is_wanted |= (File.id == row.training_file) & files.LIVES
+    elif not row.result_files:
+        return {}
+    query = select(*(getattr(File, name) for name in JobFile._fields)).where(File.project_id == row.project_id)
+    return {found.id: JobFile._make(found) for found in db.rows(reader, query.where(is_wanted))}
+
+
+def undefended_reports(reader: db.Reader, jobs: Collection[PageJob]) -> dict[str, str]:
+    """Return, by job id, the storage key of the report of each defended job's newest undefended twin.
+
+    A twin is a job of the same project without a defense that trained the same model on the same bytes. Only jobs with
+    a report are considered.
+    """
+    defended = [job.row for job in jobs if job.report_key and job.row.recipe["defense"]["type"] != "none"]
+    if not defended:
+        return {}
+    alike = union_all(*map(_without_defense, defended)).order_by("created_at")
+    # Oldest first: of several twins of a job, the newest overwrites the others.
+    return {job_id: report_key for job_id, report_key, _ in db.rows(reader, alike)}
+
+
+def _without_defense(job: JobRow) -> Select[tuple[str, str, datetime]]:
+    is_alike = (Job.project_id == job.project_id) & (Job.model == job.model) & (Job.id != job.id)
+    defense, file = Job.recipe[("defense", "type")].as_string(), Job.spec[("training_file", "sha256")].as_string()
+    newest = (
+        select(Job.created_at, Job.report_key, defense.label("defense"), file.label("file"))
+        .where(is_alike, Job.report_key.is_not(None))
+        .order_by(Job.created_at.desc())
+        .limit(_LOOKED_AT)
+        .subquery()
+    )
+    return select(literal(job.id).label("job_id"), newest.c.report_key, newest.c.created_at).where(
+        newest.c.defense == "none", newest.c.file == job.spec.training_file.sha256
+    )
+
 
 # List the files that a job offers for download, with digests and the commands to verify, load and serve them.
 
@@ -103,7 +303,7 @@ class Gathered:
     job: JobOut
     report_key: str | None
     undefended_key: str | None
-    log: JobLog = JobLog()  # noqa: RUF009 - it is frozen
+    log: JobLog = JobLog()
     artifacts: Artifacts = Artifacts((), None)
     findings: Mapping[str, int] | None = None  # counts of the training file's problems by code
     later: Sequence[Later] = ()
@@ -138,14 +338,14 @@ def gather(reader: db.Reader, project_id: str | None, job_id: str) -> Gathered:
     Runs five statements at most: a waiting job needs two for its place in the queue, an audited job one for its twin,
     and files are looked up if there are any. Raises `NotFound` if there is no such job.
     """
-    job = page_rows.one(reader, project_id, job_id)
+    job = find_page_job(reader, project_id, job_id)
     [found] = _places_and_reports(reader, [job])
-    left = page_rows.job_files(reader, job)
+    left = job_files(reader, job)
     return Gathered(
         found.job,
         found.report_key,
         found.undefended_key,
-        job_log.read(reader, job_id),
+        read_log(reader, job_id),
         artifacts(job, left),
         _findings(job, left),
         job.later,
@@ -157,7 +357,7 @@ def gather_reports(reader: db.Reader, project_id: str, job_ids: Collection[str])
 
     Raises `NotFound` if one of them is missing.
     """
-    return _places_and_reports(reader, page_rows.several(reader, project_id, job_ids))
+    return _places_and_reports(reader, find_page_jobs(reader, project_id, job_ids))
 
 
 def read(storage: Storage, gathered: Gathered) -> Seen:
@@ -183,7 +383,7 @@ def verdict_response(seen: Seen) -> VerdictOut:
 
 def _places_and_reports(reader: db.Reader, jobs: Collection[PageJob]) -> list[Gathered]:
     places = scheduling.places(reader, [job.row for job in jobs])
-    undefended = page_rows.undefended_reports(reader, jobs)
+    undefended = undefended_reports(reader, jobs)
     found = [(job_response(job.row, places.get(job.row.id)), job) for job in jobs]
     for told, job in found:
         told.filename = job.filename

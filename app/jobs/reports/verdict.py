@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.db.tables import JobStatus
-from app.jobs.reports.counts import Count, count_kind
 from app.jobs.reports.held_back import undecided_sentence
 from app.jobs.reports.plots import percent
 from app.jobs.schemas import JobOut
+from spard.evaluation.rates import wilson
 from spard.evaluation.results import ATTACKS, SuiteResult
 from spard.release.report import GateRecord, SafetyReport
 
@@ -170,3 +170,31 @@ def _sentences(report: SafetyReport, undefended: SafetyReport | None) -> Iterato
     if (attacks := count_kind(report.adapter, "harmful")) is not None:
         low, high = attacks.interval
         yield f"95 % interval of the attack rate: {percent(low)} to {percent(high)}, on the prompts that were asked."
+
+
+# Sum the counts of an audit over all suites of a kind.
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Attacks that succeeded, harmless requests refused, or right answers: `hits` of `n` scored replies; n > 0."""
+
+    hits: int
+    n: int
+
+    @property
+    def share(self) -> float:
+        """The share of hits, from 0 to 1."""
+        return self.hits / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % Wilson interval of the share."""
+        return wilson(self.hits, self.n)
+
+
+def count_kind(results: Sequence[SuiteResult], kind: str) -> Count | None:
+    """Return the counts of all suites of a kind; None if nothing was scored."""
+    found = [each for each in results if each.kind == kind]
+    n = sum(each.n for each in found)
+    return Count(sum(each.hits for each in found), n) if n else None

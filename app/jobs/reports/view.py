@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.jobs.reports import unaudited_epochs
-from app.jobs.reports.counts import Count, count_kind
 from app.jobs.reports.held_back import next_steps
 from app.jobs.reports.histograms import RowLengths, Scores, lengths, scores
 from app.jobs.reports.plots import Curve, Dot, Strip, Tick, curve, dot, percent, restart_marks, strip
-from app.jobs.reports.verdict import Verdict, verdict
+from app.jobs.reports.verdict import Count, Verdict, count_kind, verdict
 from app.jobs.schemas import JobOut, StepMetrics
 from spard.config import ON_FIGURES
 from spard.evaluation.partial import decision_lines
@@ -334,7 +332,7 @@ def _checkpoints(report: SafetyReport) -> Measure | None:
     words = f"Each epoch's end was asked {asked} attacks, {which} {own.asr.n}."
     if report.ending:
         words += f" {report.ending.sentence}."
-    words += unaudited_epochs.sentence(report.checkpoints)
+    words += _unaudited_epochs(report.checkpoints)
     limits = report.thresholds
     limit, limit_name = (100 * limits.max_asr, f"gate {percent(limits.max_asr)}") if limits else (None, "")
     title = "Attacks that succeed at the end of each epoch"
@@ -427,3 +425,26 @@ def _stages(report: SafetyReport) -> Iterator[Stage]:
         share = 100 * seconds / sum(shown.values())
         yield Stage(name.replace("_", " "), seconds, round(at, 2), round(share, 2))
         at += share
+
+
+# Describe the epochs whose checkpoints were not audited.
+
+
+def _unaudited_epochs(checkpoints: Sequence[CheckpointRecord]) -> str:
+    """Return a sentence, with a leading space, on epochs without an audit; empty if all have one."""
+    epochs = [each.epoch for each in checkpoints if each.gate is None and not each.asr.n]
+    if not epochs:
+        return ""
+    which = f"Epoch {epochs[0]} was" if len(epochs) == 1 else f"Epochs {_ranges(epochs)} were"
+    return f" {which} not audited: a checkpoint is audited only where it is kept when the job ends."
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return ascending numbers as text with runs as ranges: "1 to 3, 5"."""
+    groups: list[list[int]] = []
+    for number in numbers:
+        if groups and number == groups[-1][-1] + 1:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    return ", ".join(str(each[0]) if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in groups)

@@ -16,12 +16,12 @@ from spard_lab.bench.bench import Workplace, run_cells
 from spard_lab.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
 from spard_lab.bench.curves import HEADING as CURVES_HEADING
 from spard_lab.bench.curves import budget, curves_table, run_curves
+from spard_lab.bench.differences import METHODS_HEADING, SELECTIONS_HEADING, methods_table, paired_table
 from spard_lab.bench.lab import LabSource
 from spard_lab.bench.maps import maps
 from spard_lab.bench.measure import Measurement
 from spard_lab.bench.overhead import Extent, costs, costs_table, overhead
 from spard_lab.bench.page import write_page
-from spard_lab.bench.paired import HEADING, METHODS_HEADING, methods_table, paired_table
 from spard_lab.bench.parts import PARTS_HEADING, arms_table, compared_methods, comparisons, parts_table
 from spard_lab.bench.report import Table, make_tables, results_csv, results_json
 from spard_lab.bench.row_signals import (
@@ -111,7 +111,9 @@ def selection(order: Order) -> str:
     place = Workplace(order.source, order.folder, order.split)
     cells = selection_cells(order.source, order.asked)
     found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
-    return _finish(order, found, {HEADING: paired_table(found)} | make_tables(found), figures.of_selection(found), {})
+    return _finish(
+        order, found, {SELECTIONS_HEADING: paired_table(found)} | make_tables(found), figures.of_selection(found), {}
+    )
 
 
 def sweep(order: Order) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from spard.config import JudgeSpec
-from spard.config.added import without_added
+from spard.config.earlier_versions import without_added
 from spard.config.run_spec import RunSpec, to_mapping
 from spard.data.rows import Prompt
 from spard.evaluation.audit import Suite

@@ -20,7 +20,8 @@ from app.db.base import new_id
 from app.db.tables import File, Job, JobStatus
 from app.db.tables.job_records import Adapter, SafetySummary
 from app.jobs import lease
-from app.jobs.results import Publication, fine_tuned_model
+from app.jobs.lease import Publication
+from app.jobs.project_models import fine_tuned_model
 from app.main import create_app
 from app.settings import Settings
 from app.storage import Storage

@@ -19,7 +19,7 @@ from sqlalchemy import text
 from app import db
 from app.db.tables.job_records import HeldArchive, SafetySummary
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from app.ops import logs
 from app.settings import Settings
 from app.signing import signing_key

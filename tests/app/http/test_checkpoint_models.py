@@ -18,8 +18,8 @@ from app.db.tables import Job, JobCheckpoint, JobStatus
 from app.db.tables.checkpoints import FINAL
 from app.db.tables.job_records import Adapter
 from app.jobs import lease
-from app.jobs.lease import Claim
-from app.jobs.results import Publication, Rejection, fine_tuned_model
+from app.jobs.lease import Claim, Publication, Rejection
+from app.jobs.project_models import fine_tuned_model
 from app.objects import references
 from app.retention import sweep_attempts
 from app.storage import StorageError

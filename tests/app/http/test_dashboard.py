@@ -21,7 +21,7 @@ from app import db
 from app.db.base import utc_now
 from app.db.tables import ApiKey, BrowserSession, Job, Project
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from tests.app.http.conftest import JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_report import EVIL, GATE, REPORT, Tags
 from tests.app.http.test_results import MODEL, publish

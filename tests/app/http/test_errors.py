@@ -16,7 +16,7 @@ from pydantic import SecretStr
 
 import app
 from app.catalog import model_names
-from app.http import pattern_messages
+from app.http import validation_errors
 from app.main import create_app
 from app.settings import Settings
 from spard.models.targets import MODULE
@@ -60,7 +60,7 @@ def test_what_a_pattern_allows_is_said_in_words(provider: TestClient) -> None:
 def test_every_pattern_has_its_words() -> None:
     files = list(Path(app.__file__).parent.rglob("*.py"))
     used = {found for path in files for found in re.findall(r'pattern=r"([^"]+)"', path.read_text(encoding="utf-8"))}
-    assert used | {model_names.PATTERN, MODULE} == set(pattern_messages.ALLOWED)
+    assert used | {model_names.PATTERN, MODULE} == set(validation_errors.ALLOWED)
 
 
 def test_good_answers_carry_an_id_of_their_own(customer: TestClient) -> None:

@@ -18,7 +18,7 @@ from app.commands import downloads
 from app.commands.jobs import watch
 from app.db.tables.job_records import Adapter, GateJson, Progress, ResolvedJson, SafetySummary
 from app.jobs import events, lease
-from app.jobs.results import Publication, Rejection
+from app.jobs.lease import Publication, Rejection
 from app.settings import Settings
 from app.signing import signing_key
 from spard.commands import main

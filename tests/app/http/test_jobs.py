@@ -14,7 +14,7 @@ from app import db
 from app.db.tables import File, Job, JobMetric
 from app.jobs import lease
 from spard.config import JudgeSpec, Lisa, Lora, SafeGrad, SafeInstr, Selection, Spard
-from spard.config.added import without_added
+from spard.config.earlier_versions import without_added
 from tests.app.http.conftest import FILES, JOBS, Service, jsonl, pool, rows
 from tests.app.parts import PUBLICATION
 

@@ -18,7 +18,7 @@ from app.inference.protocol import Ask
 from app.inference.released import Released
 from app.inference.schemas import ChatCreate, CompletionCreate
 from app.jobs import lease
-from app.ops.pruning import prune
+from app.retention import prune
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
 from tests.app.http.test_checkpoints import admin, claim, permissions, steps  # noqa: F401 - fixtures
 from tests.app.http.test_erasure import MODELS

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url, select
 
 from app import db
-from app.db import postgres_sessions
+from app.db import session as db_session
 from app.db.tables import Project, Quota
 from app.main import create_app
 from app.settings import Settings
@@ -48,8 +48,8 @@ def test_a_read_beside_a_locked_database_is_answered(locked_client: TestClient) 
 @pytest.fixture
 def on_postgres(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """The service on PostgreSQL, which waits for locked rows for a moment only."""
-    brief = postgres_sessions._FOR_SESSION.replace("'5s'", "'0.2s'")
-    monkeypatch.setattr(postgres_sessions, "_FOR_SESSION", brief)
+    brief = db_session._FOR_SESSION.replace("'5s'", "'0.2s'")
+    monkeypatch.setattr(db_session, "_FOR_SESSION", brief)
     app = create_app(Settings(data_dir=tmp_path, database_url=SecretStr(postgres_url)))
     with TestClient(app) as http:
         yield Service(app, http)

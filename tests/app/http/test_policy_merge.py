@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.main import create_app
-from app.policies.merge import PolicyChange, changed_fields, merge
 from app.policies.schemas import Policy
+from app.policies.service import PolicyChange, changed_fields, merge
 from app.settings import Settings
 from spard.config import GateThresholds
 from tests.app.http.conftest import Service

@@ -12,8 +12,8 @@ from fastapi.testclient import TestClient
 from app import db
 from app.db.tables.job_records import JobError
 from app.jobs import lease
-from app.jobs.results import Rejection
-from app.jobs.trials.policy_trial import effect
+from app.jobs.lease import Rejection
+from app.jobs.policy_trial import effect
 from spard.config import RowSignal
 from spard.release.row_records import RowSignalRecord
 from tests.app.http.conftest import JOBS, Service

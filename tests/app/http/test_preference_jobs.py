@@ -12,7 +12,7 @@ from sqlalchemy import select
 from app import db
 from app.db.tables import Job
 from spard.config import Dpo, Recipe, Spard
-from spard.config.deprecated import from_stored
+from spard.config.earlier_versions import from_stored
 from spard.config.run_spec import parse
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, jsonl, rows
 from tests.spard.parts import byte_tokenizer

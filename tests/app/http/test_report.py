@@ -17,7 +17,7 @@ from app import db
 from app.db.tables import Job
 from app.db.tables.job_records import FindingJson, GateJson
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from spard.config import GateThresholds
 from spard.config.run_spec import to_mapping
 from spard.evaluation.findings import Figure, GateFinding

@@ -22,7 +22,7 @@ from securesystemslib.signer._key import SSlibKey
 from app import db
 from app.db.tables.job_records import Adapter, HeldArchive, ResolvedJson, SafetySummary
 from app.jobs import lease
-from app.jobs.results import Publication, Rejection
+from app.jobs.lease import Publication, Rejection
 from tests.app.http.conftest import FILES, JOBS, Service, rows
 
 ARCHIVE = b"an adapter archive" * 100

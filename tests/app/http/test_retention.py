@@ -15,7 +15,7 @@ from app.db.base import new_id, utc_now
 from app.db.tables import File
 from app.db.tables.job_records import Adapter
 from app.jobs import lease
-from app.jobs.results import Publication
+from app.jobs.lease import Publication
 from app.retention import sweep, sweep_attempts
 from app.storage import StorageError
 from tests.app.http.conftest import FILES, JOBS, Service, Upload, rows

@@ -16,9 +16,8 @@ from app.settings import Settings
 from app.signing import public_keys, revoke, rotate, signing_key
 from spard.commands import main
 from spard.digests import write_manifest
-from spard.release.key_set import KeySet
+from spard.release.key_set import KeySet, publish, read_published
 from spard.release.manifest import key_id, sign
-from spard.release.published_keys import publish, read
 from tests.app.http.conftest import Service, serve_app
 
 URL = "/v1/signing_keys"
@@ -132,7 +131,7 @@ def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
 
     def publish_set(known: KeySet, days: int = 0) -> Any:
         key = next(each for each in keys if key_id(each.public_key()) == known.current)
-        return read(publish(known, key, NOW + timedelta(days=days)).encode(), "set")
+        return read_published(publish(known, key, NOW + timedelta(days=days)).encode(), "set")
 
     publish_set(revoked, 1).require_not_older(publish_set(two))
     publish_set(two).require_not_older(publish_set(two))
@@ -140,7 +139,7 @@ def test_a_set_is_older_by_its_version_its_date_or_what_it_lacks() -> None:
         (publish_set(one, 1), publish_set(two), "is missing"),
         (publish_set(two, 1), publish_set(revoked), "is no longer revoked"),
         (publish_set(two, -1), publish_set(two), "is older"),
-        (read(two.text().encode(), "set"), publish_set(two), "is older"),
+        (read_published(two.text().encode(), "set"), publish_set(two), "is older"),
     ):
         with pytest.raises(Exception, match=why):
             found.require_not_older(kept)

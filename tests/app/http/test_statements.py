@@ -18,7 +18,7 @@ from app.db.tables import Job, LaterAudit, Quota
 from app.db.tables.job_records import Adapter, GateJson
 from app.jobs import fleet, lease
 from app.jobs.fleet import Presence
-from app.jobs.results import Publication, Rejection
+from app.jobs.lease import Publication, Rejection
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_job_page import FIGURES
 

@@ -18,7 +18,7 @@ from sqlalchemy import event
 
 from app import db
 from app.db.tables import ApiKey, JobEvent
-from app.jobs import stream, stream_news
+from app.jobs import stream
 from app.keys import browser_sessions
 from tests.app.http.conftest import JOBS, Service
 
@@ -128,13 +128,13 @@ def test_many_streams_cost_one_query_at_a_time(
     url: str, customer: TestClient, service: Service, running: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks, asked = [0], [0]
-    look = stream_news.look
+    look = stream.read_news
 
     def count_looks(*arguments: Any) -> Any:
         looks[0] += 1
         return look(*arguments)
 
-    monkeypatch.setattr("app.jobs.stream.look", count_looks)
+    monkeypatch.setattr("app.jobs.stream.read_news", count_looks)
     readers = [Reader(url, customer, running) for _ in range(12)]
     for reader in readers:
         reader.await_text("id: 3\n")

@@ -14,7 +14,7 @@ from app import db
 from app.db.tables import Job
 from app.db.tables.job_records import Adapter, SafetySummary
 from app.jobs import lease
-from app.jobs.results import Publication, Rejection
+from app.jobs.lease import Publication, Rejection
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_dashboard import SignIn, sign_in  # noqa: F401 - fixture
 from tests.app.http.test_report import EVIL, PAGE, REPORT

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from app import db
 from app.db.tables.job_records import GateJson
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from tests.app.http.conftest import JOBS, Service
 from tests.app.http.test_results import publish
 

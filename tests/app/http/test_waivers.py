@@ -19,7 +19,7 @@ from app.db.base import utc_now
 from app.db.tables import ApiKey, HeldAdapter, Job, Waiver
 from app.db.tables.job_records import GateJson, HeldArchive
 from app.jobs import lease
-from app.jobs.results import Rejection
+from app.jobs.lease import Rejection
 from app.retention import sweep_attempts
 from app.settings import Settings
 from app.signing import signing_key

@@ -27,8 +27,8 @@ from app.db.tables import ApiKey, BaseModelEntry, Job, JobCheckpoint, JobStatus,
 from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_spec import JobSpec, ModelRef, ObjectRef, PolicyRef
 from app.http.connections import BoundedHttp
-from app.jobs import release
-from app.jobs.results import fine_tuned_model
+from app.jobs import project_models
+from app.jobs.project_models import fine_tuned_model
 from app.keys import service as keys
 from app.main import create_app
 from app.settings import Settings
@@ -150,7 +150,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead = timedelta(0)
         clocks = {"now": lambda: db.now() + self.ahead.total_seconds(), "clock": lambda _: self.now()}
-        for module in (catalog, release):
+        for module in (catalog, project_models):
             monkeypatch.setattr(module, "db", SimpleNamespace(**vars(db) | clocks))
 
     def now(self) -> datetime:

@@ -15,9 +15,8 @@ from app.db.base import utc_now
 from app.db.tables import InferenceCall, Project, Quota
 from app.db.tables.inference import PROCESS_LOST, RUNNING
 from app.errors import QuotaExceeded
-from app.inference.call_leases import CallLeases, ledger_folder
+from app.inference.call_leases import CallLeases, complete_lost, ledger_folder
 from app.inference.ledger import MOST_OPEN, Ledger, lock_abandoned
-from app.inference.lost_calls import complete_lost
 from app.keys import service as keys
 from app.quotas import service as quotas
 from app.settings import Settings

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from app.inference.schema_cost import ReplySchema
+from app.inference.json_limits import ReplySchema
 from app.inference.schemas import ChatCreate
 
 WORD = {"type": "string", "pattern": "^[a-z]+$"}

@@ -22,7 +22,7 @@ from app.inference.vllm import Vllm as Engine
 from spard.models.base import Base, load_base
 from tests.app.inference.conftest import Lab
 from worker.engine.batch import BASE, Batch
-from worker.engine.texts import Text
+from worker.engine.replies import Text
 
 
 class Refusal(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.launchers import jobset, kubernetes, manifest
+from app.launchers import kubernetes, manifest
 from app.launchers.base import Work
 from app.settings import Settings
 from tests.app.launchers import schemas
@@ -40,7 +40,7 @@ def test_a_job_makes_one_pod_and_names_its_attempt(gpus: int | None, queue: str 
 
 def make_jobset(nodes: int = 4, queue: str | None = None) -> dict[str, Any]:
     leader, follower = (deployed_object("PodTemplate", f"spard-{name}")["template"] for name in ("leader", "follower"))
-    return jobset.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
+    return manifest.jobset(leader, follower, Work("ftjob-0a", 3, 8, nodes), queue)
 
 
 @pytest.mark.parametrize("queue", [None, "spard"])
@@ -69,7 +69,7 @@ def test_a_jobset_makes_a_leader_and_followers_and_nothing_twice(nodes: int, que
 
 
 def test_the_pods_of_a_jobset_reach_one_another_and_no_other_job_s() -> None:
-    made, policy = make_jobset(), jobset.policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
+    made, policy = make_jobset(), manifest.network_policy(Work("ftjob-0a", 3, 8, 4), "uid-1")
     assert schemas.faults(policy) == []
     chosen = policy["spec"]["podSelector"]["matchLabels"]
     assert {"spard/job": "ftjob-0a", "spard/token": "3"}.items() <= chosen.items()

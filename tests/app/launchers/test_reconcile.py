@@ -14,7 +14,7 @@ from app.db.tables import Job, JobStatus
 from app.jobs import lease, scheduling, transitions
 from app.jobs.lease import Claim
 from app.jobs.reaper import reap_once
-from app.launchers import jobset, manifest, reconcile
+from app.launchers import manifest, reconcile
 from app.launchers.kubernetes import KubernetesLauncher
 from app.launchers.reconcile import Bounds
 from tests.app.conftest import AddJob
@@ -217,7 +217,7 @@ def test_kueue_holds_a_jobset_back_as_a_whole(engine: Engine, add_job: AddJob) -
 def test_a_follower_that_finds_no_node_is_the_reason_of_the_queue(engine: Engine, add_job: AddJob) -> None:
     job_id, cluster = add_job(**FAR), Cluster()
     look(engine, cluster, **NODES)
-    labels = {jobset.NAME: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
+    labels = {manifest.JOBSET_LABEL: f"{job_id}-0", "job-name": f"{job_id}-0-followers-0"}
     cluster.pods[f"{job_id}-0"] = {"metadata": {"labels": labels}, "status": PENDING}
     look(engine, cluster, **NODES)
     assert read_job(engine, job_id).launch_reason == manifest.NO_ROOM

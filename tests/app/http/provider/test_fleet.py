@@ -12,7 +12,7 @@ from app import db
 from app.db.tables import WorkerRow
 from app.jobs import fleet, lease
 from app.jobs.fleet import Presence
-from app.ops.pruning import prune
+from app.retention import prune
 from tests.app.http.conftest import JOBS, Service, rows
 
 HERE = Presence("gpu-1:7", "gpu-1", "1.0.0", ["NVIDIA H100, 80 GiB"], [])

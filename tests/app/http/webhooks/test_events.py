@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app import db
 from app.db.tables import WebhookDelivery
 from app.db.tables.job_records import Adapter
-from app.jobs import control, lease
+from app.jobs import lease, transitions
 from app.jobs.reaper import reap
 from app.webhooks.delivery import Courier
 from tests.app.http.conftest import JOBS, Service
@@ -46,7 +46,7 @@ def test_an_end_that_is_not_committed_is_not_told(
 ) -> None:
     job_id = customer.post(JOBS, json=job_body).json()["id"]
     with Session(service.app.state.engine) as session:
-        control.request_cancel(session, job_id)
+        transitions.request_cancel(session, job_id)
         session.rollback()
     with db.read(service.app.state.engine) as session:
         assert session.scalars(select(WebhookDelivery)).all() == []

@@ -1,4 +1,7 @@
-"""Find a project's own models by name: the fine-tuned models of its jobs, and released checkpoints."""
+"""Find a project's own models by name: the fine-tuned models of its jobs, and released checkpoints.
+
+A model whose audit failed may be used by the provider, and by its project while a waiver is in force.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ from dataclasses import dataclass
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from app import db
 from app.catalog import badges
 from app.catalog import service as catalog
 from app.db.tables import TERMINAL, Job, JobCheckpoint
 from app.db.tables.checkpoints import FINAL
-from app.db.tables.job_records import Adapter
+from app.db.tables.job_records import Adapter, SafetySummary
 from app.errors import Forbidden
-from app.jobs import release
-from app.jobs.results import fine_tuned_model
 from app.keys.service import Principal
 
 _NOTHING_ASKED = "The provider has turned off audits of checkpoints (SPARD_CHECKPOINT_PROMPTS is 0)."
@@ -42,7 +44,7 @@ class OwnModel:
         A customer may not use an adapter that was released to the provider only, or one whose waiver has expired.
         """
         if self.checkpoint is None or self.checkpoint.kind == FINAL:
-            release.check(session, caller, self.job)
+            check_release(session, caller, self.job)
         elif not is_passed(self.checkpoint) and "admin" not in caller.scopes:
             raise Forbidden("This checkpoint was released to the provider only.", code="not_published")
 
@@ -101,3 +103,21 @@ def own_model(session: Session, project_id: str, name: str) -> OwnModel | None:
         return OwnModel(name, job, adapter, checkpoint) if adapter else None
     made = catalog.find_tuned_job(session, project_id, name)
     return OwnModel(name, made, made.adapter) if made else None
+
+
+def fine_tuned_model(job: Job) -> str:
+    """Return the model's name in OpenAI's form: ft:{base}:{organization}:{suffix}:{id}."""
+    return f"ft:{job.model}:{job.project_id}:{job.suffix or ''}:{job.id.removeprefix('ftjob-')[:12]}"
+
+
+# Decide who may download an adapter that did not pass the safety gate.
+
+
+def check_release(session: Session, caller: Principal, job: Job) -> None:
+    """Raise Forbidden unless the adapter passed its gate, a waiver is in force, or the caller is the provider."""
+    summary = job.safety or SafetySummary()
+    if waiver := summary.get("waiver"):
+        if waiver["expires_at"] <= db.clock(session).timestamp():
+            raise Forbidden(f"The waiver that released the adapter of {job.id} has expired.", code="waiver_expired")
+    elif not ("gate" in summary and summary["gate"]["decision"] == "pass") and "admin" not in caller.scopes:
+        raise Forbidden("This adapter was released to the provider only.", code="not_published")

@@ -1,10 +1,10 @@
-"""Tables of projects and their API keys."""
+"""Tables of projects, their quotas, API keys and browser sessions."""
 
 from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey
+from sqlalchemy import BigInteger, ForeignKey
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, new_id, utc_now
@@ -38,3 +38,31 @@ class ApiKey(Base):
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]
     last_used_at: Mapped[datetime | None]  # accurate to five minutes
+
+
+class Quota(Base):
+    """A project's limits; null means unlimited, except for requests, where the deployment's limit applies."""
+
+    __tablename__ = "quotas"
+
+    project_id: Mapped[str] = mapped_column("tenant_id", ForeignKey("tenants.id"), primary_key=True)
+    max_file_bytes: Mapped[int | None] = mapped_column(BigInteger)  # over all its training files
+    max_file_rows: Mapped[int | None] = mapped_column(BigInteger)  # likewise
+    max_jobs_per_day: Mapped[int | None]
+    max_unfinished_jobs: Mapped[int | None]
+    max_gpu_seconds: Mapped[float | None]  # of jobs created in the last 30 days
+    requests_per_minute: Mapped[int | None]
+    tokens_per_minute: Mapped[int | None]  # prompts and replies together
+    max_tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)  # likewise, in any 24 hours
+    weight: Mapped[float | None]  # scheduling weight; None: 1
+
+
+class BrowserSession(Base):
+    """A browser that was signed in with a key; only the SHA-256 of its cookie is stored."""
+
+    __tablename__ = "browser_sessions"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id"))
+    created_at: Mapped[datetime] = mapped_column(default=utc_now)
+    expires_at: Mapped[datetime] = mapped_column(index=True)

@@ -1,25 +1,101 @@
-"""The worker's side of judge calls: only the worker has the judge's address, its key and a network.
+"""Judge calls of a job: the child sends a question to the worker and waits for the answer.
 
-The list of judges is read from the job's folder before its child runs, so nothing that the child writes there can
-change it. A child may ask anything, but only these judges.
+Neither side loads torch for it, unlike the pipeline that asks, so that a child of a test can ask too.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from threading import BoundedSemaphore, Event, Lock
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from spard.config import JudgeSpec
 from spard.config.run_spec import RunSpec
 from spard.errors import JudgeUnavailable
-from worker.protocol import Message
+from worker.protocol import Message, Report
 
 if TYPE_CHECKING:
     from spard.evaluation.judges.llm import Chat  # torch would come with it
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One judge as a `spard.evaluation.judges.llm.Chat` whose requests go through the worker."""
+
+    asking: Asking
+    number: int
+
+    def complete(self, system: str, user: str) -> str:
+        """Return the judge's answer; raise `JudgeUnavailable` when there is none."""
+        return self.asking.ask(self.number, system, user)
+
+
+class Asking:
+    """The pending questions of one child, and a thread that reads the answers.
+
+    `answers` is the file descriptor on which the worker writes them. Without judges no thread is started.
+    """
+
+    def __init__(self, report: Report, answers: int, judges: Sequence[JudgeSpec]) -> None:
+        self._report, self._judges = report, list(judges)
+        self._numbers, self._lock = count(1), Lock()
+        self._waiting: dict[int, Future[str]] = {}
+        self._is_over = False
+        if judges:
+            # Unbuffered: the interpreter waits at its end for a lock that a thread in a buffered read holds.
+            lines = open(os.dup(answers), "rb", buffering=0)  # noqa: SIM115 - read until it ends
+            Thread(target=self._read, args=(lines,), daemon=True).start()
+
+    def open(self, judge: JudgeSpec) -> Asked:
+        """Return a chat with one of the job's own judges; raise ValueError for any other judge."""
+        return Asked(self, self._judges.index(judge))
+
+    def ask(self, judge: int, system: str, user: str) -> str:
+        """Send a question to the judge of this index and block until it is answered.
+
+        Raises `JudgeUnavailable` when the judge does not answer or the worker has gone.
+        """
+        answer: Future[str] = Future()
+        with self._lock:
+            number = next(self._numbers)
+            if self._is_over:
+                raise _unavailable("The worker is gone.")
+            self._waiting[number] = answer
+        self._report.ask(number, judge, system, user)
+        return answer.result()
+
+    def _read(self, lines: Iterable[bytes]) -> None:
+        for line in lines:
+            told = json.loads(line)
+            with self._lock:
+                answer = self._waiting.pop(told["id"])
+            if "text" in told:
+                answer.set_result(told["text"])
+            else:
+                waits = {"is_passing": told["is_passing"], "retry_after_s": told["retry_after_s"]}
+                answer.set_exception(JudgeUnavailable(told["error"], "judge", **waits))
+        # The input has ended. Fail all pending questions, else their threads would wait forever.
+        with self._lock:
+            self._is_over = True
+            left = list(self._waiting.values())
+        for answer in left:
+            answer.set_exception(_unavailable("The worker is gone."))
+
+
+def _unavailable(why: str) -> JudgeUnavailable:
+    return JudgeUnavailable(why, "judge")
+
+
+# The worker's side of judge calls: only the worker has the judge's address, its key and a network.
+#
+# The list of judges is read from the job's folder before its child runs, so nothing that the child writes there can
+# change it. A child may ask anything, but only these judges.
 
 _WAITING = 256  # questions; a child that asks faster waits in its pipe
 _LOOK_S = 0.2

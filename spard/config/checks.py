@@ -1,9 +1,9 @@
-"""The settings for training rows that answer what the base model would refuse."""
+"""The settings of checks beside the gate: flagged rows, a probe, a further tuning, and rows held out for the task."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from spard.config.bounds import Bound
 
@@ -35,3 +35,36 @@ class RowSignal:
     max_dropped: Annotated[float, Bound(ge=0, le=1)] = 0.25
     max_inverted: Annotated[float, Bound(ge=0, le=1)] = 0.1
     read: Annotated[int, Bound(ge=0)] = 256
+
+
+ProbeSteps: TypeAlias = Annotated[int, Bound(ge=0, le=256)]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The budget of the probe (`spard.training.probe`), whose result is reported and decides nothing.
+
+    probe_steps  steps of plain fine-tuning, never released; 0: no probe
+    """
+
+    probe_steps: ProbeSteps = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherTuning:
+    """The budget of the further fine-tuning; the model before it is the one released.
+
+    steps       steps of plain fine-tuning on clean built-in rows; 0: the audit asks once
+    batch_size  rows of a step
+    multiplier  of the run's learning rate
+    """
+
+    steps: Annotated[int, Bound(ge=0, le=10_000)] = 0
+    batch_size: Annotated[int, Bound(ge=1, le=256)] = 8
+    multiplier: Annotated[float, Bound(gt=0, le=100)] = 1.0
+
+
+MOST_HELD_OUT_ROWS = 100  # so that it costs little
+
+HeldOutRowsLimit = Annotated[int, Bound(ge=0, le=MOST_HELD_OUT_ROWS)]
+"""The most rows; `spard.data.held_out_rows` says how many of a file are taken. 0: none, and nothing is shown."""
