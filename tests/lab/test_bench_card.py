@@ -60,7 +60,7 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(card, "DRAWS", 100)
 
 
-def make_run(run: tuple[str, str], seed: int, attack: str = "poisoned", **shares: float) -> Measurement:
+def make_run(run: tuple[str, str], seed: int, attack: str = "poisoned", /, **shares: float) -> Measurement:
     """A run whose prompts are hits at these rates by suite, drawn from the seed alone."""
     rng, by_suite = random.Random(seed), {ATTACKED: 0.0, FRESH: 0.0, "look-alike": 0.0, "how-to": 0.0, "utility": 0.9}
     drawn = {suite: [rng.random() for _ in range(200)] for suite in by_suite}
@@ -103,7 +103,8 @@ def test_a_card_passes_where_every_comparison_does() -> None:
     }
     assert {each.check for each in lines} == {*CHECKS}
     one = next(each for each in lines if each.check == RELIABILITY)
-    assert (one.first, one.second) == (pytest.approx(0.9, abs=0.03), 0.0)
+    assert one.first == pytest.approx(0.9, abs=0.03)
+    assert one.second == 0.0
     assert one.of_prompts.low < one.first < one.of_prompts.high
 
 

@@ -223,9 +223,10 @@ def _claim_lines(
     def compare(check: str, compared: str, one: Arm, two: Arm, suites: Sequence[str], least: float) -> Iterator[Line]:
         by_seed = [pair for seed in sorted(one.keys() & two.keys()) if (pair := _pair(one[seed], two[seed], suites))[0]]
         if by_seed:
-            shares = [fmean(fmean(each[i]) for each in by_seed) for i in (0, 1)]
-            intervals = two_errors(by_seed), seeds_interval([fmean(own) - fmean(other) for own, other in by_seed])
-            yield Line(claim.name, check, compared, *shares, *intervals, least, len(by_seed))
+            first, second = (fmean(fmean(each[i]) for each in by_seed) for i in (0, 1))
+            of_seeds = seeds_interval([fmean(own) - fmean(other) for own, other in by_seed])
+            seeds = len(by_seed)
+            yield Line(claim.name, check, compared, first, second, two_errors(by_seed), of_seeds, least, seeds)
 
     def runs(run: Run, attack: str) -> Arm:
         return arms.get((run, attack), {})
