@@ -262,7 +262,7 @@ def two_errors(by_seed: Sequence[Outcomes]) -> Interval:
         for _ in range(DRAWS)
     ]
     value, error = fmean(map(fmean, changes)), stdev(drawn)
-    return Interval(value, value - ERRORS * error, value + ERRORS * error)
+    return Interval(value, max(-1.0, value - ERRORS * error), min(1.0, value + ERRORS * error))
 
 
 def verdicts(lines: Sequence[Line]) -> dict[str, dict[str, str]]:
