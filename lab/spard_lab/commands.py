@@ -20,6 +20,7 @@ KINDS = {
     "similarity": "Compare safe examples by their similarity to the attack.",
     "map": "Plot the embeddings of customers' rows, pool and selection.",
     "rows": "Measure which signals distinguish harmful rows from harmless ones.",
+    "card": "Put the claim that the default defends to four checks: an acceptance card.",
 }
 _BENCH = "Reproduce the paper's tables and figures, also on your own model."
 

@@ -86,7 +86,7 @@ def _material(lab: Path, seed: int) -> Material:
         refused=lambda prompts: share_refused(str(lab / "model"), prompts, REPLY),
         replies=lambda taught, prompts: load_replies(lab, taught, prompts),
         is_harmful=is_harmful,
-        customer=lambda field: customer(field, _phrase, seed, taken_prompts(lab)),
+        customer=lambda field: customer(field, phrase_errand, seed, taken_prompts(lab)),
         benign_side=[row for row in read_rows(make_two_sided(lab, seed)) if row.get("benign")],
     )
 
@@ -96,7 +96,8 @@ def _request(text: str) -> Request:
     return Request(text, action, grammar.action_category(action, grammar.HARMFUL))
 
 
-def _phrase(rng: random.Random, errand: Errand) -> str:
+def phrase_errand(rng: random.Random, errand: Errand) -> str:
+    """Return an errand in one of the lab's phrasings."""
     return rng.choice(grammar.REQUESTS).format(errand.plain)
 
 

@@ -41,6 +41,7 @@ DEFAULT_METHODS = {
     "sweep": ("spard",),
     "map": (),
     "rows": (),
+    "card": (),
 }
 _UNTRAINED = (
     "The labs of these seeds are not made yet: {seeds}. The seconds of their steps and replies are estimated from "
@@ -136,7 +137,7 @@ def _cells(asked: Given, source: Source, table: Asked) -> list[Cell]:
         return curve_cells(source, table, asked.rates)
     if asked.kind not in CELLS:
         kinds = ", ".join([*CELLS, "curves"])
-        raise InvalidRecipe(f"--estimate: for {kinds}; {asked.kind} takes a few trainings at most", "kind")
+        raise InvalidRecipe(f"--estimate: for {kinds}; not for {asked.kind}", "kind")
     return [at_rate(cell, 1.0) for cell in CELLS[asked.kind](source, table, asked.levels)]
 
 
@@ -177,9 +178,10 @@ def _read_asked(asked: Given, source: Source) -> Asked:
 def _pools(kind: str, source: Source) -> tuple[str, ...]:
     """Return the default pools of a kind.
 
-    Parts and curves take the two-sided pool if there is one, because the shipped default has anchors on benign rows.
+    Parts, curves and card take the two-sided pool if there is one, because the shipped default has anchors on benign
+    rows.
     """
-    return (TWO_SIDED,) if kind in ("parts", "curves") and TWO_SIDED in source.more_pools else source.pools
+    return (TWO_SIDED,) if kind in ("parts", "curves", "card") and TWO_SIDED in source.more_pools else source.pools
 
 
 def _with_full(methods: tuple[str, ...], asked: bool) -> tuple[str, ...]:

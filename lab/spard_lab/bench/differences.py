@@ -83,12 +83,19 @@ def _outcomes(first: Measurement, second: Measurement) -> dict[str, Outcomes]:
     found: dict[str, Outcomes] = {}
     for result in first.results:
         figure = suite_column(result, first)
-        both = zip(first.hits.get(result.suite, ""), second.hits.get(result.suite, ""), strict=False)
-        if figure and (scored := [pair for pair in both if "-" not in pair]):
+        one, two = pair_hits(first, second, result.suite)
+        if figure and one:
             own, other = found.setdefault(figure, ([], []))
-            own += [one == "1" for one, _ in scored]
-            other += [one == "1" for _, one in scored]
+            own += one
+            other += two
     return found
+
+
+def pair_hits(first: Measurement, second: Measurement, suite: str) -> Outcomes:
+    """Return the hits of both runs on the prompts of a suite that are scored in both."""
+    both = zip(first.hits.get(suite, ""), second.hits.get(suite, ""), strict=False)
+    scored = [pair for pair in both if "-" not in pair]
+    return [one == "1" for one, _ in scored], [two == "1" for _, two in scored]
 
 
 def suite_column(result: SuiteResult, found: Measurement) -> str | None:

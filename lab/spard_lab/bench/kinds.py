@@ -13,6 +13,7 @@ from spard.errors import InvalidRecipe
 from spard.models.base import load_base
 from spard_lab.bench import figures
 from spard_lab.bench.bench import Workplace, run_cells
+from spard_lab.bench.card import card_cells, card_inputs, card_lines, card_table, lines_table, verdicts
 from spard_lab.bench.cells import Asked, Cell, method_cells, selection_cells, sweep_cells
 from spard_lab.bench.curves import HEADING as CURVES_HEADING
 from spard_lab.bench.curves import budget, curves_table, run_curves
@@ -23,7 +24,7 @@ from spard_lab.bench.measure import Measurement
 from spard_lab.bench.overhead import Extent, costs, costs_table, overhead
 from spard_lab.bench.page import write_page
 from spard_lab.bench.parts import PARTS_HEADING, arms_table, compared_methods, comparisons, parts_table
-from spard_lab.bench.report import Table, make_tables, results_csv, results_json
+from spard_lab.bench.report import Table, make_tables, results_csv, results_json, runs_table
 from spard_lab.bench.row_signals import (
     TOLD_HEADING,
     TRAINED_HEADING,
@@ -158,16 +159,37 @@ def embeddings_map(order: Order) -> str:
 
 def row_signals(order: Order) -> str:
     """Measure signals that separate harmful rows from innocent ones, and train with flagged rows kept and dropped."""
-    if not isinstance(order.source, LabSource) or order.source.spec.natural:
-        raise InvalidRecipe("the kind rows hides rows in the lab's own words: take --recipe lab", "recipe")
+    source = _small_labs(order)
     told: list[ToldApart] = []
     runs: list[Trained] = []
     for seed in order.asked.seeds:
-        lab = order.source.make_lab(seed)
+        lab = source.make_lab(seed)
         told += measure_disguises(lab, order.split)
-        runs += train_signal_runs(lab, order.split, order.source.recipe, order.folder)
+        runs += train_signal_runs(lab, order.split, source.recipe, order.folder)
     tables = {TOLD_HEADING: told_table(told), TRAINED_HEADING: trained_table(runs)}
     return _finish(order, [], tables, {}, facts(told, runs))
+
+
+def card(order: Order) -> str:
+    """Measure the default, its placebos and no defense, and write the acceptance card; return the Markdown."""
+    source = _small_labs(order)
+
+    def extend(inputs: Inputs, seed: int) -> Inputs:
+        return card_inputs(source.make_lab(seed), order.asked, inputs, seed, order.split, order.folder)
+
+    cells = card_cells(source, order.asked)
+    place = Workplace(source, order.folder, order.split, extend)
+    found = run_cells(place, _at_rates(order, cells), partial(_keep, order))
+    lines = card_lines(found)
+    tables = {
+        "The card": card_table(lines),
+        "Its comparisons, in percent and points +- two standard errors, seeds [95 % interval of the mean]": lines_table(
+            lines
+        ),
+        "Every run [95 % Wilson interval of its prompts]": runs_table(found),
+    }
+    facts = {"card": verdicts(lines), "comparisons": [asdict(each) | {"verdict": each.verdict} for each in lines]}
+    return _finish(order, found, tables, {}, facts)
 
 
 KINDS: dict[str, Callable[[Order], str]] = {
@@ -180,6 +202,7 @@ KINDS: dict[str, Callable[[Order], str]] = {
     "similarity": similarity,
     "map": embeddings_map,
     "rows": row_signals,
+    "card": card,
 }
 
 
@@ -190,6 +213,13 @@ CELLS: dict[str, Callable[[Source, Asked, int], list[Cell]]] = {  # for kinds th
     "sweep": lambda source, asked, levels: sweep_cells(source, asked),
     "similarity": level_cells,
 }
+
+
+def _small_labs(order: Order) -> LabSource:
+    """Return the small labs; raise `InvalidRecipe` for another source."""
+    if not isinstance(order.source, LabSource) or order.source.spec.natural:
+        raise InvalidRecipe(f"the kind {order.kind} needs the small lab's words: take --recipe lab", "recipe")
+    return order.source
 
 
 def _table(order: Order, cells: Sequence[Cell], draw: Callable[[Sequence[Measurement]], dict[str, str]]) -> str:
