@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -212,18 +212,23 @@ def bar(job: Any) -> dict[str, Any]:
 
 
 def download(client: OpenAI, name: str, job: Any) -> Path:
-    """Unpack the adapter archive and save the safety report beside it."""
-    if job.status != "succeeded":
-        sys.exit(f"{job.id} ended as {job.status}: {job.error}")
+    """Unpack the adapter archive and save the safety report beside it; without an adapter, exit and say why."""
     folder: Path = HOME / "results" / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    report = folder.with_name(f"{name}-report.json")
+    try:
+        found = client.get(f"/fine_tuning/jobs/{job.id}/safety", cast_to=object)
+        report.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    except NotFoundError:  # the job ended before its audit
+        report.unlink(missing_ok=True)
+    if job.status != "succeeded":
+        saved = f"\nIts safety report is {display_path(report)}." if report.exists() else ""
+        sys.exit(f"{job.id} ended as {job.status}: {job.error and job.error.message}{saved}")
     archive = folder.with_suffix(".tar.gz")
     archive.write_bytes(client.get(f"/fine_tuning/jobs/{job.id}/adapter", cast_to=bytes))
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
-    report = client.get(f"/fine_tuning/jobs/{job.id}/safety", cast_to=object)
-    folder.with_name(f"{folder.name}-report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return folder
 
 

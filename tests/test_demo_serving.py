@@ -1,4 +1,4 @@
-"""How the demo ends: at a terminal the service goes on until Ctrl-C, anywhere else it is over."""
+"""How the demo ends: it serves on at a terminal until Ctrl-C, and stops anywhere else; and what a failed job leaves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import httpx2
 import pytest
+from openai import OpenAI
+
+from examples import demo
 
 ROOT = Path(__file__).resolve().parent.parent
 # The demo's main with everything stubbed that trains; the service is a socket that listens.
@@ -94,3 +99,18 @@ def read_terminal(terminal: int, words: str) -> str:
             break
         said += read.decode()
     return said
+
+
+@pytest.mark.parametrize("has_report", [True, False])
+def test_a_job_that_fails_leaves_its_report(has_report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        found = {"gate": {"decision": "fail"}} if has_report else {"error": {"message": "There is no report."}}
+        return httpx2.Response(200 if has_report else 404, json=found)
+
+    monkeypatch.setattr(demo, "HOME", tmp_path)
+    client = OpenAI(api_key="key", http_client=httpx2.Client(transport=httpx2.MockTransport(answer)), max_retries=0)
+    job = SimpleNamespace(id="ftjob-1", status="failed", error=SimpleNamespace(message="Attacks succeed."))
+    with pytest.raises(SystemExit, match=r"ftjob-1 ended as failed: Attacks succeed\.") as ended:
+        demo.download(client, "defended", job)
+    report = tmp_path / "results" / "defended-report.json"
+    assert report.exists() == has_report == (str(report) in str(ended.value))
