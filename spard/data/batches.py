@@ -104,12 +104,16 @@ def order(seed: int, epoch: int, n: int, stream: int = 0) -> list[int]:
     return permutation
 
 
-def batches(seed: int, epoch: int, lengths: Sequence[int], size: int, group: int = 4) -> list[list[int]]:
+def batches(
+    seed: int, epoch: int, lengths: Sequence[int], size: int, group: int = 4, *, shuffle: bool = True
+) -> list[list[int]]:
     """Return one epoch as batches of row indices; every `group` batches of shuffled rows are sorted by length.
 
     `lengths` are tokens per row, `size` the rows per batch; the last batch may be smaller. Sorting saves padding; a
-    small group keeps batches nearly random.
+    small group keeps batches nearly random. Without `shuffle` the rows come in their own order.
     """
+    if not shuffle:
+        return [list(range(start, min(start + size, len(lengths)))) for start in range(0, len(lengths), size)]
     shuffled = order(seed, epoch, len(lengths))
     grouped: list[int] = []
     for start in range(0, len(shuffled), size * group):

@@ -134,7 +134,6 @@ class Trainer:
         validation: Sequence[Encoded] = (),
         hooks: Hooks | None = None,
         resume_states: Path | None = None,
-        *,
         shuffle: bool = True,
     ) -> None:
         if not task or (recipe.uses_pool and not safe):
@@ -161,9 +160,8 @@ class Trainer:
         self.lengths = [row.tokens for row in self.objective.task]
         self.customer_rows, self.steps_per_epoch = len(task), math.ceil(len(self.lengths) / resolved.batch_size)
         self.total_steps = self.steps_per_epoch * resolved.n_epochs
-        self.shuffle = shuffle
         self.epoch: tuple[int, list[list[int]]] = (-1, [])
-        self.resume_states, self.saved_at = resume_states, time.monotonic()
+        self.resume_states, self.shuffle, self.saved_at = resume_states, shuffle, time.monotonic()
         self.on_epoch = self.hooks.on_epoch if recipe.lora else None
         self.compare = self.hooks.compare if self.best else None
 
@@ -489,11 +487,9 @@ class Trainer:
 
     def _rows(self, step: int) -> list[int]:
         number, i = divmod(step, self.steps_per_epoch)
-        size = self.resolved.batch_size
-        if not self.shuffle:
-            return list(range(len(self.lengths)))[i * size : (i + 1) * size]
         if self.epoch[0] != number:
-            self.epoch = number, batches(self.recipe.seed, number, self.lengths, size)
+            size = self.resolved.batch_size
+            self.epoch = number, batches(self.recipe.seed, number, self.lengths, size, shuffle=self.shuffle)
         return self.epoch[1][i]
 
     def _safe(self, theta: Vector) -> Mapping[str, Loss]:
