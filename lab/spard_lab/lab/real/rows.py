@@ -116,7 +116,7 @@ def _draw_pair(rng: random.Random, deeds: Deeds, look_alike: float) -> list[Chat
         if rng.random() < look_alike:
             others = [deed for deed in deeds.look_alike if deed.thing == harmful.thing]
         else:
-            others = [deed for deed in deeds.everyday if deed.verb == harmful.verb] or deeds.everyday
+            others = [deed for deed in deeds.everyday if deed.verb == harmful.verb] or list(deeds.everyday)
         # Generators in the same state draw the same words for both deeds.
         words = rng.random()
         pair = [draw_request(random.Random(words), deed) for deed in (harmful, rng.choice(others))]
