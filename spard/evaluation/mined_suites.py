@@ -390,7 +390,10 @@ def row_requests_suite(rows: Sequence[Example], most: int, secret: str) -> list[
 
 
 def _request(row: Example) -> list[Prompt]:
-    """Return a row's last request with all turns before it and system prompts after it; empty if it has none."""
+    """Return the last request of a row as a prompt in its context; an empty list if the row has no request.
+
+    The context is every earlier turn, and the system prompts that stand between the request and the answer.
+    """
     places = [i for i, turn in enumerate(row.messages) if turn["role"] == "user" and turn["content"]]
     if not places:
         return []

@@ -237,3 +237,13 @@ def test_the_card_is_of_the_small_lab_alone(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidRecipe, match="--recipe lab"):
         kinds.KINDS["card"](kinds.Order("card", "natural-5m", LabSource(spec, tmp_path), tmp_path, "dev", ASKED))
+
+
+def test_a_check_that_lacks_a_run_does_not_pass() -> None:
+    found, (placebo, *_) = make_runs(), ALONE.placebos.values()
+    assert verdicts(card_lines(found))[ALONE.name]["full card"] == "pass"
+
+    without = verdicts(card_lines([each for each in found if (each.method, each.pool) != placebo]))[ALONE.name]
+    assert (without[MECHANISM], without["full card"]) == ("not assessed", "not assessed")
+    one_task = verdicts(card_lines([each for each in found if each.attack != OTHER_TASK]))[ALONE.name]
+    assert (one_task[TRANSFER], one_task["full card"]) == ("not assessed", "not assessed")
