@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from app import locked_folders
 from app.db import make_engine, read, transaction, why
 from app.db.tables import Job, JobStatus
+from app.db.tables.workers import PRESENCE_EVERY_S
 from app.jobs import events, fleet, lease, reaper, scheduling
 from app.jobs.fleet import Presence
 from app.jobs.lease import Claim
@@ -179,7 +180,7 @@ class Worker:
         repeat(self._reap, self._stop, self._settings.reap_s, "could not reap")
 
     def _tell(self) -> None:
-        backend, every_s = self._backend, self._settings.heartbeat_s
+        backend, every_s = self._backend, min(self._settings.heartbeat_s, PRESENCE_EVERY_S)
         report_presence(
             backend.engine, self._owner, self._room, lambda: backend.metrics.current_troubles, self._stop, every_s
         )

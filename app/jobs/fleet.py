@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, Project, Waiver, WebhookDelivery, WorkerRow
+from app.db.tables.workers import ALIVE_S
 from app.http.schemas import UnixTime
 from app.jobs import scheduling
 
@@ -109,11 +110,8 @@ def leave(session: Session, name: str) -> None:
     session.execute(delete(WorkerRow).where(WorkerRow.name == name))
 
 
-def workers(session: Session, alive_s: float) -> list[WorkerOut]:
-    """Return all workers by name, each with its running job.
-
-    A worker that was not seen for `alive_s` seconds is listed as not alive.
-    """
+def workers(session: Session) -> list[WorkerOut]:
+    """Return all workers by name, each with its running job; one that was not seen for `ALIVE_S` is not alive."""
     # A job may have been claimed again by another worker; only the present owner of the lease shows it.
     is_its = (Job.lease_owner == WorkerRow.name) & (Job.status == JobStatus.running)
     query = select(WorkerRow, Job.id, Job.phase, now() - WorkerRow.seen_at).outerjoin(Job, is_its)
@@ -127,7 +125,7 @@ def workers(session: Session, alive_s: float) -> list[WorkerOut]:
             troubles=row.troubles,
             started_at=row.started_at,
             seen_at=int(row.seen_at),
-            is_alive=age <= alive_s,
+            is_alive=age <= ALIVE_S,
             job_id=job_id,
             phase=phase,
             memory_bytes=row.memory_bytes,

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from app import db
 from app.db import now
 from app.db.tables import Job, JobStatus, WorkerRow
+from app.db.tables.workers import ALIVE_S
 from app.jobs.rows import AnyJob
 from spard.config import MAX_SEQ_LENGTH, Quantization, Recipe
 from spard.config.quantization import OFFERED
@@ -21,8 +22,6 @@ from spard.models import memory
 from spard.models.fit import GIB, Gpus, Load, Need, Plan, fit, need
 from spard.models.memory import Trained
 from spard.models.shapes import Shape, read_shape
-
-_ALIVE_S = 90.0  # a worker that was seen within this time is alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def is_held(job: AnyJob, room: Room) -> bool:
 
 def gpu_rooms(session: Session) -> list[Room]:
     """Return the distinct rooms of live workers with GPUs, those with the most memory a GPU first."""
-    has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - _ALIVE_S)
+    has_gpu = WorkerRow.memory_bytes.is_not(None) & (WorkerRow.seen_at > now() - ALIVE_S)
     rows = session.execute(
         select(WorkerRow.memory_bytes, WorkerRow.gpus)
         .where(has_gpu)
@@ -131,7 +130,7 @@ def too_large(reader: db.Reader, jobs: Collection[AnyJob]) -> dict[str, str]:
     asking = [job for job in jobs if job.status == JobStatus.queued and job.memory_bytes is not None]
     if not asking:
         return {}
-    there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - _ALIVE_S)
+    there = select(WorkerRow.memory_bytes, WorkerRow.gpus).where(WorkerRow.seen_at > now() - ALIVE_S)
     rooms = [Room(memory, gpus) for memory, gpus in db.rows(reader, there)]
     # A worker without a GPU takes jobs of any size, so no job waits for memory.
     if not rooms or any(room.memory_bytes is None for room in rooms):

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from app.db.tables import JobStatus
-from app.deps import AdminDep, AfterQuery, ReadDep, SettingsDep
+from app.deps import AdminDep, AfterQuery, ReadDep
 from app.jobs import fleet, service
 from app.jobs.fleet import QueueList, WorkerList
 from app.jobs.schemas import JobList
@@ -16,9 +16,9 @@ router = APIRouter(prefix="/v1/admin", tags=["provider"])
 
 
 @router.get("/workers", response_model=WorkerList)
-def list_workers(session: ReadDep, caller: AdminDep, settings: SettingsDep) -> WorkerList:
+def list_workers(session: ReadDep, caller: AdminDep) -> WorkerList:
     """List the workers with their GPUs, their current jobs, and reasons that keep them from taking jobs."""
-    return WorkerList(data=fleet.workers(session, settings.lease_s))
+    return WorkerList(data=fleet.workers(session))
 
 
 @router.get("/queue", response_model=QueueList)

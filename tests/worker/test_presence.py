@@ -10,7 +10,7 @@ from tests.worker.shop import Shop, wait_until
 def test_a_worker_is_seen_while_it_runs(light_shop: Shop) -> None:
     def names() -> list[str]:
         with read(light_shop.engine) as session:
-            return [each.name for each in fleet.workers(session, 60.0) if each.is_alive]
+            return [each.name for each in fleet.workers(session) if each.is_alive]
 
     with light_shop.serving(""):
         wait_until(lambda: len(names()) == 1)

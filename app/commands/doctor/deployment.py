@@ -198,7 +198,7 @@ def work(session: Session, settings: Settings) -> Iterator[Finding]:
     waiting = session.scalar(select(func.count()).select_from(late.subquery())) or 0
     running = session.scalars(select(Job.lease_expires_at).where(Job.status == JobStatus.running)).all()
     held = sum(1 for each in running if each is not None and each > time.time())
-    there = [each for each in fleet.workers(session, settings.lease_s) if each.is_alive]
+    there = [each for each in fleet.workers(session) if each.is_alive]
     start = "start one: `python -m worker` with the service's settings, or `spard up` without --no-worker"
     yield from (_in_trouble(each) for each in there if each.troubles)
     if waiting and not held and not there:

@@ -27,7 +27,7 @@ def fleet_page(request: Request, viewer: ProviderDep, session: ReadDep, settings
         request,
         "provider_fleet",
         viewer,
-        workers=fleet.workers(session, settings.lease_s),
+        workers=fleet.workers(session),
         queue=fleet.queue(session),
         undecided=fleet.count_undecided(session),
         points=checklist(session, settings),

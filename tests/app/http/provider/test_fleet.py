@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import update
 
 from app import db
+from app.commands.doctor import deployment
 from app.db.tables import WorkerRow
-from app.jobs import fleet, lease
+from app.db.tables.workers import ALIVE_S
+from app.jobs import fleet, lease, needs
 from app.jobs.fleet import Presence
 from app.retention import prune
 from tests.app.http.conftest import JOBS, Service, rows
@@ -52,6 +55,18 @@ def test_one_that_is_not_heard_of_is_not_alive_and_goes_after_a_day(service: Ser
     set_last_seen(service, 100_000)
     prune(lambda: db.transaction(service.app.state.engine))
     assert provider.get("/v1/admin/workers").json()["data"] == []
+
+
+def test_page_and_memory_rule_agree_on_who_is_alive_whatever_the_lease(service: Service) -> None:
+    note(service, replace(HERE, memory_bytes=80 << 30))
+    for settings in (service.app.state.settings, service.app.state.settings.model_copy(update={"lease_s": 900.0})):
+        for ago_s, is_alive in ((ALIVE_S - 20, True), (ALIVE_S + 20, False)):
+            set_last_seen(service, ago_s)
+            with db.read(service.app.state.engine) as session:
+                assert [each.is_alive for each in fleet.workers(session)] == [is_alive]
+                assert bool(needs.gpu_rooms(session)) == is_alive
+                text = " ".join(each.text for each in deployment.work(session, settings))
+                assert ("1 running" in text) == is_alive
 
 
 def test_one_that_stops_leaves(service: Service, provider: TestClient) -> None:
