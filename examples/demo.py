@@ -82,6 +82,7 @@ def keep_serving(url: str, jobs: dict[str, Any]) -> None:
         f"     ask both models: {site}/chat",
         "\nCtrl-C stops the service and removes its data; the adapters and reports stay.",
     )
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a script's background ignore Ctrl-C
     try:
         for line in lines:
             out.print(line, soft_wrap=True, highlight=False)  # terminals cannot follow a broken address

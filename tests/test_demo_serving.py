@@ -52,7 +52,8 @@ def stub_command(home: Path, setup: str = "lab") -> list[str]:
     return [sys.executable, "-c", STUBBED, str(home), setup]
 
 
-def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_person_gets_an_address_until_ctrl_c(inherited: signal.Handlers, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         stub_command(tmp_path),
@@ -62,6 +63,7 @@ def test_a_person_gets_an_address_until_ctrl_c(tmp_path: Path) -> None:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, inherited),
     )
     os.close(theirs)
     said = read_terminal(ours, "Ctrl-C stops the service")
