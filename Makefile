@@ -31,8 +31,8 @@ $(VENV)/installed: pyproject.toml service/pyproject.toml lab/pyproject.toml requ
 demo: setup  ## run a poisoned file through the service, undefended and defended; MODEL=real takes SmolLM2-135M
 	$(BIN)/python -m examples.demo $(MODEL)
 
-test: setup  ## run the tests of all parts, on real servers
-	$(BIN)/python -m pytest $(SPREAD) --level test
+test: setup  ## run the tests of library and service, on real servers
+	$(BIN)/python -m pytest $(SPREAD) --level test --ignore=tests/lab
 
 lab-test: setup  ## run the laboratory's tests alone
 	$(BIN)/python -m pytest $(SPREAD) tests/lab
