@@ -39,7 +39,7 @@ def run(spec: RunSpec, out: Path, report: Report) -> Outcome:
     receives one JSON-able message at a time (`spard.pipeline.messages`).
 
         spec = RunSpec("path/to/model", Path("rows.jsonl"), pool=Path("pool.jsonl"))
-    outcome = run(spec, Path("out"), print)
+        outcome = run(spec, Path("out"), print)
         print(outcome.measured.gate.decision)
     """
     spec = _with_asked_suites(spec)
