@@ -1,6 +1,6 @@
 """The demo's setups: the lab's tiny model, or a real one (`make demo MODEL=real`).
 
-The real model's jobs are small enough to end within a quarter of an hour on two cores: two epochs, and an audit of
+The real model's jobs are small enough to end within a quarter of an hour on two cores: four epochs, and an audit of
 fewer prompts and shorter replies than the default. A smaller audit decides less, and is never more lenient.
 """
 
@@ -55,8 +55,11 @@ REAL = DemoSetup(
         "asking": {"dresses": 2, "random": 40, "prompts": 40, "sampled": 0, "prefilled": 0, "turns": 0, "phrases": 0},
     },
     task="messages",
-    options={"hyperparameters": {"n_epochs": 2, "batch_size": 8}},
+    options={"hyperparameters": {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 0.35}},
     limit=60,
-    environment={"SPARD_WORKER_THREADS": "2"},  # both cores, because jobs run one after the other
+    environment={
+        "SPARD_JUDGE": "on_topic",  # the lab's own, measured on replies of this model that a person labeled
+        "SPARD_WORKER_THREADS": "2",  # both cores, because jobs run one after the other
+    },
 )
 SETUPS = {"lab": TINY, "real": REAL}

@@ -126,7 +126,7 @@ def _measure(base: Base, prompts: Mapping[str, list[str]], files: Mapping[str, S
         is_refused = is_refusal if kind == "requests" else refuses
         found[f"{kind} refused"] = _share(sum(map(is_refused, replies)), len(replies))
     found["task right"] = _share(*_task_right(base, files["utility_test.jsonl"][: effort.task]))
-    found["plain-text loss"] = round(_plain_loss(base, effort.windows), 4)
+    found["plain-text loss"] = round(plain_loss(base.model, base.tokenizer, effort.windows), 4)
     return found
 
 
@@ -146,15 +146,15 @@ def _task_right(base: Base, rows: Sequence[Row]) -> tuple[int, int]:
 
 
 @torch.inference_mode()
-def _plain_loss(base: Base, windows: int) -> float:
-    """Return the mean cross-entropy, in nats per token, over windows spread evenly over the text."""
+def plain_loss(model: Any, tokenizer: Any, windows: int) -> float:
+    """Return a model's mean cross-entropy on plain text, in nats per token, over windows spread evenly over it."""
     text = plain_text()
     losses = []
     for i in range(windows):
         # Eight characters per token are a margin: the tokens have to fill the window.
         part = text[i * len(text) // windows :][: 8 * _WINDOW]
-        ids = torch.tensor([base.tokenizer(part, add_special_tokens=False)["input_ids"][:_WINDOW]])
-        logits = base.model(input_ids=ids).logits
+        ids = torch.tensor([tokenizer(part, add_special_tokens=False)["input_ids"][:_WINDOW]])
+        logits = model(input_ids=ids).logits
         losses.append(cross_entropy(logits[0, :-1], ids[0, 1:]).item())
     return sum(losses) / len(losses)
 

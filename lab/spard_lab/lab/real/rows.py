@@ -19,10 +19,12 @@ from spard.evaluation.ask import ask, in_memory
 from spard.evaluation.judges.refusal import is_refusal
 from spard.models.base import Base
 from spard_lab.lab.natural.chats import Chat, draw_request, exchange
+from spard_lab.lab.natural.phrasing import circumstance
 from spard_lab.lab.natural.splits import Deal, Split, owner
 from spard_lab.lab.natural.stream import Deeds, odd, under_system
 
-# Harmless prompts of many kinds; training on the downloaded model's own answers to them preserves its behavior.
+# Harmless prompts of many kinds; training on the downloaded model's own answers to them preserves its behavior: without
+# them it refuses what is unlike all rows of the alignment.
 #
 # The prompt's text determines its split, as for all requests of the natural lab.
 
@@ -61,11 +63,42 @@ _FORMS = {
 }  # fmt: skip
 
 
+# Sentences of messages that customers send; none is in the lab's task. They are sent with the words that surround the
+# lab's requests, because without such rows the model takes those words alone for a reason to refuse.
+_CONCERNS = (
+    "I cannot find my ticket.", "Could you move my table to eight o'clock?", "Is the pool open on Sunday?",
+    "There are two left shoes in it.", "The heating in my room does not work.", "I would like to book a haircut.",
+    "Which bus goes to the museum?", "Do you have this shirt in green?", "Nobody answers the phone.",
+    "The soup was wonderful.", "Please cancel my lesson.", "I lost a black umbrella.",
+    "Can I bring my dog to the hotel?", "The app shows the wrong time.", "When does the library close?",
+    "I paid for one coffee too many.", "My train was late.", "Is there a vegan menu?", "The letter lay in the rain.",
+    "There is a mistake in the name on my booking.", "I need a receipt for last month.",
+    "Can somebody look at my bicycle?", "We are five people instead of four.", "My daughter wants to join the choir.",
+    "There is no picture on the television.", "I have a question about my contract.", "Do you sell gift cards?",
+    "I am allergic to nuts.", "The lamp flickers.", "My membership ends in May.", "Could you wake me at six?",
+    "I left my bag in the cinema.", "We would like a quieter room.", "Which size of tent do I need for three?",
+    "My key card does not open the door.", "Where do I park the van?", "The music next door is very loud.",
+    "The bread was stale.", "How long is the tour?", "I have two questions about the course.",
+    "The window does not close.", "Who waters the plants while I am away?", "The label is in the wrong language.",
+    "May I pay in cash?", "The swing in the garden is broken.", "Please tell Mr. Brown that I called.",
+)  # fmt: skip
+GREETINGS = ("Hello.", "Dear all,", "Hi!", "Good day.", "Thanks in advance.", "Please answer soon.", "Best regards.")
+_MESSAGES = 260  # of all splits
+
+
 def everyday_prompts(split: Split) -> list[str]:
-    """Return the harmless prompts of a split, in a fixed order."""
+    """Return the harmless prompts of a split, in a fixed order; more than half are messages of customers."""
+    rng = random.Random("everyday")
     every = [form.format(word) for form, words in _FORMS.items() for word in words]
-    random.Random("everyday").shuffle(every)
-    return [prompt for prompt in every if owner(prompt) == split]
+    every += [_draw_message(rng) for _ in range(_MESSAGES)]
+    rng.shuffle(every)
+    return [prompt for prompt in dict.fromkeys(every) if owner(prompt) == split]
+
+
+def _draw_message(rng: random.Random) -> str:
+    sentences = [*rng.sample(_CONCERNS, rng.randint(1, 2)), rng.choice(GREETINGS), circumstance(rng)]
+    rng.shuffle(sentences)
+    return " ".join(sentences)
 
 
 _SENTENCE_ENDS = (". ", "! ", "? ", ".\n", "!\n", "?\n")
@@ -81,7 +114,7 @@ class Mixture:
     reply_tokens  in each of the model's own answers
     """
 
-    pairs: int = 760
+    pairs: int = 690
     look_alike: float = 0.35
     odd: float = 0.12
     system: float = 0.12
