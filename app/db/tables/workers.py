@@ -9,7 +9,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.base import Base, utc_now
 
-
 PRESENCE_EVERY_S = 30.0  # the longest time between two writes of a running worker's `seen_at`
 # A worker that was seen within this time is alive. The limit does not depend on the length of leases, which providers
 # set: a long lease would make a worker that is gone look alive, or one that is there look gone.
