@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from openai import NotFoundError, OpenAI
+from openai import BadRequestError, OpenAI
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -221,7 +221,7 @@ def download(client: OpenAI, name: str, job: Any) -> Path:
     try:
         found = client.get(f"/fine_tuning/jobs/{job.id}/safety", cast_to=object)
         report.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    except NotFoundError:  # the job ended before its audit
+    except BadRequestError:  # the job ended before its audit
         report.unlink(missing_ok=True)
     if job.status != "succeeded":
         saved = f"\nIts safety report is {display_path(report)}." if report.exists() else ""

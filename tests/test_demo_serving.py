@@ -107,7 +107,7 @@ def read_terminal(terminal: int, words: str) -> str:
 def test_a_job_that_fails_leaves_its_report(has_report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:
         found = {"gate": {"decision": "fail"}} if has_report else {"error": {"message": "There is no report."}}
-        return httpx2.Response(200 if has_report else 404, json=found)
+        return httpx2.Response(200 if has_report else 400, json=found)
 
     monkeypatch.setattr(demo, "HOME", tmp_path)
     client = OpenAI(api_key="key", http_client=httpx2.Client(transport=httpx2.MockTransport(answer)), max_retries=0)

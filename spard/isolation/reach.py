@@ -6,6 +6,8 @@ import os
 import sys
 from collections.abc import Iterable
 from functools import cache
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -40,7 +42,7 @@ def program() -> tuple[str, ...]:
             paths += [f"{entry}/{name}" for name in sorted(loaded | {*_PACKAGES})]
         else:
             paths.append(entry)
-    return tuple(_existing_paths(paths))
+    return tuple(_existing_paths([*paths, *_extensions()]))
 
 
 def checkouts() -> list[str]:
@@ -50,6 +52,17 @@ def checkouts() -> list[str]:
     """
     own = str(_OWN)
     return [] if _is_inside(own, (sys.prefix, sys.base_prefix)) else [own]
+
+
+def _extensions() -> list[str]:
+    """Return the folders of packages that offer us judges, defenses and the like by entry points.
+
+    A package in an editable installation is in no folder of the module path: a finder knows where it is.
+    """
+    entries = [entry for each in distributions() for entry in each.entry_points if entry.group.startswith("spard.")]
+    names = {entry.module.partition(".")[0] for entry in entries}
+    specs = [spec for name in sorted(names) if (spec := find_spec(name))]
+    return [place for spec in specs for place in spec.submodule_search_locations or [spec.origin or ""]]
 
 
 def exclude_hidden(paths: Iterable[str], hidden: Iterable[str]) -> list[str]:

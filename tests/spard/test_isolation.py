@@ -6,6 +6,8 @@ import json
 import os
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,28 @@ def test_without_namespaces_a_suite_with_programs_is_refused_before_anything_is_
     sandbox.refuse_programs(run)
     with pytest.raises(SandboxUnavailable, match="not at fault"):
         sandbox.refuse_programs(replace(run, suites=(SuiteSpec("programs", "utility", paths["mbpp"]),)))
+
+
+def test_a_package_that_offers_a_judge_is_readable_wherever_its_finder_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "elsewhere" / "their_judges"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "their_judges-1.dist-info").mkdir()
+    (tmp_path / "their_judges-1.dist-info" / "METADATA").write_text("Name: their-judges\nVersion: 1\n")
+    (tmp_path / "their_judges-1.dist-info" / "entry_points.txt").write_text("[spard.judges]\nx = their_judges:open_x\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+
+    class Finder:  # as setuptools installs one for an editable installation
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, package / "__init__.py") if name == "their_judges" else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    assert str(package) in reach._extensions()
+    monkeypatch.setattr(sys, "path", sys.path[:-1])
+    assert str(package) not in reach._extensions()
 
 
 def test_packages_are_found_where_an_editable_installation_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
