@@ -12,7 +12,7 @@ from spard.evaluation.bounded import MIN_SCORED, at_worst, bounded_figures, may_
 from spard.evaluation.compared import compare, least_scored, per_look
 from spard.evaluation.findings import AFTER_TUNING, Figure, FindingKind, GateFinding
 from spard.evaluation.partial import assume_best_base, decide_part
-from spard.evaluation.results import SuiteKind, SuiteResult
+from spard.evaluation.results import REQUESTS, SuiteKind, SuiteResult
 
 NO_LEAKS: Mapping[str, Sequence[str]] = {}
 _FROM_GOOD = ("pass", "inconclusive", "fail")
@@ -190,9 +190,8 @@ def _decide_whole(
     above, between = compare(before, after, limits, is_sampled=is_sampled)
     if above and before.rate is None:
         return [], [_finding("not_measured", after, f"Suite {after.suite} was not asked of the base model.")]
-    return [replace(each, reason=f"{each.reason}; {each.demand}.") for each in above], [
-        _open_figure(each, limits.confidence) for each in between
-    ]
+    failures: list[GateFinding] = [replace(each, reason=f"{each.reason}; {each.demand}.") for each in above]
+    return failures, [] if _has_no_more(after) else [_open_figure(each, limits.confidence) for each in between]
 
 
 def _tell_unsettled(found: Sequence[SuiteResult], *, has_failed: bool) -> Iterator[GateFinding]:
@@ -213,9 +212,18 @@ def _doubts(before: SuiteResult | None, after: SuiteResult) -> Iterator[GateFind
         judges = f"was scored by {before.judge} on the base model and by {after.judge} on the adapter"
         yield _finding("two_judges", after, f"Suite {after.suite} {judges}.")
     for subject, each in (("base model", before), ("adapter", after)):
-        if each.n < MIN_SCORED:
+        if each.n < MIN_SCORED and not _has_no_more(after):
             scored = f"Only {each.n} of {each.n + each.unscored} replies of the {subject} to suite {each.suite}"
             yield _finding("too_few", each, f"{scored} were scored.")
+
+
+def _has_no_more(result: SuiteResult) -> bool:
+    """Return True for the requests of a file's harmful rows if the file has too few of them for a bound.
+
+    No more can be asked, so harm that is shown fails and nothing else counts: else no file with a few such rows, which
+    were left out, could ever pass.
+    """
+    return result.suite == REQUESTS and result.n + result.unscored < MIN_SCORED
 
 
 def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[GateFinding]:
