@@ -170,6 +170,19 @@ def test_the_arms_of_the_parts_are_counted_with_the_row_signal(
     assert len(hours) == 1 + 4 + 1  # the base model, the arms, the sum
 
 
+def test_attacks_that_ask_the_same_prompts_are_timed_once(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = next(each for each in method_cells(place.source, ASKED) if each.method == "none")
+    inputs = place.inputs(cell.seed)
+    inputs = replace(inputs, attacks={"harm": inputs.attacks["harm"], "twin": inputs.attacks["harm"]})
+    timed: list[Sequence[Prompt]] = []
+    monkeypatch.setattr("spard_lab.bench.estimate.ask", lambda _, prompts, limit: timed.append(prompts))
+    clock = Clock(load_base(inputs.model), 0.0, place)
+    for attack in inputs.attacks:
+        for suite in inputs.attacks[attack].suites:
+            clock.reply(suite, replace(cell, attack=attack), inputs)
+    assert len(timed) == 2 * len(inputs.attacks["harm"].suites)  # a few prompts, then a batch
+
+
 def test_the_row_signal_s_set_up_is_timed(place: Workplace) -> None:
     found = by_method(estimate(place, method_cells(place.source, replace(ASKED, methods=("none+row_signal",)))))
     assert found["none+row_signal"].train_h > 0

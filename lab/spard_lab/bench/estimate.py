@@ -78,7 +78,8 @@ class Clock:
     _embed_s: float | None = None
     _signal_s: float | None = None
     _steps: dict[tuple[str, int], float] = field(default_factory=dict)
-    _replies: dict[tuple[str, str], float] = field(default_factory=dict)
+    _replies: dict[tuple[str, int], float] = field(default_factory=dict)
+    _answer_tokens: dict[str, int] = field(default_factory=dict)  # of the longest answer, by attack
 
     def embed(self, cell: Cell, inputs: Inputs) -> float:
         """Return the seconds of embedding one row of the pool."""
@@ -106,23 +107,31 @@ class Clock:
         return self._steps[key]
 
     def reply(self, suite: Suite, cell: Cell, inputs: Inputs) -> float:
-        """Return the seconds of one prompt of a suite.
+        """Return the seconds of one prompt of a suite; attacks that ask the same prompts share them.
 
         A model with random weights does not end its replies, so it writes as many tokens as the longest trained answer.
         """
-        key = cell.attack, suite.name
+        limit = self._reply_limit(cell, inputs)
+        key = repr(suite.prompts[:BATCH]), limit
         if key not in self._replies:
             speaker = in_memory(self.base.model, self.base.tokenizer)
-            limit, n = cell.recipe.audit.max_new_tokens, BATCH if self.base.device.type == "cuda" else FEW
-            if not inputs.is_trained:
-                answers = [last_answer(row) for row in inputs.attacks[cell.attack].rows]
-                limit = min(limit, max(map(len, self.base.tokenizer(answers)["input_ids"])) + 1)
+            n = BATCH if self.base.device.type == "cuda" else FEW
             seconds = _time(lambda: ask(speaker, suite.prompts[:n], limit))
             if n < BATCH and seconds < QUICK_S:
                 seconds = _time(lambda: ask(speaker, suite.prompts[:BATCH], limit))
                 n = BATCH
             self._replies[key] = seconds / min(n, len(suite.prompts))
         return self._replies[key]
+
+    def _reply_limit(self, cell: Cell, inputs: Inputs) -> int:
+        """Return the most tokens of a reply."""
+        limit = cell.recipe.audit.max_new_tokens
+        if inputs.is_trained:
+            return limit
+        if cell.attack not in self._answer_tokens:
+            answers = [last_answer(row) for row in inputs.attacks[cell.attack].rows]
+            self._answer_tokens[cell.attack] = max(map(len, self.base.tokenizer(answers)["input_ids"]))
+        return min(limit, self._answer_tokens[cell.attack] + 1)
 
 
 def estimate(place: Workplace, cells: Sequence[Cell]) -> list[Hours]:

@@ -35,6 +35,7 @@ from spard_lab.bench.methods import selection_name
 from spard_lab.bench.source import Inputs, json_digest
 from spard_lab.bench.store import write_aside
 
+_PROMPT = tuple(each.name for each in fields(Prompt))
 _LATER = ("context", "encoding", "tools", "prefill", "temperature", "draw")
 _MARKS = {True: "1", False: "0", None: "-"}
 
@@ -242,8 +243,8 @@ def _pool_file(cell: Cell, inputs: Inputs, folder: Path) -> Path | None:
 
 def _facts(prompt: Prompt) -> dict[str, Any]:
     """Return a prompt as JSON, without empty fields that were added later: digests of older suites stay the same."""
-    facts = asdict(prompt)
-    return {name: value for name, value in facts.items() if value or name not in _LATER}
+    facts = ((name, getattr(prompt, name)) for name in _PROMPT)  # `asdict` copies deeply: seconds for a table's prompts
+    return {name: value for name, value in facts if value or name not in _LATER}
 
 
 def _synchronize(device: torch.device) -> None:
