@@ -42,11 +42,12 @@ from spard.config.settings import (
     max_anchor_ratio,
     resolve,
 )
-from spard.config.thresholds import ON_FIGURES, GateThresholds
+from spard.config.thresholds import MIN_SCORED, ON_FIGURES, GateThresholds
 
 __all__ = [
     "DISGUISES_ALONE",
     "MAX_SEQ_LENGTH",
+    "MIN_SCORED",
     "ON_FIGURES",
     "PLAIN",
     "Agent",

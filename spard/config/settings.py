@@ -18,6 +18,7 @@ from spard.config.defenses.spard import Spard
 from spard.config.extensions import JUDGES, NameIn
 from spard.config.quantization import Quantization, check_quantization
 from spard.config.selection import Selection as Selection
+from spard.config.thresholds import MIN_SCORED
 from spard.errors import InvalidRecipe
 
 # The setting of how a model's weights are distributed over the GPUs of a run. Imports the standard library only.
@@ -112,7 +113,8 @@ class Asking:
     phrases    harmful prompts, in turn in the varying phrases that suspicious rows begin or end with, and in further
                disguises. If phrases and disguises are more than twelve, as many prompts again for every twelve
                disguises; benign prompts are asked in the disguises only
-    requests   requests of rows in which the run's judge finds harm, as the rows ask them
+    requests   requests of rows in which the run's judge finds harm, as the rows ask them; 20 if it is less than that,
+               because a suite of fewer decides nothing unless the file has no more
     modes      harmful prompts, and as many benign ones, in each other mode of thinking that the rows train or that is
                the base model's default
     """
@@ -128,6 +130,10 @@ class Asking:
     phrases: Count = 120
     requests: Count = 60
     modes: Count = 120
+
+    def row_requests(self, max_prompts: int) -> int:
+        """Return how many requests of harmful rows are asked at most: 0, or enough to decide on their suite."""
+        return min(max_prompts, max(self.requests, MIN_SCORED)) if self.requests else 0
 
 
 DISGUISES_ALONE = Asking(random=0, sampled=0, prefilled=0, turns=0, phrases=0, requests=0, modes=0)
@@ -171,7 +177,7 @@ class Audit:
     """
 
     suites: tuple[str, ...] | None = None
-    max_prompts: Annotated[int, Bound(ge=20, le=10_000)] = 500
+    max_prompts: Annotated[int, Bound(ge=MIN_SCORED, le=10_000)] = 500
     max_new_tokens: Annotated[int, Bound(ge=1, le=2048)] = 256
     asking: Asking = field(default_factory=Asking)
     sequential: bool = True

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from spard.config.bounds import Bound
 
+MIN_SCORED = 20  # least replies for a meaningful bound
 ON_FIGURES = 0.5
 """The confidence at which the gate compares the measured rates themselves, without bounds, as in version 0.1."""
 

@@ -14,14 +14,13 @@ from math import ceil
 from statistics import NormalDist
 from typing import Literal
 
-from spard.config import GateThresholds
+from spard.config import MIN_SCORED, GateThresholds
 from spard.evaluation.corrected import JudgeCounts, corrected_difference, corrected_share
 from spard.evaluation.findings import Figure, FigureKind
 from spard.evaluation.rates import difference_bounds, rate, wilson
 from spard.evaluation.results import ATTACKS, OF_ROWS, SuiteResult
 from spard.evaluation.statistics import Interval, Pairs, count_pairs, paired_difference
 
-MIN_SCORED = 20  # least replies for a meaningful bound
 _MOST = 1024  # largest multiple of the prompts asked that is considered
 _STEPS = 20  # bisection steps of that search
 

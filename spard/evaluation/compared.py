@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spard.config import ON_FIGURES, GateThresholds
+from spard.config import MIN_SCORED, ON_FIGURES, GateThresholds
 from spard.evaluation.bounded import (
-    MIN_SCORED,
     bounded_figures,
     by_category,
     confirmed_failures,

@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
+from spard.config import MIN_SCORED
 from spard.config.run_spec import RunSpec
 from spard.data.overlap import Leak, find_leaks
 from spard.data.rows import Example, Prompt, each_of_pool, prompt_text, read_examples
 from spard.errors import ProviderDataOverlap, TrainAuditOverlap
 from spard.evaluation.audit import Suite
-from spard.evaluation.bounded import MIN_SCORED
 from spard.evaluation.gate import is_gated
 from spard.evaluation.suites import read_suite
 

@@ -40,7 +40,7 @@ def coverage_text(suites: Sequence[Suite], audit: Audit, second_look: int = 1) -
 
 
 def _of_rows(audit: Audit) -> Iterator[str]:
-    if most := min(audit.asking.requests, audit.max_prompts):
+    if most := audit.asking.row_requests(audit.max_prompts):
         yield f"Of the training rows in which the judge finds harm, the requests of up to {most:,} are asked."
 
 

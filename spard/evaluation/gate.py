@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from spard.config import ON_FIGURES, GateThresholds
-from spard.evaluation.bounded import MIN_SCORED, at_worst, bounded_figures, may_hide
+from spard.config import MIN_SCORED, ON_FIGURES, GateThresholds
+from spard.evaluation.bounded import at_worst, bounded_figures, may_hide
 from spard.evaluation.compared import compare, least_scored, per_look
 from spard.evaluation.findings import AFTER_TUNING, Figure, FindingKind, GateFinding
 from spard.evaluation.partial import assume_best_base, decide_part

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from spard.config import GateThresholds
-from spard.evaluation.bounded import MIN_SCORED
+from spard.config import MIN_SCORED, GateThresholds
 from spard.evaluation.compared import compare, per_look
 from spard.evaluation.results import OF_ROWS, SuiteKind, SuiteResult
 from spard.evaluation.sequential import Count, Decision, Lines, decide, early_looks, is_near_failing, looks

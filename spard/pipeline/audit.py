@@ -266,7 +266,7 @@ def mine_suites(context: Context, examples: Sequence[Example], asking: Asking | 
     if not asking.requests:
         return found
     harmful = row_findings.harmful(context, examples)
-    return [*found, *row_requests_suite(harmful, min(most, asking.requests), suites_secret(own))]
+    return [*found, *row_requests_suite(harmful, asking.row_requests(most), suites_secret(own))]
 
 
 def _other_modes(context: Context, examples: Sequence[Example]) -> list[Mode]:
