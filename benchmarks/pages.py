@@ -40,6 +40,7 @@ PROJECTS = 10
 PAGES = (
     "/jobs",
     "/jobs?search=42",
+    "/jobs/ftjob-00022",
     "/jobs/new",
     "/files",
     "/models",

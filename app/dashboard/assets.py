@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Asset:
     name: str  # including its digest
     media_type: str
     content: bytes
+    gzipped: bytes
 
 
 def _read(name: str) -> Asset:
@@ -39,7 +41,7 @@ def _read(name: str) -> Asset:
     content = (files(package) / folder / name).read_bytes()
     stem, _, ending = name.rpartition(".")
     digest = hashlib.sha256(content).hexdigest()[:16]
-    return Asset(f"{stem}.{digest}.{ending}", _MEDIA_TYPES[ending], content)
+    return Asset(f"{stem}.{digest}.{ending}", _MEDIA_TYPES[ending], content, gzip.compress(content, mtime=0))
 
 
 _ASSETS: Mapping[str, Asset] = {name: _read(name) for name in _PLACES}

@@ -263,6 +263,11 @@ def test_what_pages_link_to_is_there_and_kept_for_good(sign_in: SignIn) -> None:
         answer = browser.get(path)
         assert answer.status_code == 200
         assert "immutable" in answer.headers["cache-control"]
+        assert (answer.headers["content-encoding"], answer.headers["vary"]) == ("gzip", "accept-encoding")
+        plain = browser.get(path, headers={"accept-encoding": "identity"})
+        assert (plain.content, "content-encoding" in plain.headers) == (answer.content, False)
+        assert int(answer.headers["content-length"]) < int(plain.headers["content-length"])
+    assert "content-encoding" not in browser.get("/jobs").headers  # its length could tell of its secrets
     assert sum(len(browser.get(path).content) for path in linked) < 150_000
 
 
