@@ -155,7 +155,10 @@ _DEQUANTIZED = """
 
 The base model's files have its weights in {0}. The adapter was trained and measured on these weights brought back to 16
 or 32 bits: load the base model with `quantization_config=transformers.{1}(dequantize=True)`. On weights
-that stay in {0} it is not what was measured."""
+that stay in {0} it is not what was measured.
+
+Merge it with `spard export --merged`, or save the merged model with `save_pretrained(..., save_original_format=False)`:
+without that, transformers 5.23 writes weights that are wrong when they are loaded again."""
 
 _STORED = {
     "fp8": _DEQUANTIZED.format("FP8", "FineGrainedFP8Config"),

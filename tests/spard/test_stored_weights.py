@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoModelForCausalLM
 
 from spard.config import Lora
@@ -19,10 +21,11 @@ from spard.models import merged
 from spard.models.adapters import save_adapter, save_full
 from spard.models.base import load_base
 from spard.models.merged import save_merged
+from spard.models.peft import PeftModel
 from spard.pipeline import stages
 from spard.pipeline.library import run
 from tests.spard.base_folders import KINDS, Kind, change, write_kind
-from tests.spard.test_adapters import PUBLIC, train_model
+from tests.spard.test_adapters import PUBLIC, same_weights, train_model
 from tests.spard.test_run import write_run
 
 STORED = [kind for kind in KINDS if "stored in" in kind.note]
@@ -57,6 +60,23 @@ def test_a_merged_model_of_stored_weights_loads_with_all_of_them(
         assert torch.equal(found.get_parameter(name), base.get_parameter(name).to(found.get_parameter(name).dtype)), (
             name
         )
+
+
+@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+def test_a_model_merged_and_saved_as_the_card_says_loads_with_all_of_its_weights(
+    kind: Kind, make_adapter: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = write_kind(kind, tmp_path)
+    adapter = make_adapter(folder)
+    card = (adapter / "README.md").read_text()
+    config = re.findall(r"quantization_config=transformers\.(\w+)\(dequantize=True\)", card)[0]
+    settings = dict.fromkeys(re.findall(r"save_pretrained\(\.\.\., (\w+)=False\)", card), False)
+    options = {"quantization_config": getattr(transformers, config)(dequantize=True), "dtype": torch.bfloat16}
+    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder, **options), adapter)
+    merged_model = model.merge_and_unload()
+    merged_model.save_pretrained(tmp_path / "whole", **settings)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.bfloat16)
+    assert same_weights(loaded, merged_model)
 
 
 @pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
