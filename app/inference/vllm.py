@@ -33,6 +33,7 @@ from app.inference.vllm_adapters import Adapters
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_probe import probes
 from app.inference.vllm_prompts import ReplyBounds, base_tokenizer, prompt_ids, spell
+from app.inference.vllm_schemas import refuse_unenforced
 from app.inference.vllm_server import NotServable, Server, ask_server, require_whole
 from app.inference.vllm_withdrawal import drop, withdrawn_digests
 from app.inference.vllm_writing import Request, reply_room, translate, write
@@ -114,12 +115,13 @@ class Vllm:
             await to_thread.run_sync(drop, self._begin, str(self._settings.serving_url), digest)
 
     async def _check_schema(self, model: Released, ask: Ask) -> None:
-        """Refuse a schema that the embedded engine cannot constrain a reply to.
+        """Refuse a schema that the embedded engine or the server cannot constrain a reply to.
 
-        vLLM ignores some such schemas and answers without any constraint.
+        vLLM ignores some such schemas, in part or whole, and says nothing.
         """
         if ask["json_schema"] is None:
             return
+        refuse_unenforced(ask["json_schema"])
         key = json.dumps([model.base, ask["json_schema"]])
         if key not in self._schemas:
             first: Ask = {**probes()[0], "json_schema": ask["json_schema"], "top_logprobs": None}

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import psutil
 import pytest
 
@@ -69,6 +70,43 @@ def test_a_schema_that_costs_too_much_is_the_fault_of_its_request(
     assert len(json.loads(asked.text(held))) == 3
     error = refusal_error(next(each for each in asked.said if each["kind"] == "failed"))
     assert (error.status, error.param) == (400, "response_format")
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply", "is_allowed"),
+    [
+        ({"properties": {"größe": {"type": "integer"}}}, '{"größe": 1}', True),
+        ({"properties": {"größe": {"type": "integer"}}}, '{"gr\\u00f6\\u00dfe": "one"}', False),
+        ({"properties": {"größe": {"type": "integer"}}}, '{"a\\nb": "one\\n"}', True),
+        ({"properties": {"größe": {"type": "integer"}}}, '{"größe": 1, "gr\\u00f6\\u00dfe": "one"}', False),
+        ({"patternProperties": {"^a": {"type": "integer"}}}, '{"\\u0061": "one"}', False),
+        ({"minProperties": 1}, '{"a": 1, "a": 2}', True),
+        ({"minProperties": 2, "required": ["a"]}, '{"a": 1, "b": 2}', True),
+        ({"minProperties": 2, "required": ["a"]}, '{"a": 1, "a": 2}', False),
+        ({"x-guidance": {"whitespace_flexible": True}}, '{"a":   1}', False),
+        ({"x-guidance": {"whitespace_pattern": " *"}}, '{"a":   1}', False),
+    ],
+)
+def test_a_reply_parses_to_what_its_schema_allows(schema: dict[str, Any], reply: str, is_allowed: bool) -> None:
+    vocabulary = llguidance.LLTokenizer("byte")
+    matcher = grammar.compile_schema(vocabulary, json.dumps({"type": "object", **schema}))
+    tokens = list(reply.encode())
+    assert (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"minProperties": 2}, "minProperties"),
+        ({"properties": {"a": {"minProperties": 3, "required": ["a", "a"]}}}, "minProperties"),
+        ({"minProperties": 2, "patternProperties": {"^a": {}}, "additionalProperties": False}, "minProperties"),
+        ({"const": "a\x01"}, "control character"),
+        ({"type": "array", "uniqueItems": True, "x-guidance": {"lenient": True}}, "uniqueItems"),
+    ],
+)
+def test_a_schema_that_would_be_enforced_in_part_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(grammar.Uncompiled, match=why):
+        grammar.compile_schema(llguidance.LLTokenizer("byte"), json.dumps({"type": "object", **schema}))
 
 
 def test_replies_are_written_while_a_schema_is_compiled(model: Path, stand_ins: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from app.inference.json_limits import parts
 from app.ops.processes import die_with_parent, limit_memory
 from spard.errors import SpardError
 from spard.models.base import read_tokenizer
@@ -44,7 +46,14 @@ COMPILE_CPU_S, STEP_CPU_S = 2.0, 1.0
 _MEMORY = 512 << 20  # bytes that a child may allocate beyond its size at the fork
 _GRAMMAR_SYMBOLS, _LEXER_STATES = 200_000, 50_000  # limits of a compiled schema; a state takes one or two KiB
 _BEHIND = 5  # nice value of a child, so that the engine goes first
-_WRITTEN: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_WRITTEN: Any = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    # Without `u`: llguidance takes the key "\u0061" for another key than "a", and so lets it have any value.
+    "json_allowed_escapes": 'nrbtf"\\',
+}
+_LONG_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")  # of a control character that has no short escape
 _HEADER = 1 << 16  # bytes that a request's header has at most
 
 
@@ -100,7 +109,7 @@ def compile_schema(vocabulary: Any, schema: str) -> Any:
     import llguidance
 
     try:
-        grammar = llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_WRITTEN)
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(_check_enforceable(schema), overrides=_WRITTEN)
     except ValueError as error:
         raise Uncompiled(str(error)) from None
     limits = llguidance.LLParserLimits(
@@ -110,6 +119,22 @@ def compile_schema(vocabulary: Any, schema: str) -> Any:
     if matcher.is_error():
         raise Uncompiled(matcher.get_error())
     return matcher
+
+
+def _check_enforceable(schema: str) -> str:
+    """Return the schema without llguidance's own options; raise `Uncompiled` if it would be enforced only in part."""
+    if _LONG_ESCAPE.search(schema):
+        raise Uncompiled("it contains a control character that replies cannot contain")
+    checked: dict[str, object] = json.loads(schema)
+    checked.pop("x-guidance", None)  # with this key a schema can make llguidance ignore keywords and `_WRITTEN`
+    for part in parts(checked):
+        least, required = part.get("minProperties"), part.get("required")
+        named = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+        is_closed = part.get("additionalProperties") is False and not part.get("patternProperties")
+        # llguidance lets a key that no keyword names repeat, and counts it each time.
+        if isinstance(least, int | float) and least > len(named) + 1 and not is_closed:
+            raise Uncompiled("minProperties above 1 needs the keys in `required`, or additionalProperties: false")
+    return json.dumps(checked)
 
 
 def _vocabulary(known: dict[frozenset[int], Any], source: str, revision: str | None, header: Header) -> Any:

@@ -101,7 +101,14 @@ def test_a_schema_is_passed_on(served_lab: Lab, server: Vllm) -> None:
     assert ask["response_format"]["json_schema"]["schema"] == schema["schema"]
 
 
-@pytest.mark.parametrize("schema", [{"not": {"type": "string"}}, {"type": "string", "pattern": "(?=a)b"}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {"type": "string"}},
+        {"type": "string", "pattern": "(?=a)b"},
+        {"type": "array", "items": {"allOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+    ],
+)
 def test_a_schema_that_no_reply_can_be_held_to_never_reaches_the_server(
     served_lab: Lab, server: Vllm, schema: dict[str, Any]
 ) -> None:

@@ -1,0 +1,50 @@
+"""Schemas that vLLM's default engine enforces in part are refused, and the schemas that pydantic writes are not."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from app.errors import InvalidRequest
+from app.inference.vllm_schemas import refuse_unenforced
+
+
+class Item(BaseModel):
+    """An item, described beside its reference."""
+
+    kind: Literal["a", "b"]
+    count: Annotated[int, Field(gt=0)] | None = None
+    pattern: str = ""
+    enum: str = ""
+
+
+class Order(BaseModel):
+    first: Annotated[Item, Field(description="The first.")]
+    others: Annotated[list[Item], Field(max_length=3)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"allOf": [{"type": "object"}, {"required": ["a"]}]}, "`allOf` of several"),
+        ({"items": {"$ref": "#/$defs/a", "maxLength": 2}}, "`maxLength` beside `\\$ref`"),
+        ({"enum": ["a", "bcd"], "minLength": 2}, "`minLength` beside `enum`"),
+        ({"type": "object", "anyOf": [{"required": ["a"]}], "required": ["b"]}, "`required` beside `anyOf`"),
+        ({"anyOf": [{"type": "object"}], "$ref": "#/$defs/a"}, "`anyOf` beside `\\$ref`"),
+        ({"type": "object", "anyOf": [{"type": "object"}], "properties": {}}, "`properties` beside `anyOf`"),
+        ({"$defs": {"a": {"type": "object", "required": ["a"]}}}, "'a' in `required`"),
+        ({"properties": {"a": {"minLength": 2}}}, "`minLength` without"),
+    ],
+)
+def test_a_schema_that_is_enforced_in_part_is_refused(schema: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why) as refused:
+        refuse_unenforced(schema)
+    assert (refused.value.code, refused.value.param) == ("invalid_json_schema", "response_format")
+
+
+def test_schemas_of_pydantic_are_taken() -> None:
+    refuse_unenforced(Order.model_json_schema())
+    refuse_unenforced({"allOf": [{"$ref": "#/$defs/a"}], "description": "one schema is enforced"})
+    refuse_unenforced({"enum": [{"format": "pdf"}], "examples": [{"minimum": 2, "required": ["a"]}]})
