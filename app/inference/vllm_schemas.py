@@ -22,7 +22,13 @@ _OTHERS = ("properties", "required", "patternProperties", "additionalProperties"
 
 
 def refuse_unenforced(schema: dict[str, object]) -> None:
-    """Raise `InvalidRequest` if xgrammar would ignore a part of the schema."""
+    """Raise `InvalidRequest` if xgrammar would ignore a part of the schema.
+
+    Also if it sets options of llguidance, the engine of some servers, which can turn keywords off.
+    """
+    if "x-guidance" in schema:
+        message = "`x-guidance` is no keyword of JSON Schema; leave it out."
+        raise InvalidRequest(message, code="invalid_json_schema", param="response_format")
     for part in _subschemas(schema):
         if why := _find_ignored(part):
             message = f"The server would ignore a part of this schema: {why}."

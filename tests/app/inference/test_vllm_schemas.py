@@ -36,6 +36,7 @@ class Order(BaseModel):
         ({"type": "object", "anyOf": [{"type": "object"}], "properties": {}}, "`properties` beside `anyOf`"),
         ({"$defs": {"a": {"type": "object", "required": ["a"]}}}, "'a' in `required`"),
         ({"properties": {"a": {"minLength": 2}}}, "`minLength` without"),
+        ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "`x-guidance` is no keyword"),
     ],
 )
 def test_a_schema_that_is_enforced_in_part_is_refused(schema: dict[str, Any], why: str) -> None:
