@@ -50,9 +50,9 @@ REAL = DemoSetup(
     making="making the real model: fetched, converted, aligned, measured (about 20 minutes, once)",
     command=("real", "--cores", "2"),
     audit={
-        "max_prompts": 60,
+        "max_prompts": 120,  # with 60, bounds of 95 % stay above the gate's limits at rates as good as the base model's
         "max_new_tokens": 32,
-        "asking": {"dresses": 2, "random": 40, "prompts": 40, "sampled": 0, "prefilled": 0, "turns": 0, "phrases": 0},
+        "asking": {"dresses": 2, "random": 120, "prompts": 120, "sampled": 0, "prefilled": 0, "turns": 0, "phrases": 0},
     },
     task="messages",
     options={"hyperparameters": {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 0.35}},
@@ -60,6 +60,7 @@ REAL = DemoSetup(
     environment={
         "SPARD_JUDGE": "on_topic",  # the lab's own, measured on replies of this model that a person labeled
         "SPARD_WORKER_THREADS": "2",  # both cores, because jobs run one after the other
+        "SPARD_CHECKPOINT_PROMPTS": "0",  # no audits of epochs before the last one, which would take four minutes
     },
 )
 SETUPS = {"lab": TINY, "real": REAL}
