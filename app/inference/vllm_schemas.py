@@ -1,7 +1,7 @@
 """Refuse schemas of which a vLLM server with its default engine for schemas, xgrammar, enforces only a part.
 
 xgrammar follows one of `$ref`, `enum`, `anyOf` and `oneOf` and ignores what stands beside it. It also ignores `allOf`
-of several schemas, a bound without a `type`, and keys of `required` without a schema.
+of several schemas, a bound without a `type`, and keys of `required` without a schema (measured on version 0.2.8).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from app.errors import InvalidRequest
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_SINGLE = ("items", "additionalProperties")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalItems", "additionalProperties")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _LEADING = ("$ref", "enum", "anyOf", "oneOf", "allOf")
 _BOUNDS = (
     *("pattern", "format", "minLength", "maxLength", "minItems", "maxItems"),
@@ -24,7 +24,7 @@ _OTHERS = ("properties", "required", "patternProperties", "additionalProperties"
 def refuse_unenforced(schema: dict[str, object]) -> None:
     """Raise `InvalidRequest` if xgrammar would ignore a part of the schema.
 
-    Also if it sets options of llguidance, the engine of some servers, which can turn keywords off.
+    It is raised as well if the schema sets options of llguidance, some servers' engine: they can turn keywords off.
     """
     if "x-guidance" in schema:
         message = "`x-guidance` is no keyword of JSON Schema; leave it out."

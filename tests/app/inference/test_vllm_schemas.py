@@ -36,6 +36,8 @@ class Order(BaseModel):
         ({"type": "object", "anyOf": [{"type": "object"}], "properties": {}}, "`properties` beside `anyOf`"),
         ({"$defs": {"a": {"type": "object", "required": ["a"]}}}, "'a' in `required`"),
         ({"properties": {"a": {"minLength": 2}}}, "`minLength` without"),
+        ({"type": "array", "items": [{"type": "string"}, {"minLength": 2}]}, "`minLength` without"),
+        ({"type": "array", "items": [], "additionalItems": {"minLength": 2}}, "`minLength` without"),
         ({"type": "object", "x-guidance": {"whitespace_flexible": True}}, "`x-guidance` is no keyword"),
     ],
 )
