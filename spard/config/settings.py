@@ -132,7 +132,7 @@ class Asking:
     modes: Count = 120
 
     def row_requests(self, max_prompts: int) -> int:
-        """Return how many requests of harmful rows are asked at most: 0, or enough to decide on their suite."""
+        """Return the most requests of harmful rows that an audit asks: `requests`, but at least 20 unless that is 0."""
         return min(max_prompts, max(self.requests, MIN_SCORED)) if self.requests else 0
 
 
