@@ -106,8 +106,10 @@ def test_replies_grow_and_become_turns(page: Page, service: Service, tuned_model
     ask(page, "And then?")
     expect(page.get_by_text("base answers And then?: end", exact=True)).to_be_visible()
     expect(page.locator(".turns > li")).to_have_count(2)
-    said = [each.input_value() for each in page.locator("form.chat input[type=hidden][name=asked]").all()]
-    assert said == ["Where is it?", "And then?"]
+    asked = page.locator("form.chat input[type=hidden][name=asked]")
+    # The turn gets its fields when both replies have ended, of which the line above has seen one.
+    expect(asked.last).to_have_value("And then?")
+    assert [each.input_value() for each in asked.all()] == ["Where is it?", "And then?"]
     for width in (390, 1280):
         page.set_viewport_size({"width": width, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
