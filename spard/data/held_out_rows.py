@@ -19,9 +19,11 @@ MIN_ROWS = 50  # of a file; of a smaller one every row is needed for the trainin
 ONE_OF = 20  # rows is held out
 AT_LEAST = 5  # rows, or as few as were asked for
 ONE_OF_AT_MOST = 10  # rows, where whole clusters are larger than one of `ONE_OF`
+ONE_OF_ELIGIBLE = 5  # at most, where most of the file's rows are suspicious
 ASKED = 5  # requests
 _TEMPLATE_WORDS = 8  # that requests begin or end with in common
 _TEMPLATE_SHARE = 4  # of the file's requests one part in so many
+_CURE = "Name a validation file to see whether the task is learned."
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +39,24 @@ class HeldOutRows:
     why_none: str = ""
 
 
-def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int, seed: int) -> HeldOutRows:
+def hold_out_rows(
+    requests: Sequence[str], eligible: Collection[int], most: int, seed: int, trained: int | None = None
+) -> HeldOutRows:
     """Choose at most `most` of the `eligible` rows to hold out; `requests` has the request of each row of the file.
 
-    A twentieth of the eligible rows is held out, but at least five; with whole clusters at most a tenth. Clusters
-    larger than a fifth of that number come last, so that different requests are asked.
+    `trained` is the number of rows to train on, which are more than the eligible ones if some of them are suspicious;
+    by default all are eligible. A twentieth of the eligible rows is held out, but at least five; with whole clusters at
+    most a tenth; and in any case at most a fifth. Clusters larger than a fifth of that number come last, so that
+    different requests are asked.
     """
-    if len(eligible) < MIN_ROWS:
+    trained = len(eligible) if trained is None else trained
+    if trained < MIN_ROWS:
         why = f"Of a file with fewer than {MIN_ROWS} rows to train on none is held out: all are needed for the training"
-        return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
-    target = planned_rows(len(eligible), most)
+        return HeldOutRows(why_none=f"{why}. {_CURE}")
+    target = min(most, max(AT_LEAST, len(eligible) // ONE_OF), len(eligible) // ONE_OF_ELIGIBLE)
+    if most and not target:
+        why = f"No row is held out: only {len(eligible)} of the {trained} rows to train on are not suspicious"
+        return HeldOutRows(why_none=f"{why}. {_CURE}")
     limit = min(most, max(target, len(eligible) // ONE_OF_AT_MOST))
     groups: list[list[int]] = []
     held: list[int] = []
@@ -59,7 +69,7 @@ def hold_out_rows(requests: Sequence[str], eligible: Collection[int], most: int,
             held += group
     if not held:
         why = "No row is held out: the file's requests are nearly the same, so that each has its like among the others"
-        return HeldOutRows(why_none=f"{why}. Name a validation file to see whether the task is learned.")
+        return HeldOutRows(why_none=f"{why}. {_CURE}")
     asked = [group[0] for group in groups] + [place for group in groups for place in group[1:]]
     return HeldOutRows(tuple(sorted(held)), tuple(asked[:ASKED]))
 

@@ -75,7 +75,7 @@ def prepare(context: Context) -> Rows:
     dropped = told.dropped_places if told else frozenset()
     trained = [i for i in range(len(task)) if i not in dropped]
     flagged = {each.place for each in told.flagged} if told else set[int]()
-    kept_back = task_check.hold_back(context, examples, [i for i in trained if i not in flagged])
+    kept_back = task_check.hold_back(context, examples, trained, flagged)
     trained, held = _hold_rows_back(context, trained, kept_back.places)
     selected, safe, pairs = _safe_rows(context, examples, trained, told)
     safe += row_signal.defending(context, told, task) if safe else []

@@ -44,15 +44,19 @@ class TaskRows:
     asked: Sequence[Example] = ()
 
 
-def hold_back(context: Context, examples: Sequence[Example], eligible: Collection[int]) -> HeldOutRows:
-    """Choose the rows to hold out of the training, the same in every attempt and on every rank.
+def hold_back(
+    context: Context, examples: Sequence[Example], trained: Sequence[int], suspicious: Collection[int]
+) -> HeldOutRows:
+    """Choose rows to hold out of the `trained` ones, none of them suspicious; the same in every attempt and rank.
 
     The choice is empty if the run asks for no such rows or has a validation file.
     """
     most = context.run.held_out_rows
     if not most or context.run.validation_file is not None:
         return HeldOutRows()
-    return hold_out_rows([prompt_text(each) for each in examples], eligible, most, context.recipe.seed)
+    requests = [prompt_text(each) for each in examples]
+    eligible = [place for place in trained if place not in suspicious]
+    return hold_out_rows(requests, eligible, most, context.recipe.seed, len(trained))
 
 
 def from_training_file(context: Context, examples: Sequence[Example], held: HeldOutRows) -> TaskRows | None:

@@ -42,6 +42,19 @@ def test_of_a_small_file_none_is_held_out_and_it_is_told_why() -> None:
     assert "validation file" in found.why_none
 
 
+def test_rows_of_which_half_are_suspicious_have_some_held_out() -> None:
+    """A support file of 60 rows, 33 of them suspicious to a model that refuses much, showed nothing of its task."""
+    found = hold_out_rows(requests(60), range(27), MOST, 1, trained=60)
+    assert len(found.places) == len(found.asked) == AT_LEAST
+    assert set(found.places) <= set(range(27))
+
+
+def test_no_row_is_held_out_where_nearly_all_are_suspicious() -> None:
+    found = hold_out_rows(requests(60), range(4), MOST, 1, trained=60)
+    assert found.places == ()
+    assert "only 4 of the 60 rows to train on are not suspicious" in found.why_none
+
+
 def test_the_same_seed_holds_out_the_same_rows_in_any_order_of_rows() -> None:
     texts = requests(200)
     shuffled = random.Random(5).sample(texts, len(texts))
