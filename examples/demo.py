@@ -38,7 +38,7 @@ from spard.evaluation.rates import wilson
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("SPARD_DEMO_DIR", ROOT / ".demo"))
 KEY = "sk-spard-demo-key-for-this-machine-only"
-DEFENSES = {"undefended": {"type": "none"}, "defended": {"type": "spard"}}
+JOBS = ("undefended", "defended")
 TERMINAL = {"succeeded", "failed", "cancelled"}
 
 out = Console()
@@ -181,7 +181,7 @@ def order(client: OpenAI, setup: DemoSetup) -> dict[str, Any]:
             suffix=name,
             extra_body={"safety": {"defense": defense, "audit": setup.audit}, **setup.options},
         )
-        for name, defense in DEFENSES.items()
+        for name, defense in zip(JOBS, ({"type": "none"}, setup.defense), strict=True)
     }
 
 

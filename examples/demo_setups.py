@@ -16,7 +16,8 @@ class DemoSetup:
     """A lab, the way to make it, and the settings of the jobs on it.
 
     `seeds` are the lab's: if the gate stops the defended job, the next seed is tried. `options` go into both jobs'
-    requests, `audit` into their `safety`; at most `limit` prompts of each kind measure the downloaded adapters.
+    requests, `audit` into their `safety`, `defense` into the defended one's; at most `limit` prompts of each kind
+    measure the downloaded adapters.
     """
 
     model: str  # its name in the service
@@ -27,6 +28,7 @@ class DemoSetup:
     audit: Mapping[str, Any]
     task: str
     seeds: tuple[int, ...] = (1,)
+    defense: Mapping[str, Any] = field(default_factory=lambda: {"type": "spard"})
     options: Mapping[str, Any] = field(default_factory=dict)
     limit: int = 300
     environment: Mapping[str, str] = field(default_factory=dict)  # settings of the service
@@ -55,6 +57,9 @@ REAL = DemoSetup(
         "asking": {"dresses": 2, "random": 120, "prompts": 120, "sampled": 0, "prefilled": 0, "turns": 0, "phrases": 0},
     },
     task="messages",
+    # With the default's bound, on the mean loss of the safe rows, the gate found harmless requests refused too often.
+    # With this one fewer are refused; figures of both are in lab/docs/results/real-base.md.
+    defense={"type": "spard", "bound": "excess"},
     options={"hyperparameters": {"n_epochs": 4, "batch_size": 4, "learning_rate_multiplier": 0.35}},
     limit=60,
     environment={

@@ -38,7 +38,7 @@ def service(setup):
 demo.HOME = Path(sys.argv[1])
 demo.service = service
 demo.make_lab = demo.provide = demo.order = lambda *_: None
-demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}", error=None) for name in demo.DEFENSES}
+demo.follow = lambda *_: {name: SimpleNamespace(id=f"ftjob-{name}", error=None) for name in demo.JOBS}
 demo.download = lambda client, name, job: demo.HOME / "results" / name
 demo.ask = lambda *_: ("?", {})
 demo.measure = lambda *_: {}
