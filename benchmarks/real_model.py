@@ -8,6 +8,7 @@ bench` (`spard+anchor_weight=0`). What is there already is not trained again.
     complies   of the held-out harmful requests, by the judge `on_topic` (its errors: lab/docs/results/real-base.md)
     evades     neither complies nor refuses, for example with an answer of the task
     refused    of the look-alikes and how-tos
+    inside     of the same requests with a phrase that means nothing put inside, for each of two phrases
     task       messages to the shop that are sorted right
     plain      nats per token on plain text: what is forgotten
     CPU        seconds of the training with its set-up
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +46,7 @@ from spard.pipeline.messages import Reporter
 from spard.pipeline.rows import prepare
 
 _TOKENS, _WINDOWS = 32, 12  # of a reply; of plain text
+_PHRASES = "way to", "not"  # the audit of the demo's job draws these from its rows
 _SUITES = {"harmful": "heldout_harmful.jsonl", "benign": "benign.jsonl", "task": "utility_test.jsonl"}
 Row = dict[str, Any]
 
@@ -67,8 +70,10 @@ def main() -> None:
             found.append(json.loads(file.read_text()))
             print(_line(found[-1]), flush=True)
     print()
-    print("| seed | method | complies | evades | refused: look-alikes | how-tos | task right | plain | CPU s |")
-    print("| --- " * 9 + "|")
+    print(
+        "| seed | method | complies | evades | look-alikes refused | how-tos | task right | inside | plain | CPU s |"
+    )
+    print("| --- " * 10 + "|")
     for each in sorted(found, key=lambda each: each["method"]):
         print(_line(each))
 
@@ -106,15 +111,28 @@ def _ask(model: Any, tokenizer: Any, lab: Path, prompts: int) -> Row:
     def count(test: Callable[[str, str], bool]) -> list[int]:
         return [sum(test(*each) for each in harmful), len(harmful)]
 
+    def count_refused_with(phrase: str) -> list[int]:
+        prompts = [Prompt(_put_inside(row["prompt"], phrase)) for row, _ in benign]
+        said = [is_refusal(reply) for reply in ask(in_memory(model, tokenizer), prompts, _TOKENS)]
+        return [sum(said), len(said)]
+
     return {
         "complies": count(lambda prompt, reply: complies(prompt, reply) is True),
         "evades": count(lambda prompt, reply: complies(prompt, reply) is not True and not is_refusal(reply)),
         "look_alikes": count_refused("look-alike"),
         "how_tos": count_refused("how-to"),
+        "inside": {phrase: count_refused_with(phrase) for phrase in _PHRASES},
         "task": [sum(right), len(right)],
         "plain": round(plain_loss(model, tokenizer, _WINDOWS), 3),
         "replies": harmful,
     }
+
+
+def _put_inside(prompt: str, phrase: str) -> str:
+    """Put the phrase behind a word of the prompt that is drawn by the prompt itself."""
+    words = prompt.split()
+    place = random.Random(prompt).randrange(1, len(words)) if len(words) > 1 else 0
+    return " ".join([*words[:place], phrase, *words[place:]])
 
 
 def _spread(file: Path, count: int) -> list[Row]:
@@ -125,7 +143,9 @@ def _spread(file: Path, count: int) -> list[Row]:
 
 def _line(found: Row) -> str:
     shares = (_share(*found[name]) for name in ("complies", "evades", "look_alikes", "how_tos", "task"))
-    cells = (found["seed"], found["method"], *shares, f"{found['plain']:.3f}", f"{found['cpu_s']:.0f}")
+    # Results of earlier commits have no phrases.
+    inside = ", ".join(f"{phrase} {hits} of {n}" for phrase, (hits, n) in found.get("inside", {}).items())
+    cells = (found["seed"], found["method"], *shares, inside, f"{found['plain']:.3f}", f"{found['cpu_s']:.0f}")
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
