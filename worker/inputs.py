@@ -14,9 +14,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from app.db.tables import Job
-from app.db.tables.checkpoints import KEPT
 from app.db.tables.job_records import KeptFile
 from app.db.tables.job_spec import ASKED_OTHERWISE, AuditedRef, CorpusRef, JobSpec, ObjectRef, StartFrom
+from app.db.tables.jobs import KEPT_CHECKPOINTS
 from app.errors import AppError
 from app.jobs import needs
 from app.settings import Settings
@@ -158,7 +158,7 @@ def _assignment(job: Job, settings: Settings, taken_until: int) -> Assignment:
         patience_s=settings.outage_patience_s,
         checkpoint_prompts=spec.checkpoint_prompts,
         taken_until=taken_until,
-        kept_checkpoints=KEPT,
+        kept_checkpoints=KEPT_CHECKPOINTS,
         keeps_transcripts=spec.transcripts,
         audits=spec.audited is not None,
         weights=_weights(job, run.model),

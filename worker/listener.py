@@ -15,8 +15,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
 
 from app.checkpoints.records import EpochResult
 from app.db import why
-from app.db.tables.checkpoints import EPOCH
 from app.db.tables.job_records import KeptFile
+from app.db.tables.jobs import EPOCH
 from app.settings import Settings
 from worker.embedding_shards import EmbeddingShards
 from worker.heartbeat import JUDGE, STORAGE, Heart, Meter

@@ -21,9 +21,9 @@ from app.checkpoints import records
 from app.checkpoints.records import EpochResult
 from app.db.base import new_id
 from app.db.tables import BaseModelEntry, File, Job
-from app.db.tables.checkpoints import FINAL
 from app.db.tables.files import RESULTS
 from app.db.tables.job_records import Adapter, AuditRow, CheckpointSafety, HeldArchive, SafetySummary
+from app.db.tables.jobs import FINAL
 from app.jobs import events, later_outcomes, lease
 from app.jobs.lease import Claim, Publication, Rejection
 from app.jobs.project_models import fine_tuned_model

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.dashboard.rendering import page
 from app.dashboard.viewer import ProviderDep, Viewer, ViewerDep
 from app.db import Begin

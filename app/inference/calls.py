@@ -9,8 +9,8 @@ from functools import partial
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db, quotas
+from app.catalog.model_files import read_positions
 from app.db import now
 from app.db.base import new_id
 from app.db.tables import InferenceCall
@@ -18,13 +18,11 @@ from app.db.tables.inference import RUNNING
 from app.errors import Reserved
 from app.http.rate_limit import RateLimits
 from app.inference import stored
-from app.inference.positions import read_positions
 from app.inference.protocol import Ask, Proof
 from app.inference.released import Released, find_released
 from app.keys.service import Principal
 from app.policies import service as policies
 from app.policies.schemas import GuardRule
-from app.quotas import service as quotas
 from app.settings import Settings
 
 _DAY = timedelta(days=1)

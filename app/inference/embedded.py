@@ -18,7 +18,7 @@ from typing import TypeVar
 from huggingface_hub import snapshot_download
 
 from app import locked_folders
-from app.catalog import weights
+from app.catalog import model_files
 from app.errors import AppError, InvalidState, Unavailable
 from app.inference import archives, memory
 from app.inference.engine_errors import base_model_changed, busy, engine_lost, engine_stalled
@@ -256,7 +256,7 @@ class Embedded:
 
     def _new(self, model: Released, folder: Path) -> EngineProcess:
         source = self._source(model, folder)
-        size = weights.parameters(source)
+        size = model_files.parameters(source)
         if size is None:
             raise InvalidState("The model's weights cannot be read where it is served.", code="engine_failed")
         self._make_room(size)

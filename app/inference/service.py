@@ -17,7 +17,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from app import db
-from app.audit_log.service import CALLER, Caller
+from app.audit_log import CALLER, Caller
 from app.errors import AppError, Unavailable
 from app.http.rate_limit import RateLimits
 from app.inference import calls

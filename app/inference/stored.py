@@ -9,8 +9,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from app import db
-from app.audit_log import service as audit_log
+from app import audit_log, db
 from app.db.tables import InferenceCall, Project, StoredReply
 from app.errors import NotFound
 from app.http.pagination import Page, page

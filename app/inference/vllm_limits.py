@@ -17,9 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app import db
 from app.catalog import service as catalog
+from app.catalog.model_files import read_positions
 from app.errors import AppError, TooManyRequests, Unavailable
 from app.inference.clients import NO_KEY, Clients
-from app.inference.positions import read_positions
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_server import Server, ask_rank, ask_server, server_root
 from app.settings import Settings

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
-from app.audit_log import service as audit_log
+from app import audit_log
 from app.db import Begin
 from app.db.tables import Job
 from app.errors import HasNone

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
+from app import quotas
 from app.db import now, read, transaction
 from app.db.base import utc_now
 from app.db.tables import InferenceCall, Project, Quota
@@ -18,7 +19,6 @@ from app.errors import QuotaExceeded
 from app.inference.call_leases import CallLeases, complete_lost, ledger_folder
 from app.inference.ledger import MOST_OPEN, Ledger, lock_abandoned
 from app.keys import service as keys
-from app.quotas import service as quotas
 from app.settings import Settings
 
 PROJECT = "org-mine"

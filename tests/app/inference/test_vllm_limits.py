@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from pydantic import SecretStr
 from sqlalchemy import Engine
 
+from app.catalog.model_files import read_positions
 from app.commands.doctor import deployment
 from app.db import make_engine, transaction
 from app.db.tables import BaseModelEntry
 from app.inference.clients import Clients
-from app.inference.positions import read_positions
 from app.inference.vllm_gate import Gate
 from app.inference.vllm_limits import ServerReport, ServerWatch
 from app.keys import browser_sessions
