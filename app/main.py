@@ -47,12 +47,12 @@ from app.inference import call_leases
 from app.inference.call_leases import ledger_folder
 from app.inference.engines import server_watch
 from app.inference.service import Serving
-from app.inference.vllm_withdrawal import unload_withdrawn
+from app.inference.vllm import unload_withdrawn
 from app.jobs import later_audits, reaper
 from app.jobs.stream import Streams
 from app.keys import browser_sessions
 from app.keys import service as keys
-from app.ops import garbage, logs, metrics, preflight, tracing
+from app.ops import logs, metrics, periodic, preflight, tracing
 from app.ops.broker import Dispatcher
 from app.ops.readiness import Readiness, Saturation
 from app.ops.shutdown import when_told_to_stop
@@ -129,7 +129,7 @@ def served_app(settings: Settings) -> FastAPI:
     raise_limit()
     app = create_app(settings)
     shared_routes.build(_ROUTES)
-    garbage.spare_requests()
+    periodic.spare_requests()
     return app
 
 
@@ -181,7 +181,7 @@ def _background_threads(app: FastAPI, settings: Settings, stop: Event) -> list[T
             name="lost calls",
             daemon=True,
         ),
-        Thread(target=garbage.run, args=(stop,), name="garbage", daemon=True),
+        Thread(target=periodic.collect_garbage, args=(stop,), name="garbage", daemon=True),
         Thread(target=later_audits.run, args=(app.state.engine, settings, stop), name="later audits", daemon=True),
     ]
 

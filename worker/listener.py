@@ -24,8 +24,7 @@ from worker.metrics import StageClock
 from worker.process import Child
 from worker.progress import Journal
 from worker.protocol import Message
-from worker.results import CheckpointArchives
-from worker.resume_state import Keeper
+from worker.results import CheckpointArchives, Keeper
 from worker.sinks.feed import Sinks
 from worker.workdir import Folder
 

@@ -31,7 +31,7 @@ from spard.data.jsonl import Row, numbered_texts
 from spard.data.row_rules import TrainingRows
 
 _NAME_CHARS = 200
-_SHOWN = 5
+_SHOWN_ROWS = 5
 _CONVERTIBLE = frozenset(f"{kind}_format" for kind in other_formats.NAMES)
 Form = Literal["sharegpt", "alpaca", "trl", "openai"]
 
@@ -130,7 +130,7 @@ class _Rows:
             if self._form == "openai":
                 self._form = other_formats.foreign_format(row) or "openai"
             self._left_out |= made.left_out
-            if len(self._shown) < _SHOWN:
+            if len(self._shown) < _SHOWN_ROWS:
                 self._shown.append(made.row)
             yield made.row
         if not is_changed:

@@ -15,7 +15,7 @@ from app.ops.readiness import Readiness
 from app.ops.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from app.inference.vllm_limits import ServerWatch
+    from app.inference.vllm_server import ServerWatch
 
 router = APIRouter(tags=["health"])
 metrics = APIRouter(tags=["health"])

@@ -245,7 +245,7 @@ def list_metrics(job_id: str, session: ReadDep, caller: CustomerDep) -> MetricLi
 
 @graders.post("/run", response_model=None)
 @graders.post("/validate", response_model=None)
-def refuse_graders(caller: CustomerDep) -> NoReturn:
+def refuse(caller: CustomerDep) -> NoReturn:
     """Refuse: graders belong to reinforcement fine-tuning, which is not offered here."""
     message = "Graders serve reinforcement fine-tuning, which is not offered here; allowed methods: supervised and dpo."
     raise InvalidRequest(message, code="method_not_supported", param="grader")

@@ -11,8 +11,8 @@ from app import quotas
 from app.db.tables import ApiKey, StoredReply
 from app.deps import AdminDep, ProviderSessionDep, ReadDep
 from app.http.pagination import Page
-from app.inference import stored
-from app.inference.stored import StoredRepliesDeleted, StoredReplyList
+from app.inference import calls
+from app.inference.calls import StoredRepliesDeleted, StoredReplyList
 from app.keys import admin
 from app.keys.admin import KeyCreate, KeyList, KeyOut, KeySecret
 from app.quotas import ProjectCreate, ProjectList, ProjectOut, QuotaSet, UsageList
@@ -95,10 +95,10 @@ def list_stored_replies(
     project_id: str, session: ProviderSessionDep, caller: AdminDep, after: str | None = None, limit: Limit = 20
 ) -> Page[StoredReply]:
     """List the stored prompts and replies of a project, newest first; the audit log records the access."""
-    return stored.list_replies(session, project_id, after, limit)
+    return calls.list_replies(session, project_id, after, limit)
 
 
 @stored_replies.delete("", response_model=StoredRepliesDeleted)
 def erase_stored_replies(project_id: str, session: ProviderSessionDep, caller: AdminDep) -> StoredRepliesDeleted:
     """Erase all stored prompts and replies of a project."""
-    return StoredRepliesDeleted(project_id=project_id, deleted=stored.erase(session, project_id))
+    return StoredRepliesDeleted(project_id=project_id, deleted=calls.erase_replies(session, project_id))

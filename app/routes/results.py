@@ -32,7 +32,7 @@ from app.deps import (
 from app.errors import NotFound
 from app.http.download import DOWNLOAD, Attachment, download
 from app.http.pagination import Page
-from app.jobs import service, task_replies, transcripts
+from app.jobs import service, transcripts
 from app.jobs.reports.gather import gather, gather_reports, read, verdict_response
 from app.jobs.reports.page import HEADERS, page
 from app.jobs.reports.service import (
@@ -49,8 +49,7 @@ from app.jobs.reports.service import (
     with_waiver,
 )
 from app.jobs.schemas import VerdictOut
-from app.jobs.task_replies import TaskReplyList
-from app.jobs.transcripts import TranscriptList
+from app.jobs.transcripts import TaskReplyList, TranscriptList
 from app.settings import Settings
 from app.signing import NoSigningKey, published_keys, signing_key
 
@@ -187,7 +186,7 @@ async def list_task_replies(
 
     Those of a model that is not released are not shown.
     """
-    return await reads.answer(partial(task_replies.show, look, storage, caller, job_id))
+    return await reads.answer(partial(transcripts.show_task_replies, look, storage, caller, job_id))
 
 
 @router.get("/{job_id}/transcripts", response_model=TranscriptList)

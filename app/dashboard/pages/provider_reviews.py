@@ -31,8 +31,8 @@ from spard.evaluation.calibration.labeling import DRAWN, SCORES
 waivers_router = APIRouter(include_in_schema=False, prefix="/provider/waivers")
 _WAIVERS_PLACE = "/provider/waivers"
 _AT_ONCE = 20
-_MOST = 100  # proposals shown that wait for approval
-_USUAL = timedelta(days=30)
+_MOST_PROPOSED = 100  # proposals shown that wait for approval
+_USUAL_TERM = timedelta(days=30)
 labels_router = APIRouter(include_in_schema=False, prefix="/provider/labels")
 _LABELS_PLACE = "/provider/labels"
 ReplyId = Annotated[str | None, Query(pattern=r"^reply_[0-9a-f]{1,64}$")]
@@ -116,10 +116,10 @@ def _waivers_page(
         "provider_waivers",
         viewer,
         status=error.status if error else 200,
-        waiting=held_adapters(session, None, _MOST, waiting=True).data if after is None else [],
+        waiting=held_adapters(session, None, _MOST_PROPOSED, waiting=True).data if after is None else [],
         held=held_adapters(session, after, _AT_ONCE, waiting=False),
         people={key.id: key.owner or key.name for key in keys.list_keys(session, None)},
-        usual=(db.clock(session) + _USUAL).date().isoformat(),
+        usual=(db.clock(session) + _USUAL_TERM).date().isoformat(),
         of=job_id,
         asked=asked or {},
         faults=Faults.from_error(error) if error else NO_FAULTS,

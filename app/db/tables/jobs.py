@@ -26,8 +26,6 @@ from app.db.tables.job_records import (
 )
 from app.db.tables.job_spec import JobSpec, JobSpecColumn
 
-# Table of later audits: today's audit of models that were released before.
-
 WHOLE_JOB = 0  # the `step` of a job's model, as opposed to a checkpoint
 KEPT_CHECKPOINTS = 3  # checkpoints kept per job, as at OpenAI; includes the final one
 EPOCH, FINAL = "epoch", "final"  # kinds of checkpoints
